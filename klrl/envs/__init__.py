@@ -1,0 +1,6 @@
+"""Environments: one factory, one batched environment over Gymnasium."""
+
+from klrl.envs.factory import make_env
+from klrl.envs.gym_vector import VectorGymEnv
+
+__all__ = ["VectorGymEnv", "make_env"]

@@ -1,0 +1,34 @@
+"""The errors that klrl raises on purpose. No torch in here: the command line needs them first."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be run. Its text names the setting, its value and the remedy.
+
+    The command line prints it in one or two lines and exits with 2, having written nothing.
+    """
+
+
+class NonFiniteError(FloatingPointError):
+    """NaN or infinity in an observation, a reward, a loss or a gradient; the text names the place.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
+class Interrupted(BaseException):
+    """The run was told to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended in good order.
+
+    Not an ``Exception``: a sweep must not go on to its next job.
+
+    Args:
+        signum: the signal's number; the exit code is 128 + signum (130 or 143).
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that shells expect of a process ended by this signal."""
+        return 128 + self.signum

@@ -1,0 +1,161 @@
+"""Play a policy: ``python -m klrl.evaluate RUN``, and what training uses to evaluate.
+
+    python -m klrl.evaluate outputs/RUN --episodes 100 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from klrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict.nn import ProbabilisticTensorDictSequential
+
+    from klrl.config import EnvConfig
+
+#: A longer episode counts with its return so far: some environments never end one.
+MAX_STEPS = 10_000
+MAX_COPIES = 25
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns of deterministic episodes.
+
+    Attributes:
+        returns: unshaped return of each episode, in no order.
+    """
+
+    returns: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return sum(self.returns) / len(self.returns)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation over the episodes (population)."""
+        mean = self.mean
+        return (sum((r - mean) ** 2 for r in self.returns) / len(self.returns)) ** 0.5
+
+
+def evaluate_policy(
+    actor: ProbabilisticTensorDictSequential,
+    config: EnvConfig,
+    *,
+    episodes: int,
+    seed: int,
+    device: torch.device,
+) -> Evaluation:
+    """Play ``episodes`` deterministic episodes in fresh copies of the environment.
+
+    Each copy plays a number of episodes that is fixed beforehand: taking the first that finish
+    would favour short ones.
+    """
+    import torch
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+    from klrl.envs import make_env
+
+    copies = min(episodes, MAX_COPIES)
+    quota = torch.tensor([episodes // copies + (i < episodes % copies) for i in range(copies)])
+    env = make_env(config, seed=seed, num_envs=copies)
+    played = torch.zeros(copies, dtype=torch.long)
+    returns: list[float] = []
+    try:
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            carry = env.reset()
+            while (played < quota).any():
+                acted = actor(carry.to(device)).to("cpu")
+                stepped, carry = env.step_and_maybe_reset(acted)
+                after = stepped["next"]
+                ended = after["done"].squeeze(-1) | (after["step_count"].squeeze(-1) >= MAX_STEPS)
+                counted = ended & (played < quota)
+                returns += after["episode_reward"].squeeze(-1)[counted].tolist()
+                # A copy that never ends plays no second episode.
+                played += torch.where(after["done"].squeeze(-1), counted.long(), counted * quota)
+    finally:
+        env.close()
+    return Evaluation(returns)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; exits with 0 or 2."""
+    try:
+        _main(_parse(argv))
+    except ConfigError as error:
+        print(f"klrl.evaluate: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m klrl.evaluate", description="Play deterministic episodes of a run's policy."
+    )
+    parser.add_argument("run", help="the run folder, as outputs/NAME")
+    parser.add_argument("--episodes", type=_positive, default=20, help="how many (default 20)")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (default 0)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: give a number >= 1")
+    return value
+
+
+def _main(args: argparse.Namespace) -> None:
+    from klrl.config import check_device_name
+    from klrl.preflight import check_device, find_run
+
+    folder = find_run(args.run, "RUN")
+    check_device_name(args.device)
+    check_device(args.device)
+
+    import torch
+
+    from klrl.load import load_policy
+    from klrl.models.actor import device_of
+    from klrl.resume import stored_config
+    from klrl.seeds import derived_seed
+
+    torch.set_num_threads(1)
+    device = device_of(args.device)
+    actor = load_policy(folder, args.checkpoint, str(device))
+    result = evaluate_policy(
+        actor,
+        stored_config(folder).env,
+        episodes=args.episodes,
+        seed=derived_seed(args.seed, "evaluate"),
+        device=device,
+    )
+    answer = {
+        "eval/return": result.mean,
+        "eval/return_std": result.std,
+        "episodes": len(result.returns),
+    }
+    if args.json:
+        print(json.dumps(answer))
+    else:
+        print(
+            f"return {result.mean:.1f} +- {result.std:.1f} over {len(result.returns)} "
+            f"deterministic episodes ({args.checkpoint} checkpoint of {args.run})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""One run, from its settings to its folder. The loop in :meth:`Experiment.train` is the algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torchrl.envs import EnvBase
+
+from klrl.advantage import make_advantage
+from klrl.checkpoint import Checkpoints, Counters
+from klrl.config import CheckpointReferenceConfig, Config, to_config
+from klrl.curves import draw_curves
+from klrl.envs import make_env
+from klrl.errors import Interrupted, NonFiniteError
+from klrl.evaluate import evaluate_policy
+from klrl.interrupt import StopRequest
+from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, make_reference_kl
+from klrl.kl.measure import measure_reference_kl
+from klrl.kl.reference import freeze
+from klrl.learner import Learned, Learner
+from klrl.load import load_reference
+from klrl.loggers import JsonlLogger, Logger, read_rows, wandb_run
+from klrl.metrics import Row, check_row
+from klrl.models import make_agent
+from klrl.models.actor import device_of
+from klrl.progress import Progress, duration
+from klrl.rollout import TorchRLRollout
+from klrl.run_folder import RunFolder, new_folder
+from klrl.seeds import derived_seed
+
+
+def run(
+    config: Config | DictConfig,
+    folder: str | Path | None = None,
+    *,
+    group: str | None = None,
+    resume: bool = False,
+) -> Path:
+    """Train one policy and record the run.
+
+    Args:
+        config: the job, as composed by Hydra or typed.
+        folder: the run folder; default a new one below ``outputs/``.
+        group: the sweep that the job belongs to.
+        resume: go on from the folder's last checkpoint.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ConfigError: the settings cannot be run; nothing was recorded.
+        NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
+        Interrupted: Ctrl-C or SIGTERM came; the checkpoint is written.
+    """
+    config = to_config(config) if isinstance(config, DictConfig) else config
+    torch.set_num_threads(config.threads)
+    files = RunFolder(Path(folder)) if folder is not None else None
+    described = files.manifest.get("reference") if files is not None and resume else None
+    experiment = Experiment(config, described)
+    files = files or RunFolder(new_folder())
+    experiment.train(files, group=group, resume=resume)
+    return files.path
+
+
+class Experiment:
+    """Everything that one run needs, built from its settings.
+
+    Args:
+        config: the job.
+        described: on resume, what the manifest says of a reference from another run.
+
+    Raises:
+        ConfigError: an environment, a policy or a reference cannot be built.
+    """
+
+    def __init__(self, config: Config, described: Mapping[str, Any] | None = None) -> None:
+        self.config = config
+        self.device = device_of(config.device)
+        self.counters = Counters()
+        torch.manual_seed(derived_seed(config.seed, "torch"))
+        env = make_env(config.env, seed=0, num_envs=1)
+        self.agent = make_agent(
+            config.actor,
+            env,
+            normalize=config.env.normalize_observation,
+            separate=config.loss.separate_losses,
+        )
+        self.reference, self.described = self._make_reference(env, described)
+        env.close()
+        self.agent.modules.to(self.device)
+        self.reference.to(self.device)
+        self.kl = make_reference_kl(config.kl, self.agent.actor, self.reference)
+        if self.kl is not None:
+            self.kl.to(self.device)
+        self.estimate_advantage = make_advantage(
+            config.advantage, self.agent.critic, config.env.reward_scale
+        )
+        self.learner = Learner(config, self.agent)
+
+    # ------------------------------------------------------------------------------- the loop
+
+    def train(self, files: RunFolder, *, group: str | None = None, resume: bool = False) -> None:
+        """Rollout, KL, advantage, update, record; until the frames are done."""
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopRequest())
+            checkpoints = self._checkpoints(files)
+            if resume:
+                checkpoints.load_last(self.device)
+                self._take_up_counters()
+            loggers, progress = stack.enter_context(self._recording(files, group, resume))
+            rollout = self._make_rollout()
+            stack.callback(rollout.close)
+            stack.enter_context(self._status(files))
+            while self.counters.iteration < self.config.iterations:
+                started = time.perf_counter()
+                batch = rollout.collect()
+                measured = self.charge_kl(batch)
+                self.estimate_advantage(batch)
+                learned = self.learner.update(batch, self.counters.frames / self.config.frames)
+                self.move_normalizer(batch)
+                self.counters.iteration += 1
+                self.counters.frames += batch.numel()
+                row = self.make_row(batch, measured, learned, time.perf_counter() - started)
+                improved = self.evaluate(row)
+                for logger in loggers:
+                    logger.log(row)
+                progress.show(row)
+                self.save(checkpoints, improved, stopping=stop.signum is not None)
+                stop.obey()
+
+    def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
+        """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
+        if self.kl is None:
+            return {}
+        if not self.kl.online:
+            self.kl.transform(batch)
+        measured = measure_reference_kl(batch, self.reference, self.agent.family)
+        for name, value in measured.items():
+            if not torch.isfinite(value):
+                raise NonFiniteError(
+                    f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
+                )
+        return measured
+
+    def move_normalizer(self, batch: TensorDictBase) -> None:
+        """Take the rollout into the observation statistics, after the update that used it."""
+        if self.agent.normalizer is not None:
+            self.agent.normalizer.update(batch.get("observation"))
+
+    def evaluate(self, row: Row) -> bool:
+        """Evaluate when it is due, add the result to the row; whether it is the best so far."""
+        every, counters = self.config.eval.every, self.counters
+        last = counters.iteration >= self.config.iterations
+        if every == 0 or (counters.iteration % every and not last):
+            return False
+        result = evaluate_policy(
+            self.agent.actor,
+            self.config.env,
+            episodes=self.config.eval.episodes,
+            seed=derived_seed(self.config.seed, "eval"),
+            device=self.device,
+        )
+        row["eval/return"], row["eval/return_std"] = result.mean, result.std
+        if counters.best_return is not None and result.mean <= counters.best_return:
+            return False
+        counters.best_return = result.mean
+        return True
+
+    def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
+        """Write ``best`` when it improved, ``last`` when it is due or the run ends."""
+        counters = self.counters
+        counters.kl_coef = 0.0 if self.kl is None else self.kl.coef
+        counters.beta = self.learner.beta_rule.beta
+        about = {"iteration": counters.iteration, "best_return": counters.best_return}
+        due = counters.iteration % self.config.checkpoint.every == 0
+        if improved:
+            checkpoints.save("best", counters.frames, about)
+        if due or stopping or counters.iteration >= self.config.iterations:
+            checkpoints.save("last", counters.frames, about)
+
+    # ------------------------------------------------------------------------------ the record
+
+    def make_row(
+        self,
+        batch: TensorDictBase,
+        measured: dict[str, torch.Tensor],
+        learned: Learned,
+        seconds: float,
+    ) -> Row:
+        """One line of ``metrics.jsonl``; names and units in :mod:`klrl.metrics`."""
+        after = batch.get("next")
+        shaped = _mean(after.get("reward"))
+        row: Row = {
+            "iteration": self.counters.iteration,
+            "frames": self.counters.frames,
+            "reward/raw": shaped,
+            "reward/shaped": shaped,
+            "kl/ref/coef": 0.0,
+            "kl/ref/penalty": 0.0,
+            "kl/old/exact": learned.kl_old,
+            "loss/objective": learned.objective,
+            "loss/critic": learned.critic,
+            "loss/entropy": learned.entropy,
+            "policy/entropy": learned.policy_entropy,
+            "learner/grad_norm": learned.grad_norm,
+            "learner/lr": learned.lr,
+            "learner/epochs": learned.epochs,
+            "time/iteration": seconds,
+            "time/frames_per_second": batch.numel() / seconds,
+        }
+        if self.kl is not None:
+            row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
+            row["kl/ref/coef"] = self.kl.coef
+            row["kl/ref/penalty"] = self.kl.coef * _mean(after.get(KL_KEY))
+        row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
+        if self.config.loss.name == "klpen":
+            row["kl/old/beta"] = learned.beta
+        row.update(_episodes(after))
+        return check_row(row)
+
+    @contextmanager
+    def _recording(
+        self, files: RunFolder, group: str | None, resume: bool
+    ) -> Iterator[tuple[list[Logger], Progress]]:
+        """Open the run's files, wandb and the progress line; close them whatever happens."""
+        manifest = files.open(self.config, device=str(self.device), reference=self.described)
+        metrics = JsonlLogger(files.metrics, after=self.counters.frames if resume else None)
+        total = self.config.iterations * self.config.frames_per_iteration
+        settings = dataclasses.asdict(self.config)
+        with (
+            wandb_run(
+                self.config.logger, files.path, settings, group, manifest["wandb_id"]
+            ) as loggers,
+            Progress(total, done=self.counters.frames) as progress,
+        ):
+            try:
+                if resume:
+                    progress.say(f"resumed at {self.counters.frames:,} frames")
+                yield [metrics, *loggers], progress
+            finally:
+                metrics.close()
+        self._summary(files, progress)
+
+    @contextmanager
+    def _status(self, files: RunFolder) -> Iterator[None]:
+        """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
+        status = "failed"
+        try:
+            yield
+            status = "finished"
+        except (Interrupted, KeyboardInterrupt):
+            status = "interrupted"
+            raise
+        finally:
+            files.close(status, frames=self.counters.frames)
+            rows = read_rows(files.metrics)
+            if rows:
+                draw_curves(rows, files.curves, f"{self.config.env.id}  {files.path.name}  {status}")
+            if status != "finished":
+                print(f"{status} at {self.counters.frames:,} frames; run folder: {files.path}")
+
+    def _summary(self, files: RunFolder, progress: Progress) -> None:
+        rows = read_rows(files.metrics)
+        seconds = sum(row["time/iteration"] for row in rows)
+        last = rows[-1] if rows else {}
+        evaluated = [row["eval/return"] for row in rows if "eval/return" in row]
+        print(f"finished {self.counters.frames:,} frames in {duration(seconds)}")
+        if evaluated:
+            print(f"  evaluation return {evaluated[-1]:.1f} (best {max(evaluated):.1f})")
+        if "kl/ref/exact" in last:
+            print(
+                f"  KL(policy||reference) {last['kl/ref/exact']:.4f} nats, "
+                f"penalty {last['kl/ref/penalty']:.4f} per frame at coef {last['kl/ref/coef']:g}"
+            )
+        print(f"  run folder: {files.path}")
+
+    # --------------------------------------------------------------------------------- parts
+
+    def _make_reference(
+        self, env: EnvBase, described: Mapping[str, Any] | None
+    ) -> tuple[ProbabilisticTensorDictSequential, Mapping[str, Any] | None]:
+        """pi_ref, and how to build it again on resume: the policy as it is now needs no telling."""
+        config = self.config.reference
+        if isinstance(config, CheckpointReferenceConfig):
+            return load_reference(config.path, config.which, self.agent, env, described)
+        return freeze(self.agent.actor), None
+
+    def _make_rollout(self) -> TorchRLRollout:
+        seed = derived_seed(self.config.seed, "train", self.counters.iteration)
+        online = (self.kl.transform,) if self.kl is not None and self.kl.online else ()
+        env = make_env(self.config.env, seed=seed, transforms=online)
+        return TorchRLRollout(env, self.agent.actor, self.config.collector.steps, self.device)
+
+    def _checkpoints(self, files: RunFolder) -> Checkpoints:
+        components = {
+            "agent": self.agent.modules,
+            "optimizer": self.learner.optimizer,
+            "counters": self.counters,
+        }
+        if self.kl is not None:
+            components["reference"] = self.reference
+        return Checkpoints(files.checkpoints, components)
+
+    def _take_up_counters(self) -> None:
+        if self.kl is not None:
+            self.kl.coef = self.counters.kl_coef
+        self.learner.beta_rule.load_state_dict({"beta": self.counters.beta})
+
+
+def _mean(value: torch.Tensor) -> float:
+    """Mean in float64: the ledger's identity holds to rounding of the rewards themselves."""
+    return float(value.double().mean())
+
+
+def _episodes(after: TensorDictBase) -> Row:
+    """Return and length of the episodes that ended in a rollout; nothing where none did."""
+    ended = after.get("done")
+    if not ended.any():
+        return {"reward/episodes": 0}
+    return {
+        "reward/episode": _mean(after.get("episode_reward")[ended]),
+        "reward/episode_length": _mean(after.get("step_count")[ended]),
+        "reward/episodes": int(ended.sum()),
+    }

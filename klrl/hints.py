@@ -1,0 +1,163 @@
+"""What the command line says: its help, and one line for each way to get a setting wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from klrl.config import GROUPS, SCHEMAS, conf_dir
+from klrl.errors import ConfigError
+
+USAGE = """\
+klrl: KL-regularised reinforcement learning on TorchRL
+
+  python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
+  python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
+  python -m klrl resume=outputs/RUN                 go on where a run stopped
+  python -m klrl.evaluate outputs/RUN               play the policy
+
+Choose with GROUP=CHOICE, set with KEY=VALUE. All settings of a job with their values:
+  python -m klrl env=hopper --cfg job               their comments stand in conf/GROUP/CHOICE.yaml
+"""
+FLAGS = """\
+Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR your own choices;
+       --hydra-help Hydra's own flags. HYDRA_FULL_ERROR=1 shows tracebacks.
+"""
+
+
+def help_text(config_dir: str | None = None) -> str:
+    """The answer to ``--help``: usage, then every group with its choices and what they are."""
+    lines = [USAGE]
+    default = _defaults()
+    for group in (*GROUPS, "experiment"):
+        lines.append(f"{group}")
+        files = sorted(_choice_files(group, config_dir).items())
+        files.sort(key=lambda item: item[0] != default.get(group))
+        for name, path in files:
+            mark = "*" if name == default.get(group) else " "
+            lines.append(f"  {mark} {name:<15} {_summary(path)}")
+    return "\n".join([*lines, "", "* the default", "", FLAGS])
+
+
+def choices(group: str, config_dir: str | None = None) -> list[str]:
+    """The names that ``group=`` accepts."""
+    return sorted(_choice_files(group, config_dir))
+
+
+def _choice_files(group: str, config_dir: str | None) -> dict[str, Path]:
+    folders = [conf_dir() / group] + ([Path(config_dir) / group] if config_dir else [])
+    return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+
+
+def _summary(path: Path) -> str:
+    comments = (
+        line[2:]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("# ") and not line.startswith("# @")
+    )
+    return next(comments, "")
+
+
+def _defaults() -> dict[str, str]:
+    entries = OmegaConf.load(conf_dir() / "config.yaml").defaults
+    pairs = (next(iter(e.items())) for e in entries if OmegaConf.is_dict(e))
+    return {str(group): str(name) for group, name in pairs if name is not None}
+
+
+def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
+    """Turn what Hydra or OmegaConf raised into a setting, its value and the remedy.
+
+    Args:
+        error: the exception of ``hydra.compose``.
+        overrides: the command line's ``key=value`` words.
+        config_dir: the user's own ``--config-dir``, if any.
+    """
+    text = str(error)
+    if found := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
+        return _wrong_choice(found[1], found[2], config_dir)
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return _wrong_key(found[1], overrides, config_dir)
+    if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
+        return ConfigError(f"{found[1]}={found[2].splitlines()[0]}: {_wanted(error)}")
+    if "Ambiguous value" in text:
+        word = re.search(r"argument '([^']+)'", text)
+        named = word[1] if word else "a list of values"
+        return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
+    first = " ".join(text.split("\nSee ")[0].split())
+    return ConfigError(f"{' '.join(overrides)}: {first}")
+
+
+def _wanted(error: Exception) -> str:
+    cause = str(error.__cause__ or error)
+    kinds = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
+    if found := re.search(r"could not be converted to (\w+)", cause):
+        return f"give {kinds.get(found[1], 'a ' + found[1].lower())}"
+    return " ".join(cause.split("\n")[0].split())
+
+
+def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
+    known = choices(group, config_dir)
+    return ConfigError(
+        f"{group}={name}: no such choice{_nearest(name, known)}; choices: {', '.join(known)}"
+    )
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
+    """An unknown key: one that another choice of the group reads, or a typo."""
+    value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
+    group, _, rest = key.partition(".")
+    readers = _readers(group, rest, config_dir)
+    if readers:
+        current = _chosen(group, overrides)
+        return ConfigError(
+            f"{value}: {group}={current} never reads it; {_listed(group, readers)} "
+            f"{'does' if len(readers) == 1 else 'do'}; drop it or choose so"
+        )
+    known = _all_keys(config_dir)
+    hint = _nearest(key, known) or _nearest(group, [k for k in known if "." not in k])
+    return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
+
+
+def _listed(group: str, names: Sequence[str]) -> str:
+    return " and ".join(f"{group}={name}" for name in names)
+
+
+def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
+    """The choices of a group whose schema has a field of this name."""
+    schemas = SCHEMAS.get(group, {})
+    having = {s for s, node in schemas.items() if name in {f.name for f in fields(node)}}
+    readers = []
+    for choice, path in sorted(_choice_files(group, config_dir).items()):
+        found = re.search(rf"/schema/{group}/(\w+)@", path.read_text(encoding="utf-8"))
+        if found and found[1] in having:
+            readers.append(choice)
+    return readers
+
+
+def _chosen(group: str, overrides: Sequence[str]) -> str:
+    given = [o.split("=", 1)[1] for o in overrides if o.startswith(f"{group}=")]
+    return given[-1] if given else _defaults().get(group, "?")
+
+
+def _all_keys(config_dir: str | None) -> list[str]:
+    keys = [*GROUPS, "experiment"]
+    for group, schemas in SCHEMAS.items():
+        keys += [f"{group}.{f.name}" for node in schemas.values() for f in fields(node)]
+    root = OmegaConf.load(conf_dir() / "config.yaml")
+    assert isinstance(root, DictConfig)
+    for name, value in root.items():
+        if name in ("defaults", "hydra"):
+            continue
+        nested = [f"{name}.{k}" for k in value] if OmegaConf.is_dict(value) else []
+        keys += nested or [str(name)]
+    return sorted(set(keys))

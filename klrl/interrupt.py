@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM: finish the iteration, write the checkpoint, then stop."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import Any
+
+from klrl.errors import Interrupted
+
+
+class StopRequest:
+    """While entered, the first SIGINT or SIGTERM only asks; a second one stops at once.
+
+    The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters belong
+    together.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._before[signum] = signal.signal(signum, self._ask)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None:
+            raise Interrupted(signum)
+        self.signum = signum
+        print(
+            "\nstopping after this iteration, with a checkpoint; once more stops at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def obey(self) -> None:
+        """Raise what was asked for, if anything was.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        if self.signum is not None:
+            raise Interrupted(self.signum)

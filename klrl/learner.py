@@ -1,0 +1,179 @@
+"""Epochs of minibatches over one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.config import AdamWConfig, ClipConfig, Config, OptimConfig
+from klrl.errors import NonFiniteError
+from klrl.losses import BetaRule, make_beta_rule, make_loss
+from klrl.losses.policy import LossTerms
+from klrl.models.actor import Agent, trainable
+
+#: What the learner reads of a batch beside the family's parameters and sample.
+BATCH_KEYS = ("observation", "action_log_prob", "advantage", "value_target", "state_value")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one iteration's update gave; means over its minibatches where not said otherwise.
+
+    Attributes:
+        objective, critic, entropy: the loss terms as they were minimised.
+        policy_entropy: nats per frame.
+        kl_old: KL(old||new) over the whole rollout, after the update, nats per frame.
+        beta: the coefficient that the update started with.
+        grad_norm: Euclidean norm before clipping.
+        lr: the learning rate.
+        epochs: passes made (``loss.target_kl`` may end them early).
+    """
+
+    objective: float
+    critic: float
+    entropy: float
+    policy_entropy: float
+    kl_old: float
+    beta: float
+    grad_norm: float
+    lr: float
+    epochs: int
+
+
+class Learner:
+    """PPO's update: policy and critic from one rollout, then beta from its KL.
+
+    Args:
+        config: the job.
+        agent: the networks, changed in place.
+    """
+
+    def __init__(self, config: Config, agent: Agent) -> None:
+        self.config, self.agent = config, agent
+        self.loss = make_loss(config.loss, agent.family)
+        self.beta_rule: BetaRule = make_beta_rule(config.loss)
+        self.parameters = trainable(agent)
+        self.optimizer = make_optimizer(config.optim, self.parameters)
+        self._target_kl = config.loss.target_kl if isinstance(config.loss, ClipConfig) else None
+
+    def update(self, batch: TensorDictBase, progress: float) -> Learned:
+        """Learn from a rollout.
+
+        Args:
+            batch: [N, T], with advantages.
+            progress: share of the run that is over, 0..1, for the learning rate.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        lr, beta = self._anneal(progress), self.beta_rule.beta
+        frames = self._flatten(batch)
+        steps: list[tuple[LossTerms, Tensor]] = []
+        epochs = 0
+        for epochs in range(1, self.config.learner.epochs + 1):
+            made = [self._step(minibatch) for minibatch in self._minibatches(frames)]
+            _require_finite(made)
+            steps += made
+            if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
+                break
+        kl_old = self.kl_old(frames)
+        if not self.beta_rule.every_forward:
+            self.beta_rule.update(kl_old)
+
+        def mean(name: str) -> float:
+            return float(torch.stack([getattr(terms, name) for terms, _ in steps]).mean())
+
+        return Learned(
+            mean("objective"),
+            mean("critic"),
+            mean("entropy"),
+            mean("policy_entropy"),
+            kl_old=kl_old,
+            beta=beta,
+            grad_norm=float(torch.stack([norm for _, norm in steps]).mean()),
+            lr=lr,
+            epochs=epochs,
+        )
+
+    def _step(self, minibatch: dict[str, Tensor]) -> tuple[LossTerms, Tensor]:
+        """One gradient step; returns its loss terms and the gradient's norm."""
+        observation = minibatch["observation"]
+        params = self._params(observation)
+        value = self.agent.value_net(observation).squeeze(-1)
+        beta = torch.as_tensor(self.beta_rule.beta, dtype=value.dtype, device=value.device)
+        terms = self.loss(params, value, minibatch, beta)
+        self.optimizer.zero_grad()
+        terms.total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm)
+        self.optimizer.step()
+        if self.beta_rule.every_forward:
+            self.beta_rule.update(float(terms.kl_old))
+        return terms, norm
+
+    @torch.no_grad()
+    def kl_old(self, frames: dict[str, Tensor]) -> float:
+        """Mean KL(old||new) over a rollout in closed form, nats per frame."""
+        old = {key: frames[key] for key in self.agent.family.param_keys}
+        return float(self.agent.family.kl(old, self._params(frames["observation"])).mean())
+
+    def _params(self, observation: Tensor) -> dict[str, Tensor]:
+        outputs = self.agent.policy_net(observation)
+        return dict(zip(self.agent.family.param_keys, outputs, strict=True))
+
+    def _flatten(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """[N, T, ...] -> [N T, ...], advantages and values without their last dimension."""
+        family = self.agent.family
+        flat = {
+            key: batch.get(key).flatten(0, 1)
+            for key in {*BATCH_KEYS, *family.param_keys, family.sample_key}
+        }
+        for key in ("advantage", "value_target", "state_value"):
+            flat[key] = flat[key].squeeze(-1)
+        return flat
+
+    def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Every frame once, shuffled, in equal parts."""
+        count = frames["observation"].shape[0]
+        order = torch.randperm(count).to(frames["observation"].device)
+        for index in order.chunk(self.config.learner.minibatches):
+            yield {key: value[index] for key, value in frames.items()}
+
+    def _anneal(self, progress: float) -> float:
+        """Linear from lr to lr_floor."""
+        c = self.config.optim
+        lr = c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+
+def make_optimizer(
+    config: OptimConfig, parameters: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Adam or AdamW, in torch's fused form."""
+    if isinstance(config, AdamWConfig):
+        return torch.optim.AdamW(
+            parameters, config.lr, eps=config.eps, weight_decay=config.weight_decay, fused=True
+        )
+    return torch.optim.Adam(parameters, config.lr, eps=config.eps, fused=True)
+
+
+def _require_finite(steps: list[tuple[LossTerms, Tensor]]) -> None:
+    """Name the first loss term or gradient of an epoch that is not finite."""
+    for name in ("objective", "critic", "entropy"):
+        values = torch.stack([getattr(terms, name) for terms, _ in steps])
+        _refuse(f"loss/{name}", values)
+    _refuse("gradient", torch.stack([norm for _, norm in steps]))
+
+
+def _refuse(name: str, values: Tensor) -> None:
+    bad = ~torch.isfinite(values)
+    if bad.any():
+        raise NonFiniteError(
+            f"{name} is {float(values[bad][0])} in minibatch {int(bad.nonzero()[0])}; "
+            "lower optim.lr or look at the rewards"
+        )

@@ -1,0 +1,89 @@
+"""Trained policies, read back from a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torchrl.envs import EnvBase
+
+from klrl.checkpoint import load_component
+from klrl.config import ActorConfig, Config, GaussianActorConfig
+from klrl.envs import make_env
+from klrl.errors import ConfigError
+from klrl.models import Agent, make_agent
+from klrl.preflight import find_run
+from klrl.resume import stored_config
+
+
+def load_policy(
+    run: str | Path, which: str = "last", device: str = "cpu"
+) -> ProbabilisticTensorDictSequential:
+    """The policy of a run, frozen: observation in, action out, with its observation normaliser.
+
+    Args:
+        run: the run folder.
+        which: last or best.
+        device: where to put it.
+
+    Raises:
+        ConfigError: no such run or checkpoint.
+    """
+    folder = find_run(str(run), "run")
+    config = stored_config(folder)
+    env = make_env(config.env, seed=0, num_envs=1)
+    agent = agent_like(describe_policy(config), env)
+    env.close()
+    load_component(folder, which, "agent", agent.modules, torch.device(device))
+    return agent.actor.to(device).requires_grad_(False).eval()
+
+
+def describe_policy(config: Config) -> dict[str, Any]:
+    """What it takes, beside the environment's specs, to build a run's networks again."""
+    return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
+
+
+def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
+    """Networks of the shape that :func:`describe_policy` told, with fresh weights."""
+    settings = dict(described["actor"])
+    schema = GaussianActorConfig if "init_std" in settings else ActorConfig
+    return make_agent(
+        schema(**settings), env, normalize=described["normalize"], separate=False
+    )
+
+
+def load_reference(
+    path: str, which: str, agent: Agent, env: EnvBase, described: Mapping[str, Any] | None
+) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
+    """Another run's policy as pi_ref, with the normaliser that it was trained with.
+
+    Args:
+        path: the run folder.
+        which: last or best.
+        agent: the live networks; the reference must have their action distribution.
+        env: the environment of this run.
+        described: on resume, what this run noted of its reference: its weights then come from
+            this run's own checkpoint, and the other folder may be gone.
+
+    Returns:
+        The frozen policy, and its description for the manifest.
+
+    Raises:
+        ConfigError: the policy does not fit this environment or this action distribution.
+    """
+    setting = f"reference.path={path}"
+    folder = None if described else find_run(path, "reference.path")
+    told = dict(described) if described else describe_policy(stored_config(find_run(path, setting)))
+    reference = agent_like(told, env)
+    if reference.family.name != agent.family.name:
+        raise ConfigError(
+            f"{setting}: its policy is {reference.family.name}, this run's is {agent.family.name}; "
+            f"choose actor={reference.family.name}"
+        )
+    if folder is not None:
+        load_component(folder, which, "agent", reference.modules, torch.device("cpu"))
+    return reference.actor.requires_grad_(False).eval(), told

@@ -1,0 +1,123 @@
+"""Where rows go: ``metrics.jsonl`` always, wandb where it is chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from klrl.config import LoggerConfig, WandbConfig
+from klrl.metrics import Row
+
+
+class Logger(Protocol):
+    """Anything that takes rows."""
+
+    def log(self, row: Row) -> None:
+        """Take one iteration's row."""
+
+
+class JsonlLogger:
+    """One JSON object per line, flushed at once: a killed run loses no finished iteration.
+
+    Args:
+        path: ``metrics.jsonl``.
+        after: on resume, the frames of the checkpoint; later rows are dropped, since the resumed
+            run makes them again.
+    """
+
+    def __init__(self, path: Path, after: int | None = None) -> None:
+        if after is not None and path.exists():
+            kept = [row for row in read_rows(path) if row["frames"] <= after]
+            partial = path.with_suffix(".tmp")
+            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            partial.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, row: Row) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``metrics.jsonl``; a last line that was cut off is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class WandbLogger:
+    """Rows against frames in a wandb run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, row: Row) -> None:
+        """Log one row; ``frames`` is the x-axis of all others."""
+        self._run.log(dict(row))
+
+
+@contextmanager
+def wandb_run(
+    config: LoggerConfig, folder: Path, settings: dict[str, Any], group: str | None, run_id: str
+) -> Iterator[list[Logger]]:
+    """One wandb run per job; an exception inside marks it failed. Yields no logger for ``none``.
+
+    Args:
+        config: the logger group.
+        folder: the run folder; wandb writes below ``wandb/`` in it.
+        settings: the job's settings, attached to the run.
+        group: the sweep's name.
+        run_id: the same again on resume, so that both parts are one run.
+    """
+    if not isinstance(config, WandbConfig):
+        yield []
+        return
+    import wandb
+
+    with wandb.init(
+        project=config.project,
+        entity=config.entity,
+        tags=list(config.tags),
+        group=group,
+        job_type="train",
+        name=f"{group}/{folder.name}" if group else folder.name,
+        id=run_id,
+        resume="allow",
+        dir=str(folder),
+        config=settings,
+        mode=wandb_mode(config.mode),
+        settings=wandb.Settings(silent=True, console="off"),
+    ) as run:
+        run.define_metric("frames")
+        run.define_metric("*", step_metric="frames")
+        yield [WandbLogger(run)]
+
+
+def wandb_mode(mode: str) -> str:
+    """``auto``: WANDB_MODE where it is set, else online with a key, else offline."""
+    if mode != "auto":
+        return mode
+    given = os.environ.get("WANDB_MODE")
+    if given:
+        return given
+    return "online" if _has_key() else "offline"
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return netrc.is_file() and "api.wandb.ai" in netrc.read_text(encoding="utf-8")

@@ -1,0 +1,93 @@
+"""How KLPEN's beta moves, so that KL(old||new) of an iteration stays near its target.
+
+d is the mean KL(old||new) over the whole rollout after the update, in nats per frame.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from klrl.config import KLPENConfig, LossConfig
+
+
+class BetaRule:
+    """A fixed beta; also what ``loss=clip`` has, which charges no KL(old||new).
+
+    Attributes:
+        beta: the coefficient of KL(old||new).
+        every_forward: whether the rule wants the KL of each minibatch instead of the rollout's.
+    """
+
+    every_forward = False
+
+    def __init__(self, beta: float = 0.0) -> None:
+        self.beta = beta
+
+    def update(self, kl: float) -> float:
+        """Take the KL of one iteration (or forward) and return the new beta."""
+        return self.beta
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint holds."""
+        return {"beta": self.beta}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take up a checkpoint's beta."""
+        self.beta = float(state["beta"])
+
+
+class DoublingBeta(BetaRule):
+    """d < dtarg / 1.5 -> beta *= decrement; d > 1.5 dtarg -> beta *= increment; bounded.
+
+    Schulman et al. (2017), sec. 4, with the documented ``increment`` and ``decrement``. Moved once
+    per iteration. A KL that is not finite is ignored with a warning.
+    """
+
+    def __init__(self, config: KLPENConfig) -> None:
+        super().__init__(config.beta)
+        self.config = config
+
+    def update(self, kl: float) -> float:
+        """Move beta on the rollout's KL; stays within beta_min .. beta_max."""
+        if not math.isfinite(kl):
+            warnings.warn(f"KL(old||new)={kl}: beta stays at {self.beta}", stacklevel=2)
+            return self.beta
+        c = self.config
+        self.beta = min(max(self.beta * step(kl, c), c.beta_min), c.beta_max)
+        return self.beta
+
+
+class ForwardBeta(BetaRule):
+    """TorchRL's rule, for comparison only: the same factors in every forward, without bounds.
+
+    TorchRL 0.14's ``KLPENPPOLoss.forward`` moves beta on each minibatch's KL, evaluation included;
+    it ends at 0 or infinity. Here it moves in the learner's forwards alone.
+    """
+
+    every_forward = True
+
+    def __init__(self, config: KLPENConfig) -> None:
+        super().__init__(config.beta)
+        self.config = config
+
+    def update(self, kl: float) -> float:
+        """Move beta on a minibatch's KL."""
+        self.beta *= step(kl, self.config)
+        return self.beta
+
+
+def step(kl: float, config: KLPENConfig) -> float:
+    """The factor on beta: increment above 1.5 dtarg, decrement below dtarg / 1.5, else 1."""
+    if kl > 1.5 * config.dtarg:
+        return config.increment
+    if kl < config.dtarg / 1.5:
+        return config.decrement
+    return 1.0
+
+
+def make_beta_rule(config: LossConfig) -> BetaRule:
+    """The rule of ``loss.beta_rule``; a fixed 0 for losses without beta."""
+    if not isinstance(config, KLPENConfig):
+        return BetaRule()
+    return {"doubling": DoublingBeta, "forward": ForwardBeta}[config.beta_rule](config)

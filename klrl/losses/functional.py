@@ -1,0 +1,53 @@
+"""The terms of PPO's losses as pure functions of tensors, one number per frame before reduction.
+
+B is the minibatch. Log-probs, KLs and entropies are in nats.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
+
+_DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """(A - mean) / std over the minibatch [B]; the spread is floored at 1e-6, as in TorchRL."""
+    return (advantage - advantage.mean()) / advantage.std().clamp_min(1e-6)
+
+
+def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Gain w A with w = pi_theta(a|s) / pi_old(a|s), all [B] (Schulman et al. 2017, eq. 6)."""
+    return (log_prob - old_log_prob).exp() * advantage
+
+
+def clipped_surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, epsilon: float
+) -> Tensor:
+    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7)."""
+    ratio = (log_prob - old_log_prob).exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage)
+
+
+def critic_loss(
+    value: Tensor, target: Tensor, old_value: Tensor, kind: str, clip_value: float | None
+) -> Tensor:
+    """Distance of the value to its target, [B].
+
+    With ``clip_value``, the larger of that and the distance of a value that moved at most
+    ``clip_value`` from the rollout's (TorchRL's pessimistic clipping).
+
+    Args:
+        value: V_theta(s) [B].
+        target: the rollout's return estimate [B].
+        old_value: V(s) during the rollout [B].
+        kind: l1, l2 (no factor 1/2) or smooth_l1.
+        clip_value: the largest move, or None.
+    """
+    distance = _DISTANCES[kind]
+    loss = distance(value, target, reduction="none")
+    if clip_value is None:
+        return loss
+    near = old_value + (value - old_value).clamp(-clip_value, clip_value)
+    return torch.maximum(loss, distance(near, target, reduction="none"))

@@ -1,0 +1,154 @@
+"""KLPEN and clipped PPO: from what the networks say about a minibatch to one number to minimise.
+
+Nothing here holds state or moves a coefficient: a forward without gradient, in evaluation or
+anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`, once per iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from klrl.config import ClipConfig, KLPENConfig, LossConfig
+from klrl.losses import functional as terms
+from klrl.models.distributions import Family
+
+Minibatch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """What one minibatch gives.
+
+    Attributes:
+        total: what is minimised, a scalar: objective + critic - entropy, each with its weight.
+        objective: minus the policy's gain, with the KL(old||new) penalty for KLPEN.
+        critic: critic_coeff * distance.
+        entropy: -entropy_coeff * entropy.
+        policy_entropy: mean entropy, nats.
+        kl_old: mean KL(old||new) of the minibatch, nats.
+    """
+
+    total: Tensor
+    objective: Tensor
+    critic: Tensor
+    entropy: Tensor
+    policy_entropy: Tensor
+    kl_old: Tensor
+
+
+class PolicyLoss:
+    """What both losses share; subclasses say how much a policy gains on a minibatch.
+
+    Args:
+        config: the loss group.
+        family: the action distribution.
+    """
+
+    def __init__(self, config: LossConfig, family: Family) -> None:
+        self.config, self.family = config, family
+        self._reduce: Callable[[Tensor], Tensor] = {"mean": torch.mean, "sum": torch.sum}[
+            config.reduction
+        ]
+
+    def __call__(
+        self, params: Mapping[str, Tensor], value: Tensor, batch: Minibatch, beta: Tensor
+    ) -> LossTerms:
+        """Evaluate on a minibatch.
+
+        Args:
+            params: the new policy's parameters at the minibatch's observations.
+            value: the new critic's values [B].
+            batch: ``action_log_prob, advantage, value_target, state_value`` [B], the family's
+                sample, and the old policy's parameters.
+            beta: coefficient of KL(old||new); only KLPEN reads it.
+        """
+        c = self.config
+        log_prob = self.family.log_prob(params, batch[self.family.sample_key])
+        advantage = batch["advantage"]
+        if c.normalize_advantage:
+            advantage = terms.normalized(advantage)
+        kl_old = self.kl_old(params, batch)
+        gain = self.gain(log_prob, advantage, kl_old, batch, beta)
+        objective = -self._reduce(gain)
+        distance = terms.critic_loss(
+            value, batch["value_target"], batch["state_value"], c.loss_critic_type, c.clip_value
+        )
+        critic = c.critic_coeff * self._reduce(distance)
+        entropy_loss, mean_entropy = self._entropy(params)
+        return LossTerms(
+            total=objective + critic + entropy_loss,
+            objective=objective.detach(),
+            critic=critic.detach(),
+            entropy=entropy_loss.detach(),
+            policy_entropy=mean_entropy,
+            kl_old=kl_old.detach().mean(),
+        )
+
+    def _entropy(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(-entropy_coeff * entropy, reduced; mean entropy in nats)."""
+        c = self.config
+        if not c.entropy_bonus or c.entropy_coeff == 0:
+            with torch.no_grad():
+                entropy = self.family.entropy(params, c.samples_mc_entropy)
+            return entropy.new_zeros(()), entropy.mean()
+        entropy = self.family.entropy(params, c.samples_mc_entropy)
+        return -c.entropy_coeff * self._reduce(entropy), entropy.detach().mean()
+
+    def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
+        """KL(old||new) per frame [B], in closed form."""
+        return self.family.kl({k: batch[k] for k in self.family.param_keys}, params)
+
+    def gain(
+        self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
+    ) -> Tensor:
+        """What the policy gains per frame [B]."""
+        raise NotImplementedError
+
+
+class KLPENLoss(PolicyLoss):
+    """w A - beta KL(old||new) (Schulman et al. 2017, eq. 8)."""
+
+    config: KLPENConfig
+
+    def gain(
+        self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
+    ) -> Tensor:
+        """w A - beta KL(old||new), [B]."""
+        return terms.surrogate(log_prob, batch["action_log_prob"], advantage) - beta * kl_old
+
+    def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
+        """In closed form, or (to compare) the mean of log old - log new over samples of old."""
+        if self.config.kl_old == "exact":
+            return super().kl_old(params, batch)
+        old = {key: batch[key] for key in self.family.param_keys}
+        sample = self.family.sample(old, self.config.samples_mc_kl)
+        return (self.family.log_prob(old, sample) - self.family.log_prob(params, sample)).mean(0)
+
+
+class ClipLoss(PolicyLoss):
+    """min(w A, clip(w) A) (Schulman et al. 2017, eq. 7)."""
+
+    config: ClipConfig
+
+    def gain(
+        self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
+    ) -> Tensor:
+        """The clipped surrogate [B]; KL(old||new) is measured, not charged."""
+        old = batch["action_log_prob"]
+        return terms.clipped_surrogate(log_prob, old, advantage, self.config.clip_epsilon)
+
+    def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
+        """Measured only: outside the graph."""
+        with torch.no_grad():
+            return super().kl_old(params, batch)
+
+
+def make_loss(config: LossConfig, family: Family) -> PolicyLoss:
+    """The loss of the group's choice."""
+    if isinstance(config, KLPENConfig):
+        return KLPENLoss(config, family)
+    return ClipLoss(config, family)

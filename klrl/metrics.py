@@ -1,0 +1,51 @@
+"""The names of everything that is recorded, each declared once.
+
+One row of ``metrics.jsonl`` is one iteration. KLs and entropies are in nats per frame, means over
+the rollout; rewards are per frame, before any scaling for the learner. Every row satisfies
+reward/shaped == reward/raw - kl/ref/penalty.
+"""
+
+from __future__ import annotations
+
+#: name -> what it is
+METRICS: dict[str, str] = {
+    "iteration": "rollouts so far",
+    "frames": "environment steps so far, all copies counted; the x-axis",
+    "reward/episode": "mean unshaped return of the episodes that ended in this rollout",
+    "reward/episode_length": "their mean length, frames",
+    "reward/episodes": "how many ended",
+    "reward/raw": "mean reward per frame as the environment gave it",
+    "reward/shaped": "mean reward per frame after the KL was charged",
+    "eval/return": "mean return of deterministic episodes in fresh environments",
+    "eval/return_std": "its standard deviation over the episodes",
+    "kl/ref/exact": "KL(policy||reference) in closed form",
+    "kl/ref/k1": "KL(policy||reference) by k1, the sampled log-ratio",
+    "kl/ref/k2": "KL(policy||reference) by k2",
+    "kl/ref/k3": "KL(policy||reference) by k3",
+    "kl/ref/coef": "coefficient of KL(policy||reference), reward per nat",
+    "kl/ref/penalty": "what was charged: coef times the KL that was applied, reward per frame",
+    "kl/old/exact": "KL(old||new) after the update, in closed form",
+    "kl/old/beta": "coefficient of KL(old||new) during the update",
+    "loss/objective": "minus the policy's gain, penalty included",
+    "loss/critic": "the critic's loss, weighted",
+    "loss/entropy": "minus the weighted entropy bonus",
+    "policy/entropy": "entropy of the action distribution",
+    "learner/grad_norm": "gradient norm before clipping",
+    "learner/lr": "learning rate",
+    "learner/epochs": "passes over the rollout",
+    "time/frames_per_second": "frames of this iteration over its seconds",
+    "time/iteration": "seconds of this iteration",
+}
+
+#: The metrics that measure the machine, not the run: they differ between two equal runs.
+TIMES = ("time/frames_per_second", "time/iteration")
+
+Row = dict[str, float]
+
+
+def check_row(row: Row) -> Row:
+    """Refuse names that are not declared above."""
+    unknown = sorted(set(row) - set(METRICS))
+    if unknown:
+        raise KeyError(f"metric {unknown[0]}: declare it in klrl/metrics.py")
+    return row

@@ -1,0 +1,161 @@
+"""Action distributions as pure functions of their parameters.
+
+The learner evaluates these thousands of times per second and differentiates them; building
+``torch.distributions`` objects there costs more than the arithmetic. Tests hold every function to
+the matching torch or TorchRL distribution.
+
+A *family* works on a dictionary of parameters (the tensors that the policy writes in the batch,
+keys :attr:`Family.param_keys`) and on the *sample* (the entry :attr:`Family.sample_key`, which for
+TanhNormal is the value before tanh). All results are in nats, one number per step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import softplus
+from torchrl.modules import IndependentNormal, TanhNormal
+
+Params = Mapping[str, Tensor]
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Family(Protocol):
+    """What a distribution family must offer; add one here and a choice in ``actor.py``."""
+
+    name: str
+    param_keys: tuple[str, ...]
+    sample_key: str
+
+    def log_prob(self, params: Params, sample: Tensor) -> Tensor:
+        """Log-density of the action behind ``sample``, shape [...]."""
+
+    def kl(self, p: Params, q: Params) -> Tensor:
+        """KL(p || q) in closed form, shape [...]."""
+
+    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+        """Entropy, shape [...]; ``samples`` only where there is no closed form."""
+
+    def sample(self, params: Params, samples: int) -> Tensor:
+        """Draws without gradient, shape [samples, ...]."""
+
+    def distribution(self, **params: Tensor) -> Distribution:
+        """The torch distribution over actions."""
+
+
+class Normal:
+    """Independent Gaussians, summed over the action's last dimension.
+
+    Parameters ``loc`` and ``scale`` [..., A]; the sample is the action itself.
+    """
+
+    name = "normal"
+    param_keys: tuple[str, ...] = ("loc", "scale")
+    sample_key = "action"
+
+    def log_prob(self, params: Params, sample: Tensor) -> Tensor:
+        """sum_i -(a_i - mu_i)^2 / (2 sigma_i^2) - log sigma_i - log(2 pi) / 2."""
+        z = (sample - params["loc"]) / params["scale"]
+        return (-0.5 * z * z - params["scale"].log() - _HALF_LOG_2PI).sum(-1)
+
+    def kl(self, p: Params, q: Params) -> Tensor:
+        """sum_i log(sq/sp) + (sp^2 + (mp - mq)^2) / (2 sq^2) - 1/2."""
+        variance_ratio = (p["scale"] / q["scale"]) ** 2
+        shift = ((p["loc"] - q["loc"]) / q["scale"]) ** 2
+        return 0.5 * (variance_ratio + shift - 1 - variance_ratio.log()).sum(-1)
+
+    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+        """sum_i 1/2 + log(2 pi) / 2 + log sigma_i."""
+        return (0.5 + _HALF_LOG_2PI + params["scale"].log()).sum(-1)
+
+    def sample(self, params: Params, samples: int) -> Tensor:
+        """Draws of the Gaussian, shape [samples, ..., A]."""
+        shape = (samples, *params["loc"].shape)
+        noise = torch.randn(shape, dtype=params["loc"].dtype, device=params["loc"].device)
+        return (params["loc"] + params["scale"] * noise).detach()
+
+    def distribution(self, **params: Tensor) -> Distribution:
+        """TorchRL's IndependentNormal."""
+        return IndependentNormal(**params)
+
+
+class TanhNormalFamily(Normal):
+    """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2.
+
+    The sample is ``pre_tanh`` u [..., A]: recovering it from a saturated action clamps, and the
+    log-probability with it (upstream.md: 24.6 instead of 40.5 at loc 9).
+
+    Args:
+        low: lower action bounds [A].
+        high: upper action bounds [A].
+    """
+
+    name = "tanh_normal"
+    sample_key = "pre_tanh"
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        self.low, self.high = low, high
+
+    def log_prob(self, params: Params, sample: Tensor) -> Tensor:
+        """log N(u) - log |da/du|."""
+        return super().log_prob(params, sample) - self.log_slope(sample)
+
+    def log_slope(self, u: Tensor) -> Tensor:
+        """log |da/du| = sum_i log((high - low)/2) + 2 (log 2 - u - softplus(-2u)), [..., A] -> [...]."""
+        half_width = (0.5 * (self.high - self.low)).to(u)
+        return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+
+    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+        """H(u) + E[log |da/du|], the expectation over reparametrised draws of u."""
+        shape = (samples, *params["loc"].shape)
+        noise = torch.randn(shape, dtype=params["loc"].dtype, device=params["loc"].device)
+        slope = self.log_slope(params["loc"] + params["scale"] * noise).mean(0)
+        return super().entropy(params) + slope
+
+    # KL is invariant under a shared bijection, so kl() is that of the Gaussians before tanh.
+
+    def distribution(self, **params: Tensor) -> Distribution:
+        """TorchRL's TanhNormal with the action's bounds."""
+        return TanhNormal(
+            **params, low=self.low.to(params["loc"]), high=self.high.to(params["loc"]), event_dims=1
+        )
+
+
+class Categorical:
+    """One of K actions; parameter ``logits`` [..., K], sample int64 [...]."""
+
+    name = "categorical"
+    param_keys: tuple[str, ...] = ("logits",)
+    sample_key = "action"
+
+    def log_prob(self, params: Params, sample: Tensor) -> Tensor:
+        """log softmax(logits)[a]."""
+        return _log_p(params).gather(-1, sample.unsqueeze(-1)).squeeze(-1)
+
+    def kl(self, p: Params, q: Params) -> Tensor:
+        """sum_a p(a) (log p(a) - log q(a))."""
+        log_p, log_q = _log_p(p), _log_p(q)
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+        """-sum_a p(a) log p(a)."""
+        log_p = _log_p(params)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def sample(self, params: Params, samples: int) -> Tensor:
+        """Draws [samples, ...]."""
+        return torch.distributions.Categorical(logits=params["logits"].detach()).sample((samples,))
+
+    def distribution(self, **params: Tensor) -> Distribution:
+        """torch's Categorical."""
+        return torch.distributions.Categorical(**params)
+
+
+def _log_p(params: Params) -> Tensor:
+    return params["logits"].log_softmax(-1)

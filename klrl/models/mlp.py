@@ -1,0 +1,138 @@
+"""Networks: orthogonally initialised MLPs over normalised observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+
+
+class ObservationNormalizer(nn.Module):
+    """(x - mean) / std with running statistics, clipped to +-10.
+
+    The statistics move only in :meth:`update`, which the runner calls once per iteration, after the
+    learner: from the rollout to the end of its update the policy is one fixed function. They are
+    buffers, so a copied policy keeps the normaliser that it was copied with.
+
+    Args:
+        size: length D of an observation.
+    """
+
+    clip = 10.0
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+        # The statistics are kept in float64: a million frames exhaust float32's digits.
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean64", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+
+    mean: Tensor
+    std: Tensor
+    count: Tensor
+    mean64: Tensor
+    squares: Tensor
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Normalise [..., D]."""
+        return ((observation - self.mean) / self.std).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, observation: Tensor) -> None:
+        """Take the observations [..., D] of one rollout into the statistics.
+
+        Chan et al. (1979): merge count, mean and sum of squared deviations of two samples.
+        """
+        x = observation.reshape(-1, observation.shape[-1]).double()
+        n, mean = float(x.shape[0]), x.mean(0)
+        deviations = ((x - mean) ** 2).sum(0)
+        total = self.count + n
+        shift = mean - self.mean64
+        self.squares += deviations + shift**2 * self.count * n / total
+        self.mean64 += shift * n / total
+        self.count.copy_(total)
+        self.mean.copy_(self.mean64)
+        self.std.copy_((self.squares / total).sqrt().clamp(min=1e-4))
+
+
+def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """Linear layers with an activation after each, orthogonal with gain sqrt(2), bias 0."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
+
+
+def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Orthogonal weights of this gain, zero bias (Andrychowicz et al. 2021, sec. 3.2)."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class PolicyNet(nn.Module):
+    """observation [..., D] -> the distribution's parameters.
+
+    Args:
+        normalizer: applied to the observation.
+        trunk: hidden layers.
+        outputs: A for a Gaussian, K for a categorical.
+        init_std: a Gaussian's first standard deviation; None for a categorical.
+    """
+
+    def __init__(
+        self, normalizer: nn.Module, trunk: nn.Sequential, outputs: int, init_std: float | None
+    ) -> None:
+        super().__init__()
+        self.normalizer, self.trunk = normalizer, trunk
+        # A gain of .01 starts near the same action everywhere (Andrychowicz et al. 2021).
+        self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
+        if init_std is None:
+            self.register_parameter("log_std", None)
+        else:
+            self.log_std = nn.Parameter(torch.full((outputs,), math.log(init_std)))
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """(loc, scale), each [..., A], or (logits,) [..., K]."""
+        out = self.head(self.trunk(self.normalizer(observation)))
+        if self.log_std is None:
+            return (out,)
+        return out, self.log_std.exp().expand_as(out)
+
+
+class ValueNet(nn.Module):
+    """observation [..., D] -> state value [..., 1].
+
+    Args:
+        normalizer: applied to the observation.
+        trunk: hidden layers, the policy's own where they are shared.
+        detach_trunk: keep the critic's gradient out of the trunk.
+    """
+
+    def __init__(
+        self, normalizer: nn.Module, trunk: nn.Sequential, detach_trunk: bool = False
+    ) -> None:
+        super().__init__()
+        self.normalizer, self.trunk, self.detach_trunk = normalizer, trunk, detach_trunk
+        self.head = orthogonal(nn.Linear(_width(trunk), 1), 1.0)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The state value [..., 1]."""
+        hidden = self.trunk(self.normalizer(observation))
+        return self.head(hidden.detach() if self.detach_trunk else hidden)
+
+
+def _width(trunk: nn.Sequential) -> int:
+    return next(m.out_features for m in reversed(trunk) if isinstance(m, nn.Linear))

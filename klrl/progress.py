@@ -1,0 +1,104 @@
+"""What a person sees while a run goes on: one live line, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import TextIO
+
+from klrl.metrics import Row
+
+
+class Progress:
+    """A live line on a terminal; elsewhere a plain line whenever 10 s went by without one.
+
+    Args:
+        frames: how many the run will have.
+        done: how many it has already, on resume.
+        stream: where to write; default stdout.
+        every: seconds between plain lines.
+    """
+
+    def __init__(
+        self, frames: int, done: int = 0, stream: TextIO | None = None, every: float = 10.0
+    ) -> None:
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._total, self._start_frames, self._every = frames, done, every
+        self._started = time.monotonic()
+        self._printed = 0.0
+        self._row: Row = {"frames": done}
+        self._returns: deque[float] = deque(maxlen=10)
+        self._stop = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Progress:
+        if not self._live:
+            self._ticker.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._live:
+            self._stream.write("\n")
+        elif self._ticker.is_alive():
+            self._ticker.join()
+            self._print()
+
+    def show(self, row: Row) -> None:
+        """Take the newest row."""
+        self._row = {**self._row, **row}
+        if "reward/episode" in row:
+            self._returns.append(row["reward/episode"])
+        if self._live:
+            self._stream.write("\r\x1b[2K" + self.line())
+            self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """Print a line of its own."""
+        self._stream.write(("\r\x1b[2K" if self._live else "") + text + "\n")
+        self._stream.flush()
+
+    def line(self) -> str:
+        """Frames, speed, return, KLs, beta and time left, in one line."""
+        row = self._row
+        frames = int(row["frames"])
+        passed = max(time.monotonic() - self._started, 1e-9)
+        speed = (frames - self._start_frames) / passed
+        parts = [f"{frames:,}/{self._total:,} frames", f"{speed:,.0f}/s"]
+        if self._returns:
+            parts.append(f"return {sum(self._returns) / len(self._returns):.1f}")
+        for name, label, style in (
+            ("kl/ref/exact", "KL ref", ".3f"),
+            ("kl/old/exact", "KL old", ".4f"),
+            ("kl/old/beta", "beta", ".3g"),
+        ):
+            if name in row:
+                parts.append(f"{label} {row[name]:{style}}")
+        if speed > 0:
+            parts.append(f"{duration((self._total - frames) / speed)} left")
+        return " | ".join(parts)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(self._every):
+            self._print()
+
+    def _print(self) -> None:
+        self._stream.write(self.line() + "\n")
+        self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """73.2 -> "1:13", 4000 -> "1:06:40"."""
+    whole = max(round(seconds), 0)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

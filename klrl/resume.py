@@ -1,0 +1,66 @@
+"""Which settings a resumed run may change, and its config with those changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from klrl.config import SCHEMAS, Config, to_config
+from klrl.config import RootConfig as Root
+from klrl.errors import ConfigError
+from klrl.preflight import check_not_running, find_run
+
+#: What may differ from the run that is resumed; all else defines it.
+CHANGEABLE = ("frames", "device", "threads", "eval.every", "eval.episodes", "checkpoint.every")
+
+
+def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config]:
+    """The folder and the settings of a run to go on with.
+
+    Args:
+        path: the run folder.
+        overrides: ``key=value`` words; only the keys of :data:`CHANGEABLE`.
+
+    Raises:
+        ConfigError: no run or checkpoint there, it is still running, or a word may not change.
+    """
+    run = find_run(path, "resume")
+    check_not_running(run)
+    return run, stored_config(run, overrides)
+
+
+def stored_config(run: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read ``.hydra/config.yaml`` of a run back into the typed config."""
+    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    assert isinstance(cfg, DictConfig)
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"{word}: a resumed run keeps it; only {', '.join(CHANGEABLE)} may change"
+            )
+        OmegaConf.update(cfg, key, yaml.safe_load(value))
+    try:
+        return to_config(_typed(cfg))
+    except OmegaConfBaseException as error:
+        text = str(error).splitlines()[0]
+        raise ConfigError(f"resume={run}: {text}; the run was made by another version") from error
+
+
+def _typed(cfg: DictConfig) -> DictConfig:
+    """Give each group back the schema whose fields it has."""
+    typed = OmegaConf.merge(OmegaConf.structured(Root), cfg)
+    assert isinstance(typed, DictConfig)
+    for group, schemas in SCHEMAS.items():
+        node = cfg[group]
+        schema = next(
+            (s for s in schemas.values() if set(OmegaConf.structured(s)) == set(node)), None
+        )
+        if schema is None:
+            raise ConfigError(f"{group}: its stored settings fit no schema of this version of klrl")
+        typed[group] = OmegaConf.merge(OmegaConf.structured(schema), node)
+    return typed

@@ -1,0 +1,5 @@
+"""Who produces rollouts."""
+
+from klrl.rollout.torchrl import TorchRLRollout
+
+__all__ = ["TorchRLRollout"]

@@ -1,0 +1,128 @@
+"""The folder of one run: its manifest, its settings, where its files are."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import OmegaConf
+
+from klrl._version import __version__
+from klrl.config import Config
+
+_PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "mujoco", "hydra-core", "wandb", "numpy")
+
+
+class RunFolder:
+    """Paths and manifest of a run.
+
+    Args:
+        path: the folder; made when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.curves = path / "curves.png"
+        self.checkpoints = path / "checkpoints"
+        self._manifest = path / "manifest.json"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says."""
+        return json.loads(self._manifest.read_text(encoding="utf-8"))
+
+    def open(self, config: Config, **more: Any) -> dict[str, Any]:
+        """Write the manifest of a run that starts, or of one that goes on; returns it.
+
+        Args:
+            config: the job.
+            more: further entries, as the device that was found.
+        """
+        before = self.manifest if self._manifest.exists() else {}
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._store_config(config)
+        manifest = {
+            "klrl": __version__,
+            "status": "running",
+            "pid": os.getpid(),
+            "seed": config.seed,
+            "argv": sys.orig_argv,
+            "config_hash": config_hash(config),
+            "git_commit": _git_commit(),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in _PACKAGES},
+            "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
+            "started": before.get("started", _now()),
+            "resumed": [*before.get("resumed", []), _now()] if before else [],
+            **more,
+        }
+        self._write(manifest)
+        return manifest
+
+    def close(self, status: str, **more: Any) -> None:
+        """Say how the run ended: finished, interrupted or failed."""
+        self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
+
+    def _store_config(self, config: Config) -> None:
+        """``.hydra/config.yaml``: Hydra wrote it, unless the run was started from Python."""
+        stored = self.path / ".hydra" / "config.yaml"
+        if not stored.exists():
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
+
+    def _write(self, manifest: dict[str, Any]) -> None:
+        """Replace the file at once, so that it is never half written."""
+        partial = self._manifest.with_suffix(".tmp")
+        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        partial.replace(self._manifest)
+
+
+def config_hash(config: Config) -> str:
+    """Twelve hexadecimal digits that two jobs share when they compute the same thing."""
+    settings = dataclasses.asdict(config)
+    del settings["logger"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def new_folder(suffix: str = "") -> Path:
+    """Create ``outputs/<now>``, exclusively: two runs never share one."""
+    root = Path("outputs")
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = root / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _git_commit() -> str | None:
+    """The commit of the caller's tree, with a + where it was changed; None outside git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", *words], capture_output=True, text=True, check=True, timeout=5
+    )
+    return done.stdout.strip()
