@@ -6,11 +6,13 @@ import argparse
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
+import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_main(list(sys.argv[1:] if argv is None else argv)))
     except ConfigError as error:
         if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
-            raise
+            traceback.print_exc()
         refuse(str(error))
     except Interrupted as stop:
         sys.exit(stop.exit_code)
@@ -126,7 +128,10 @@ def _check_job(overrides: list[str], args: argparse.Namespace) -> Config:
     words = [word for word in overrides if not word.startswith("hydra.sweep")]
     try:
         config = to_config(compose(words, args.config_dir, args.config_name))
-    except (HydraException, OmegaConfBaseException) as error:
+    except ConfigError:
+        raise
+    # Hydra lets a ValueError through for kl=null, and YAML's own errors for a broken file.
+    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
         raise explain(error, words, args.config_dir) from error
     check_all_read(config, _keys(words))
     return config

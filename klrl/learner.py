@@ -163,17 +163,15 @@ def make_optimizer(
 
 
 def _require_finite(steps: list[tuple[LossTerms, Tensor]]) -> None:
-    """Name the first loss term or gradient of an epoch that is not finite."""
-    for name in ("objective", "critic", "entropy"):
-        values = torch.stack([getattr(terms, name) for terms, _ in steps])
-        _refuse(f"loss/{name}", values)
-    _refuse("gradient", torch.stack([norm for _, norm in steps]))
-
-
-def _refuse(name: str, values: Tensor) -> None:
-    bad = ~torch.isfinite(values)
-    if bad.any():
+    """Name the first term, of the first minibatch of an epoch, that is not finite."""
+    names = ("loss/objective", "loss/critic", "loss/entropy", "gradient")
+    values = torch.stack(
+        [torch.stack([t.objective, t.critic, t.entropy, norm]) for t, norm in steps]
+    )
+    bad = (~torch.isfinite(values)).nonzero()
+    if len(bad):
+        minibatch, term = bad[0].tolist()
         raise NonFiniteError(
-            f"{name} is {float(values[bad][0])} in minibatch {int(bad.nonzero()[0])}; "
+            f"{names[term]} is {float(values[minibatch, term])} in minibatch {minibatch}; "
             "lower optim.lr or look at the rewards"
         )

@@ -6,6 +6,7 @@ Run before anything is written. torch is imported only where a CUDA device is as
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import json
 import os
@@ -125,15 +126,18 @@ def _check_id(env_id: str) -> None:
     """Unknown ids get the nearest known one; ``module:id`` imports the module first."""
     import gymnasium
 
+    module, _, name = env_id.rpartition(":")
     try:
-        gymnasium.spec(env_id)
+        if module:
+            importlib.import_module(module)
+        gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        known = list(gymnasium.registry)
-        close = difflib.get_close_matches(env_id, known, n=1, cutoff=0.6)
+        close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=0.6)
         hint = f"did you mean {close[0]}?" if close else "see gymnasium.registry for the known ids"
-        raise ConfigError(f"env.id={env_id}: {_first_line(error)}; {hint}") from error
+        reason = _first_line(error).split(" Did you mean")[0].rstrip(".")
+        raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"env.id={env_id}: {error}; install the module or mend its name") from error
+        raise ConfigError(f"env.id={env_id}: {error}; install it or mend its name") from error
 
 
 def _make(env: EnvConfig) -> Any:

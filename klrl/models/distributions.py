@@ -135,8 +135,10 @@ class Categorical:
     sample_key = "action"
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """log softmax(logits)[a]."""
-        return _log_p(params).gather(-1, sample.unsqueeze(-1)).squeeze(-1)
+        """log softmax(logits)[a]; ``sample`` may have leading dimensions more than the logits."""
+        log_p = _log_p(params)
+        log_p = log_p.expand(*sample.shape, log_p.shape[-1])
+        return log_p.gather(-1, sample.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, p: Params, q: Params) -> Tensor:
         """sum_a p(a) (log p(a) - log q(a))."""

@@ -1,0 +1,57 @@
+"""Shared fixtures. Warnings are errors (pyproject.toml); each exception is listed here with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB_SILENT", "true")
+
+LIBRARY_WARNINGS = (
+    # gymnasium 1.4 says so of every -v4 MuJoCo id and of ids with a newer version.
+    "ignore:.*The environment .* is out of date:DeprecationWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for line in LIBRARY_WARNINGS:
+            item.add_marker(pytest.mark.filterwarnings(line))
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test writes below a folder of its own, with one thread and a seeded generator."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.fixture
+def settings() -> Callable[..., object]:
+    """Compose a typed config from words as on the command line."""
+    from klrl.__main__ import compose
+    from klrl.config import to_config
+
+    return lambda *words: to_config(compose([*QUICK, *words]))
+
+
+#: A run of a second: two iterations of Pendulum, no wandb.
+QUICK = (
+    "env=pendulum",
+    "frames=128",
+    "env.num_envs=2",
+    "collector.steps=32",
+    "learner.minibatches=2",
+    "learner.epochs=2",
+    "actor.hidden=[8]",
+    "eval.every=0",
+    "logger=none",
+)

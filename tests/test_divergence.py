@@ -1,0 +1,77 @@
+"""Estimators against Schulman's table and enumeration; closed forms against integration."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal, Uniform
+from torchrl.modules import IndependentNormal, TanhNormal, TruncatedNormal
+
+from klrl.kl import estimate_kl, exact_kl
+
+DOUBLE = torch.float64
+
+
+@pytest.mark.parametrize(
+    ("shift", "true", "stds", "k2_bias"),
+    # Schulman (2020): std / true of k1, k2, k3 and the relative bias of k2, two unit Gaussians.
+    [(0.1, 0.005, (20.0, 1.42, 1.42), 0.002), (1.0, 0.5, (2.0, 1.73, 1.70), 0.25)],
+)
+def test_schulmans_table(shift: float, true: float, stds: tuple, k2_bias: float) -> None:
+    policy, reference = Normal(0.0, 1.0), Normal(shift, 1.0)
+    action = policy.sample((4_000_000,)).double()
+    log_prob, ref_log_prob = policy.log_prob(action), reference.log_prob(action)
+    biases = {"k1": 0.0, "k2": k2_bias, "k3": 0.0}
+    for name, std in zip(("k1", "k2", "k3"), stds, strict=True):
+        kl = estimate_kl(log_prob, ref_log_prob, name)
+        assert float(kl.std() / true) == pytest.approx(std, rel=0.02)
+        assert float(kl.mean() / true - 1) == pytest.approx(biases[name], abs=0.03)
+
+
+def test_k1_and_k3_are_unbiased_by_enumeration() -> None:
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=DOUBLE)
+    q = torch.tensor([0.2, 0.2, 0.6], dtype=DOUBLE)
+    true = sum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True))
+    for name in ("k1", "k3"):
+        assert float((p * estimate_kl(p.log(), q.log(), name)).sum()) == pytest.approx(true)
+    assert float(exact_kl(Categorical(p), Categorical(q))) == pytest.approx(true)
+
+
+def test_k2_and_k3_are_never_negative_and_k1_may_be() -> None:
+    log_prob, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -1.0])
+    torch.testing.assert_close(estimate_kl(log_prob, ref, "k1"), torch.tensor([1.0, -1.0]))
+    torch.testing.assert_close(estimate_kl(log_prob, ref, "k2"), torch.tensor([0.5, 0.5]))
+    expected = torch.tensor([math.exp(-1), math.e - 2])
+    torch.testing.assert_close(estimate_kl(log_prob, ref, "k3"), expected)
+
+
+def test_wrong_use_is_named() -> None:
+    with pytest.raises(ValueError, match="k9"):
+        estimate_kl(torch.zeros(2), torch.zeros(2), "k9")
+    with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
+        estimate_kl(torch.zeros(2), torch.zeros(3))
+    with pytest.raises(NotImplementedError, match="Independent.*Uniform"):
+        exact_kl(Independent(Normal(0.0, 1.0), 0), Uniform(0.0, 1.0))
+    with pytest.raises(NotImplementedError, match="TruncatedNormal"):
+        exact_kl(*(TruncatedNormal(torch.zeros(1), torch.ones(1)) for _ in range(2)))
+
+
+def test_tanh_normal_equals_integration_over_actions() -> None:
+    def dist(loc: float, scale: float, high: float = 2.0) -> TanhNormal:
+        loc_, scale_ = torch.tensor([loc], dtype=DOUBLE), torch.tensor([scale], dtype=DOUBLE)
+        return TanhNormal(loc_, scale_, low=-2.0, high=high, event_dims=1, safe_tanh=False)
+
+    p, q = dist(0.3, 0.6), dist(-0.2, 0.9)
+    action = torch.linspace(-2, 2, 400_001, dtype=DOUBLE)[1:-1].unsqueeze(-1)
+    log_p, log_q = p.log_prob(action), q.log_prob(action)
+    integral = torch.trapezoid(log_p.exp() * (log_p - log_q), action.squeeze(-1))
+    assert float(exact_kl(p, q)) == pytest.approx(float(integral), abs=1e-4)
+    with pytest.raises(ValueError, match="different bounds"):
+        exact_kl(p, dist(0.0, 1.0, high=3.0))
+
+
+def test_independent_dimensions_add() -> None:
+    loc, scale = torch.randn(4, 3, dtype=DOUBLE), torch.rand(4, 3, dtype=DOUBLE) + 0.5
+    joint = exact_kl(IndependentNormal(loc, scale), IndependentNormal(-loc, scale.flip(0)))
+    single = exact_kl(Normal(loc, scale), Normal(-loc, scale.flip(0)))
+    torch.testing.assert_close(joint, single.sum(-1))

@@ -1,0 +1,222 @@
+"""Advantages and the update against loops written out here."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from klrl.advantage import make_advantage
+from klrl.config import AdvantageConfig
+from klrl.errors import NonFiniteError
+from klrl.experiment import Experiment
+from klrl.learner import Learner
+
+
+class SumOfObservation(nn.Module):
+    """V(s) = sum of the observation."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return observation.sum(-1, keepdim=True)
+
+
+def test_gae_bootstraps_truncation_and_not_termination() -> None:
+    """delta_t = r_t + gamma V(s'_t) (1 - terminated) - V(s_t), cut where the episode is done."""
+    torch.manual_seed(0)
+    n, t, gamma, lmbda, scale = 3, 40, 0.9, 0.8, 0.1
+    observation, after = torch.randn(n, t, 2), torch.randn(n, t, 2)
+    after[:, :-1] = observation[:, 1:]
+    terminated = torch.rand(n, t, 1) < 0.1
+    truncated = (torch.rand(n, t, 1) < 0.1) & ~terminated
+    done = terminated | truncated
+    after[done.squeeze(-1)] = torch.randn(int(done.sum()), 2) * 3  # the true last observations
+    reward = torch.randn(n, t, 1)
+    batch = TensorDict(
+        {
+            "observation": observation,
+            "next": {
+                "observation": after,
+                "reward": reward,
+                "done": done,
+                "terminated": terminated,
+                "truncated": truncated,
+            },
+        },
+        [n, t],
+    )
+    critic = TensorDictModule(SumOfObservation(), ["observation"], ["state_value"])
+    make_advantage(AdvantageConfig(gamma, lmbda), critic, scale)(batch)
+    assert truncated.any()
+    assert terminated.any()
+    for i in range(n):
+        running = 0.0
+        for step in reversed(range(t)):
+            value, next_value = float(observation[i, step].sum()), float(after[i, step].sum())
+            alive = 0.0 if terminated[i, step] else 1.0
+            delta = scale * float(reward[i, step]) + gamma * next_value * alive - value
+            running = delta + (0.0 if done[i, step] else gamma * lmbda * running)
+            assert float(batch["advantage"][i, step]) == pytest.approx(running, abs=1e-4)
+            assert float(batch["value_target"][i, step]) == pytest.approx(running + value, abs=1e-4)
+    torch.testing.assert_close(batch["next", "reward"], reward), "the record is never scaled"
+
+
+@pytest.fixture
+def made(settings):
+    """A small experiment and one charged rollout with its advantages."""
+    experiment = Experiment(settings("kl.coef=0.5"))
+    rollout = experiment._make_rollout()
+    batch = rollout.collect()
+    measured = experiment.charge_kl(batch)
+    experiment.estimate_advantage(batch)
+    yield experiment, batch, measured
+    rollout.close()
+
+
+def plain_update(experiment: Experiment, batch: TensorDict, order: torch.Tensor) -> dict:
+    """One epoch of KLPEN with torch's distributions, autograd and its unfused Adam."""
+    config, agent = experiment.config, copy.deepcopy(experiment.agent)
+    parameters = list(agent.modules.parameters())
+    optimizer = torch.optim.Adam(parameters, config.optim.lr, eps=config.optim.eps, foreach=False)
+    flat = batch.reshape(-1)
+    for index in order.chunk(config.learner.minibatches):
+        part = flat[index]
+        loc, scale = agent.policy_net(part["observation"])
+        dist, old = (torch.distributions.Normal(*x) for x in ((loc, scale), (part["loc"], part["scale"])))
+        ratio = (dist.log_prob(part["action"]).sum(-1) - part["action_log_prob"]).exp()
+        advantage = part["advantage"].squeeze(-1)
+        advantage = (advantage - advantage.mean()) / advantage.std()
+        kl = torch.distributions.kl_divergence(old, dist).sum(-1)
+        value = agent.value_net(part["observation"])
+        loss = -(ratio * advantage - config.loss.beta * kl).mean()
+        loss = loss + config.loss.critic_coeff * ((value - part["value_target"]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm)
+        optimizer.step()
+    return agent.modules.state_dict()
+
+
+def test_an_epoch_is_plain_torchs(made) -> None:
+    experiment, batch, _ = made
+    experiment.config.learner.epochs = 1
+    torch.manual_seed(3)
+    order = torch.randperm(batch.numel())
+    expected = plain_update(experiment, batch, order)
+    torch.manual_seed(3)
+    before = copy.deepcopy(experiment.agent.modules.state_dict())
+    learned = experiment.learner.update(batch, progress=0.0)
+    for name, value in experiment.agent.modules.state_dict().items():
+        torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=1e-5)
+    moved = [not torch.equal(before[k], v) for k, v in experiment.agent.modules.state_dict().items()]
+    assert sum(moved) == len(list(experiment.agent.modules.parameters()))
+    new = dict(zip(("loc", "scale"), experiment.agent.policy_net(batch["observation"]), strict=True))
+    dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, new)]
+    by_hand = float(torch.distributions.kl_divergence(*dists).mean())
+    assert learned.kl_old == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_beta_moves_once_per_iteration_on_the_whole_rollout(made) -> None:
+    experiment, batch, _ = made
+    experiment.config.optim.lr = 1e-9
+    learned = experiment.learner.update(batch, progress=0.0)
+    assert learned.beta == 1.0, "the row tells the beta that the update had"
+    assert experiment.learner.beta_rule.beta == 0.5, "four minibatches, one halving"
+
+
+def test_forward_rule_moves_in_every_minibatch(settings) -> None:
+    experiment = Experiment(settings("loss.beta_rule=forward", "optim.lr=1e-9"))
+    rollout = experiment._make_rollout()
+    batch = rollout.collect()
+    experiment.charge_kl(batch)
+    experiment.estimate_advantage(batch)
+    experiment.learner.update(batch, progress=0.0)
+    rollout.close()
+    assert experiment.learner.beta_rule.beta == 0.5**4, "two epochs of two minibatches"
+
+
+def test_learning_rate_falls_linearly_to_its_floor(made) -> None:
+    experiment, batch, _ = made
+    experiment.learner.config.optim = replace(experiment.config.optim, lr=1e-3, lr_floor=2e-4)
+    rates = [experiment.learner.update(batch, progress=x).lr for x in (0.0, 0.25, 1.0, 1.5)]
+    assert rates == pytest.approx([1e-3, 8e-4, 2e-4, 2e-4])
+
+
+def test_target_kl_ends_the_epochs_early(settings) -> None:
+    words = ("loss=clip", "learner.epochs=20", "optim.lr=0.02")
+    for target, most in ((None, 20), (0.001, 2)):
+        more = () if target is None else (f"loss.target_kl={target}",)
+        experiment = Experiment(settings(*words, *more))
+        rollout = experiment._make_rollout()
+        batch = rollout.collect()
+        experiment.charge_kl(batch)
+        experiment.estimate_advantage(batch)
+        learned = experiment.learner.update(batch, progress=0.0)
+        rollout.close()
+        assert learned.epochs <= most
+        if target is None:
+            assert learned.epochs == 20
+        else:
+            assert learned.kl_old > 1.5 * target
+
+
+@pytest.mark.parametrize(
+    ("key", "place"), [("advantage", "loss/objective"), ("value_target", "loss/critic")]
+)
+def test_what_is_not_finite_is_named(made, key: str, place: str) -> None:
+    experiment, batch, _ = made
+    batch[key][0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match=place):
+        experiment.learner.update(batch, progress=0.0)
+
+
+def test_a_row_is_recomputed_from_its_batch(made) -> None:
+    """reward/shaped == reward/raw - kl/ref/penalty, each from the tensors by other arithmetic."""
+    experiment, batch, measured = made
+    with torch.no_grad():  # a policy that left its reference
+        experiment.agent.policy_net.head.bias += 0.7
+    rollout = experiment._make_rollout()
+    batch = rollout.collect()
+    raw = batch["next", "reward"].clone()
+    measured = experiment.charge_kl(batch)
+    experiment.estimate_advantage(batch)
+    row = experiment.make_row(batch, measured, experiment.learner.update(batch, 0.0), 1.0)
+    rollout.close()
+    loc, scale = batch["loc"], batch["scale"]
+    ref_loc = loc - 0.7  # the reference differs in that bias alone
+    sampled = torch.distributions.Normal(loc, scale).log_prob(batch["action"])
+    reference = torch.distributions.Normal(ref_loc, scale).log_prob(batch["action"])
+    penalty = 0.5 * float((sampled - reference).mean())
+    assert row["kl/ref/exact"] == pytest.approx(0.7**2 / 2, rel=1e-4)
+    assert row["reward/raw"] == pytest.approx(float(raw.mean()), rel=1e-5)
+    assert row["kl/ref/penalty"] == pytest.approx(penalty, rel=1e-4)
+    assert row["reward/shaped"] == pytest.approx(float(raw.mean()) - penalty, rel=1e-5)
+    assert row["reward/shaped"] == pytest.approx(row["reward/raw"] - row["kl/ref/penalty"], abs=1e-6)
+
+
+def test_the_normalizer_moves_after_the_update_only(settings) -> None:
+    """From the rollout to the end of its update the policy is one function."""
+    experiment = Experiment(settings())
+    rollout = experiment._make_rollout()
+    for _ in range(2):
+        batch = rollout.collect()
+        loc, _scale = experiment.agent.policy_net(batch["observation"])
+        torch.testing.assert_close(loc, batch["loc"], atol=1e-6, rtol=1e-5)
+        experiment.charge_kl(batch)
+        experiment.estimate_advantage(batch)
+        mean = experiment.agent.normalizer.mean.clone()
+        experiment.learner.update(batch, 0.0)
+        torch.testing.assert_close(experiment.agent.normalizer.mean, mean)
+        experiment.move_normalizer(batch)
+        assert not torch.equal(experiment.agent.normalizer.mean, mean)
+    rollout.close()
+
+
+def test_a_shared_trunk_is_optimised_once(settings) -> None:
+    experiment = Experiment(settings("actor.share_trunk=true", "loss.separate_losses=true"))
+    learner = Learner(experiment.config, experiment.agent)
+    assert len({id(p) for p in learner.parameters}) == len(learner.parameters)
