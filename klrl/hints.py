@@ -84,6 +84,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return _wrong_key(found[1], overrides, config_dir)
     if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         return ConfigError(f"{found[1]}={found[2].splitlines()[0]}: {_wanted(error)}")
+    if "Config group override must be" in text:
+        word = next(o for o in overrides if o.split("=")[0] in GROUPS and o.endswith("=null"))
+        return _wrong_choice(word.split("=")[0], "null", config_dir)
     if "Ambiguous value" in text:
         word = re.search(r"argument '([^']+)'", text)
         named = word[1] if word else "a list of values"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,21 +35,37 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config]:
 
 
 def stored_config(run: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read ``.hydra/config.yaml`` of a run back into the typed config."""
+    """Read ``.hydra/config.yaml`` of a run back into the typed config.
+
+    Args:
+        run: the run folder.
+        overrides: ``key=value`` words; only the keys of :data:`CHANGEABLE`.
+
+    Raises:
+        ConfigError: a word may not change, or the file is of another version of klrl.
+    """
     cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
     assert isinstance(cfg, DictConfig)
-    for word in overrides:
-        key, _, value = word.partition("=")
-        if key not in CHANGEABLE:
-            raise ConfigError(
-                f"{word}: a resumed run keeps it; only {', '.join(CHANGEABLE)} may change"
-            )
-        OmegaConf.update(cfg, key, yaml.safe_load(value))
     try:
-        return to_config(_typed(cfg))
+        typed = _typed(cfg)
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
-        raise ConfigError(f"resume={run}: {text}; the run was made by another version") from error
+        raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
+    for word in overrides:
+        _change(typed, word)
+    return to_config(typed)
+
+
+def _change(cfg: DictConfig, word: str) -> None:
+    key = word.partition("=")[0]
+    if key not in CHANGEABLE:
+        raise ConfigError(
+            f"{word}: a resumed run keeps it; only {', '.join(CHANGEABLE)} may change"
+        )
+    try:
+        OmegaConf.update(cfg, key, OverridesParser.create().parse_override(word).value())
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from error
 
 
 def _typed(cfg: DictConfig) -> DictConfig:

@@ -1,0 +1,120 @@
+"""What a user sees who gets something wrong: one or two lines, exit 2, nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from klrl.__main__ import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run the command line in this process; returns what it said on its way out with 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    said = capsys.readouterr()
+    assert stop.value.code == 2, said
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) <= 2
+    assert "Traceback" not in said.err
+    assert not any(Path("outputs").glob("*"))
+    return said.err
+
+
+WRONG = [
+    (["kl.coff=1"], "kl.coff=1: no such setting; did you mean kl.coef?"),
+    (["env=pendulm"], "env=pendulm: no such choice; did you mean pendulum?"),
+    (["envv=pendulum"], "envv=pendulum: no such setting; did you mean env?"),
+    (["kl.coef=abc"], "kl.coef=abc: give a number"),
+    (["kl.coef=-1"], "kl.coef=-1.0: out of range; give a finite number >= 0"),
+    (["kl.coef=nan"], "kl.coef=nan: out of range"),
+    (["kl.coef=inf"], "kl.coef=inf: out of range"),
+    (["loss.decrement=1.5"], "loss.decrement=1.5: out of range"),
+    (["loss.increment=0.5"], "loss.increment=0.5: out of range; give a finite number >= 1"),
+    (["frames=0"], "frames=0: out of range"),
+    (["frames=2.5"], "frames=2.5: give a whole number"),
+    (["seed=x"], "seed=x: give a whole number"),
+    (["loss=clip", "loss.beta=5"], "loss.beta=5: loss=clip never reads it; loss=klpen does"),
+    (["kl=legacy", "kl.estimator=k3"], "kl=legacy never reads it; kl=retrieve does"),
+    (["kl=none", "kl.coef=1"], "kl.coef=1: kl=none never reads it"),
+    (["kl.estimator=k3"], "kl.allow_biased=true"),
+    (["kl.mode=legacy"], "kl.mode: set by the choice; choose with kl=..."),
+    (["kl=null"], "kl=null: no such choice; choices: legacy, none, retrieve"),
+    (["kl=none", "reference=checkpoint", "reference.path=x"], "nothing reads it here"),
+    (["loss.samples_mc_kl=3"], "set loss.kl_old=sampled"),
+    (["loss.separate_losses=true"], "set actor.share_trunk=true"),
+    (["loss.samples_mc_entropy=3"], "only actor=tanh_normal lacks"),
+    (["eval.every=0", "eval.episodes=3"], "eval.every=0 never evaluates"),
+    (["reference=checkpoint"], "reference.path: has no value"),
+    (["reference=checkpoint", "reference.path=nope"], "reference.path=nope: no such folder"),
+    (["resume=nope"], "resume=nope: no such folder"),
+    (["env=gym"], "env.id: has no value"),
+    (["env=gym", "env.id=Pendulun-v1"], "did you mean Pendulum-v1?"),
+    (["env=gym", "env.id=nowhere.at:All-v0"], "No module named 'nowhere'"),
+    (["env.kwargs.gg=3"], "unexpected keyword argument 'gg'"),
+    (["env=gym", "env.id=LunarLander-v3"], "gymnasium[box2d]"),
+    (["device=tpu"], "device=tpu: choose auto, cpu, cuda"),
+    (["device=cuda:99"], "device=cuda:99: this machine has"),
+    (["actor=categorical"], "actor=categorical: the actions of env.id=Pendulum-v1 are continuous"),
+    (["env=cartpole", "actor=normal"], "are discrete; choose actor=categorical"),
+    (["env=cartpole", "actor.init_std=2"], "has discrete actions; drop it"),
+    (["learner.minibatches=7"], "8 x 128 = 1024 frames; choose a divisor"),
+    (["actor.hidden=[64,0]"], "give widths >= 1"),
+    (["optim.lr_floor=1"], "above optim.lr=0.001"),
+    (["loss.beta=1e9"], "start inside the bounds"),
+    (["kl.coef=0.1,0.2"], "add -m"),
+    (["-m", "kl.coef=0.1,-1"], "kl.coef=-1.0: out of range"),
+    (["-m", "resume=x"], "drop -m"),
+    (["+foo=1"], "foo: no such setting"),
+    (["foo"], "foo: not a setting; write KEY=VALUE"),
+    (["--frames", "3"], "--frames: no such flag"),
+    (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
+    (["experiment=nope"], "choices: pendulum_quick"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), WRONG, ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else "")
+def test_a_wrong_word_is_answered_with_its_remedy(capsys, words, expected) -> None:
+    assert expected in refused(capsys, *words)
+
+
+def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "wandb" else find(n, *a))
+    assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
+
+
+def test_full_errors_on_demand(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(["kl.coff=1"])
+    assert stop.value.code == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_lists_groups_and_choices(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    told = capsys.readouterr().out
+    for word in ("pendulum", "half_cheetah", "tanh_normal", "retrieve", "legacy", "klpen", "KEY=VALUE"):
+        assert word in told
+
+
+@pytest.mark.parametrize("words", [["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]])
+def test_answers_come_without_torch(words: list[str]) -> None:
+    """torch takes seconds to import; its absence is what makes these answers quick."""
+    code = (
+        "import sys\nfrom klrl.__main__ import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        "sys.exit(3 if 'torch' in sys.modules else 0)"
+    )
+    started = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    assert time.monotonic() - started < 10, "far above 1.5 s: something heavy is imported"

@@ -1,0 +1,96 @@
+"""The YAML files against the schemas: a choice that is added is checked the day it is added."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from klrl.__main__ import compose
+from klrl.config import GROUPS, SCHEMAS, conf_dir, to_config
+from klrl.errors import ConfigError
+from klrl.hints import choices
+from klrl.preflight import check_env
+from klrl.resume import stored_config
+
+FILES = sorted(conf_dir().rglob("*.yaml"))
+#: Choices that ask for a setting.
+ASKING = {
+    ("env", "gym"): ["env.id=CartPole-v1"],
+    ("reference", "checkpoint"): ["reference.path=somewhere"],
+    ("actor", "categorical"): ["env=cartpole"],
+}
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(g, c) for g in (*GROUPS, "experiment") for c in choices(g)]
+)
+def test_every_choice_composes_and_fits_its_schema(group: str, choice: str) -> None:
+    config = to_config(compose([f"{group}={choice}", *ASKING.get((group, choice), [])]))
+    assert config.frames_per_iteration % config.learner.minibatches == 0
+    if group == "env":
+        check_env(config.env, config.actor, frozenset())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(conf_dir())))
+def test_every_setting_has_a_one_line_comment(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("# ") and not line.startswith("# @") for line in lines)
+    body = lines[lines.index("  - _self_") + 1 :] if "  - _self_" in lines else lines
+    block_openers = re.compile(r"^\s*[\w/]+:\s*(\{.*\})?$")
+    preset = "# @package _global_" in lines or path.name == "config.yaml"
+    for line in body:
+        if line.startswith("hydra:"):
+            break
+        setting = re.match(r"^\s*\w+: ", line)
+        if setting and not line.lstrip().startswith("-") and not (preset and _repeats(line)):
+            assert "  # " in line or block_openers.match(line), f"{path.name}: {line}"
+
+
+def _repeats(line: str) -> bool:
+    """A preset's value of a setting that its own group's YAML explains."""
+    return bool(re.match(r"^(  num_envs|frames|advantage|optim|collector|learner|eval|checkpoint): ", line))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_schema_is_used_by_a_choice(group: str) -> None:
+    texts = [(conf_dir() / group / f"{c}.yaml").read_text(encoding="utf-8") for c in choices(group)]
+    for name in SCHEMAS[group]:
+        assert any(f"/schema/{group}/{name}@" in text for text in texts), name
+
+
+def test_whole_floats_are_frames_and_others_are_not() -> None:
+    assert to_config(compose(["frames=1e6"])).frames == 1_000_000
+    with pytest.raises(ConfigError, match=r"frames=1.5"):
+        to_config(compose(["frames=1.5"]))
+
+
+def test_the_last_rollout_is_whole() -> None:
+    config = to_config(compose(["frames=1025"]))
+    assert (config.frames_per_iteration, config.iterations) == (1024, 2)
+
+
+def test_a_users_own_choice_needs_a_schema_and_gets_one(tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "env"
+    own.mkdir(parents=True)
+    text = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\nenv: {id: Acrobot-v1, num_envs: 3}\n"
+    (own / "mine.yaml").write_text(text, encoding="utf-8")
+    config = to_config(compose(["env=mine", "collector.steps=32"], str(tmp_path / "mine")))
+    assert (config.env.id, config.env.num_envs, config.env.reward_scale) == ("Acrobot-v1", 3, 1.0)
+    (own / "bare.yaml").write_text("id: Acrobot-v1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no schema"):
+        to_config(compose(["env=bare"], str(tmp_path / "mine")))
+
+
+@pytest.mark.parametrize("words", [["kl=legacy"], ["kl=none", "loss=clip", "optim=adamw"], ["env=cartpole", "actor=categorical"]])
+def test_a_stored_config_reads_back_as_it_was(tmp_path: Path, words: list[str]) -> None:
+    config = to_config(compose(words))
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(OmegaConf.create(asdict(config)), tmp_path / ".hydra" / "config.yaml")
+    assert stored_config(tmp_path) == config
+    assert stored_config(tmp_path, ["frames=7e5"]).frames == 700_000
+    with pytest.raises(ConfigError, match="kl.coef=3: a resumed run keeps it"):
+        stored_config(tmp_path, ["kl.coef=3"])

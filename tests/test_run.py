@@ -1,0 +1,355 @@
+"""Whole runs: what they record, how they end, how they go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import klrl
+from klrl.__main__ import main
+from klrl.curves import draw_curves
+from klrl.errors import Interrupted, NonFiniteError
+from klrl.evaluate import evaluate_policy
+from klrl.evaluate import main as evaluate_main
+from klrl.experiment import Experiment
+from klrl.loggers import read_rows, wandb_mode
+from klrl.metrics import METRICS, TIMES
+from klrl.resume import stored_config
+from tests.conftest import QUICK
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return read_rows(folder / "metrics.jsonl")
+
+
+def timeless(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+
+def manifest_of(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def only_run() -> Path:
+    (folder,) = Path("outputs").iterdir()
+    return folder
+
+
+def exits(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return int(stop.value.code or 0)
+
+
+def child(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "klrl", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "WANDB_MODE": "offline"},
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl=legacy", "kl.apply=step", "kl.coef=0.5"],
+        ["kl=retrieve", "kl.coef=0.5", "actor=tanh_normal", "loss.entropy_coeff=0.01"],
+        ["kl=none", "loss=clip", "optim=adamw"],
+        ["kl.coef=0", "actor.share_trunk=true", "loss.kl_old=sampled", "loss.clip_value=0.2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_leaves_its_record(words, capsys) -> None:
+    assert exits(*QUICK, "eval.every=1", "eval.episodes=2", "frames=192", *words) == 0
+    folder, told = only_run(), capsys.readouterr().out
+    assert str(folder) in told
+    manifest, rows = manifest_of(folder), rows_of(folder)
+    assert manifest["status"] == "finished"
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert [row["frames"] for row in rows] == [64, 128, 192]
+    for row in rows:
+        assert set(row) <= set(METRICS)
+        assert all(np.isfinite(list(row.values())))
+        expected = row["reward/raw"] - row["kl/ref/penalty"]
+        assert row["reward/shaped"] == pytest.approx(expected, abs=1e-6)
+    coef = 0.5 if "kl.coef=0.5" in words else 0.0
+    assert {row["kl/ref/coef"] for row in rows} == {coef}
+    if words[0] != "kl=none":
+        assert rows[0]["kl/ref/exact"] < 1e-6, "KL(pi_0||ref) with normalisation on"
+        assert rows[2]["kl/ref/exact"] > 1e-6
+        assert rows[2]["kl/ref/penalty"] == pytest.approx(coef * rows[2]["kl/ref/k1"], abs=1e-6)
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"last", "best"}
+    assert not list(folder.rglob("*.pkl"))
+    assert stored_config(folder).kl.mode == words[0].removeprefix("kl=").split(".")[0] or coef == 0
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        exits(*QUICK, "eval.every=2", f"seed={seed}", f"hydra.run.dir={name}")
+    a, b, c = (timeless(rows_of(Path(name))) for name in "abc")
+    assert a == b
+    assert all(x["reward/raw"] != y["reward/raw"] for x, y in zip(a, c, strict=True))
+
+
+def test_resume_restores_all_and_appends() -> None:
+    exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
+    before, rows = Experiment(stored_config(Path("run"))), rows_of(Path("run"))
+    assert exits("resume=run", "frames=512") == 0
+    after = rows_of(Path("run"))
+    assert after[:4] == rows
+    assert [row["frames"] for row in after] == list(range(64, 513, 64))
+    assert after[4]["kl/old/beta"] in (rows[3]["kl/old/beta"] * f for f in (0.5, 1, 2))
+    assert after[4]["kl/ref/exact"] > 1e-6, "the reference is that of the start, not of the resume"
+    manifest = manifest_of(Path("run"))
+    assert manifest["status"] == "finished"
+    assert manifest["frames"] == 512
+    assert len(manifest["resumed"]) == 1
+    assert before.counters.frames == 0
+
+
+def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(settings) -> None:
+    from klrl.run_folder import RunFolder
+
+    config = settings("frames=256", "kl.coef=0.3")
+    first = Experiment(config)
+    first.train(RunFolder(Path("run")))
+    state = torch.random.get_rng_state()
+    second = Experiment(config)
+    torch.manual_seed(99)
+    second._checkpoints(RunFolder(Path("run"))).load_last(torch.device("cpu"))
+    second._take_up_counters()
+    for mine, theirs in (
+        (first.agent.modules, second.agent.modules),
+        (first.reference, second.reference),
+    ):
+        for name, value in mine.state_dict().items():
+            assert torch.equal(value, theirs.state_dict()[name]), name
+    assert first.agent.normalizer.count == second.agent.normalizer.count == 256
+    assert second.reference.state_dict() is not first.reference.state_dict()
+    moments = [e.learner.optimizer.state_dict()["state"][0]["exp_avg"] for e in (first, second)]
+    assert torch.equal(*moments)
+    assert second.learner.beta_rule.beta == first.learner.beta_rule.beta != 1.0
+    assert second.kl.coef == 0.3
+    assert vars(second.counters) == vars(first.counters)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_another_runs_policy_as_reference_and_resume_without_its_folder() -> None:
+    import shutil
+
+    exits(*QUICK, "hydra.run.dir=ref", "actor.hidden=[12]", "seed=9")
+    exits(*QUICK, "hydra.run.dir=run", "reference=checkpoint", "reference.path=ref", "kl.coef=0.2")
+    rows = rows_of(Path("run"))
+    assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
+    policy = klrl.load_policy("ref")
+    from klrl.experiment import Experiment
+
+    reference = Experiment(stored_config(Path("run"))).reference
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(policy.state_dict().values(), reference.state_dict().values(), strict=True)
+    )
+    shutil.rmtree("ref")
+    assert exits("resume=run", "frames=256") == 0
+    assert rows_of(Path("run"))[-1]["kl/ref/exact"] > 1e-5
+
+
+def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=ref", "actor=tanh_normal")
+    capsys.readouterr()
+    words = ("reference=checkpoint", "reference.path=ref")
+    assert exits(*QUICK, *words) == 2
+    assert "choose actor=tanh_normal" in capsys.readouterr().err
+    assert exits(*QUICK, *words, "env=cartpole") == 2
+    assert not any(Path("outputs").iterdir())
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(signum: int, code: int) -> None:
+    words = [w for w in QUICK if not w.startswith("frames")]
+    process = child(*words, "frames=10_000_000", "hydra.run.dir=run", "checkpoint.every=100000")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (
+        Path("run/metrics.jsonl").exists() and rows_of(Path("run"))
+    ):
+        time.sleep(0.1)
+    process.send_signal(signum)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == code, told
+    assert "Traceback" not in told
+    assert manifest_of(Path("run"))["status"] == "interrupted"
+    done = rows_of(Path("run"))[-1]["frames"]
+    assert exits("resume=run", f"frames={int(done) + 64}") == 0
+    assert rows_of(Path("run"))[-1]["frames"] == done + 64
+
+
+def test_a_run_that_diverges_stops_with_the_place_and_keeps_its_checkpoint(settings) -> None:
+    from klrl.run_folder import RunFolder
+
+    experiment = Experiment(settings("frames=1024", "checkpoint.every=1"))
+    charge = experiment.charge_kl
+
+    def poisoned(batch):
+        if experiment.counters.iteration == 3:
+            batch["next", "reward"][0, 0] = float("inf")
+        return charge(batch)
+
+    experiment.charge_kl = poisoned
+    with pytest.raises(NonFiniteError):
+        experiment.train(RunFolder(Path("run")))
+    assert manifest_of(Path("run"))["status"] == "failed"
+    assert len(rows_of(Path("run"))) == 3
+    good = Experiment(settings("frames=1024"))
+    good._checkpoints(RunFolder(Path("run"))).load_last(torch.device("cpu"))
+    assert good.counters.iteration == 3
+    assert all(p.isfinite().all() for p in good.agent.modules.parameters())
+
+
+def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
+    code = exits("-m", *QUICK[:-1], "kl=legacy,retrieve", "seed=0,1")
+    assert code == 0
+    folder = only_run()
+    jobs = sorted(p for p in folder.iterdir() if p.is_dir())
+    assert [job.name for job in jobs] == ["0", "1", "2", "3"]
+    assert len({manifest_of(job)["wandb_id"] for job in jobs}) == 4
+    told = [inspect(job) for job in jobs]
+    assert {t["run"][0]["run_group"] for t in told} == {folder.name}
+    modes = [(stored_config(j).kl.mode, stored_config(j).seed) for j in jobs]
+    assert modes == [("legacy", 0), ("legacy", 1), ("retrieve", 0), ("retrieve", 1)]
+
+
+def inspect(job: Path) -> dict[str, list[dict]]:
+    """The records of a run's file by type, as wandb's own reader tells them."""
+    (path,) = job.glob("wandb/offline-run-*/run-*.wandb")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[dict]] = {}
+    for line in filter(None, done.stdout.splitlines()):
+        record = json.loads(line)
+        found.setdefault(record["type"], []).append(record[record["type"]])
+    return found
+
+
+def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None:
+    exits(*QUICK[:-1], "hydra.run.dir=run", "frames=256", "kl.coef=0.25")
+    rows, told = rows_of(Path("run")), inspect(Path("run"))
+    assert len(told["history"]) == len(rows) == 4
+    names = ("frames", "reward/raw", "reward/shaped", "kl/ref/exact", "kl/ref/coef", "kl/old/beta")
+    for record, row in zip(told["history"], rows, strict=True):
+        assert {name: record["item"][name] for name in names} == {name: row[name] for name in names}
+    stepped = {m.get("glob_name"): m.get("step_metric") for m in told["metric"]}
+    assert stepped["*"] == "frames"
+    assert told["run"][0]["config"]["update"]["kl"]["coef"] == 0.25
+    assert told["exit"][0]["exit_code"] == 0
+
+
+def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
+    from klrl.run_folder import RunFolder
+
+    experiment = Experiment(settings("logger=wandb"))
+
+    def fail(batch):
+        raise NonFiniteError("reward of nothing")
+
+    experiment.charge_kl = fail
+    with pytest.raises(NonFiniteError):
+        experiment.train(RunFolder(Path("run")))
+    assert inspect(Path("run"))["exit"][0]["exit_code"] == 1
+
+
+def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    assert wandb_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert wandb_mode("auto") == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_mode("auto") == "disabled"
+    assert wandb_mode("online") == "online"
+
+
+def test_evaluation_is_gymnasiums_return_of_the_same_policy(settings) -> None:
+    """A policy that always answers 1 Nm, played by hand with the same seeds."""
+    config = settings()
+    experiment = Experiment(config)
+    with torch.no_grad():
+        experiment.agent.policy_net.head.weight.zero_()
+        experiment.agent.policy_net.head.bias.fill_(1.0)
+    result = evaluate_policy(
+        experiment.agent.actor, config.env, episodes=3, seed=17, device=torch.device("cpu")
+    )
+    expected = []
+    for copy in range(3):
+        env = gymnasium.make("Pendulum-v1")
+        env.reset(seed=17 + copy)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(np.array([1.0], np.float32))
+            total, over = total + reward, terminated or truncated
+        expected.append(total)
+    assert sorted(result.returns) == pytest.approx(sorted(expected), rel=1e-4)
+    assert result.mean == pytest.approx(np.mean(expected), rel=1e-4)
+    assert result.std == pytest.approx(np.std(expected), rel=1e-3)
+
+
+def test_evaluate_prints_one_json_object(capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    capsys.readouterr()
+    evaluate_main(["run", "--episodes", "30", "--json"])
+    first = json.loads(capsys.readouterr().out)
+    assert set(first) == {"eval/return", "eval/return_std", "episodes"}
+    assert first["episodes"] == 30
+    evaluate_main(["run", "--episodes", "30", "--json"])
+    assert json.loads(capsys.readouterr().out) == first
+    for wrong in (["nope"], ["run", "--checkpoint", "best"], ["run", "--device", "tpu"]):
+        with pytest.raises(SystemExit) as stop:
+            evaluate_main(wrong)
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith("klrl.evaluate: ")
+        assert len(said.splitlines()) == 1
+
+
+def test_from_python_without_hydra(settings) -> None:
+    folder = klrl.run(settings("kl=legacy"))
+    assert folder.parent == Path("outputs")
+    policy = klrl.load_policy(folder)
+    from tensordict import TensorDict
+
+    out = policy(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
+    assert out["action"].shape == (5, 1)
+    assert out["action_log_prob"].shape == (5,)
+
+
+def test_a_broken_last_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"frames": 1}\n{"frames": 2}\n{"fra', encoding="utf-8")
+    assert read_rows(path) == [{"frames": 1}, {"frames": 2}]
+
+
+def test_curves_draw_what_rows_hold(tmp_path: Path) -> None:
+    draw_curves([{"frames": 10, "reward/episode": 1.0, "kl/old/exact": 0.0}], tmp_path / "c.png", "t")
+    assert (tmp_path / "c.png").stat().st_size > 5000
+
+
+def test_interrupted_is_no_exception() -> None:
+    assert not issubclass(Interrupted, Exception)
+    assert (Interrupted(2).exit_code, Interrupted(15).exit_code) == (130, 143)
