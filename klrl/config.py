@@ -376,7 +376,7 @@ def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
     if missing:
         raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
-    value = OmegaConf.to_object(node)
+    value: Any = OmegaConf.to_object(node)
     for f in fields(value):
         if f.metadata:
             checked = _checked(f"{path}.{f.name}", getattr(value, f.name), f.metadata)
@@ -526,4 +526,6 @@ def check_all_read(config: Config, overridden: Iterable[str]) -> None:
     if config.kl.mode == "none":
         named = sorted(k for k in given if k == "reference" or k.startswith("reference."))
         if named:
-            raise ConfigError(f"{named[0]}: nothing reads it here: kl=none has no reference; drop it")
+            raise ConfigError(
+                f"{named[0]}: nothing reads it here: kl=none has no reference; drop it"
+            )

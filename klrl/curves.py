@@ -35,7 +35,9 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str) -> None:
                 points = [(x, y) for x, y in points if y > 0]
             if points:
                 marker = "o" if metric.startswith("eval") or len(points) == 1 else None
-                axes.plot(*zip(*points, strict=True), color=colour, label=label, marker=marker, ms=4)
+                axes.plot(
+                    *zip(*points, strict=True), color=colour, label=label, marker=marker, ms=4
+                )
         axes.set_title(name)
         axes.set_xlabel("frames")
         axes.grid(alpha=0.3)

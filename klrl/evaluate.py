@@ -1,6 +1,6 @@
 """Play a policy: ``python -m klrl.evaluate RUN``, and what training uses to evaluate.
 
-    python -m klrl.evaluate outputs/RUN --episodes 100 --json
+python -m klrl.evaluate outputs/RUN --episodes 100 --json
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run, from its settings to its folder. The loop in :meth:`Experiment.train` is the algorithm."""
+"""One run, from its settings to its folder; :meth:`Experiment.train` is the algorithm."""
 
 from __future__ import annotations
 
@@ -264,7 +264,9 @@ class Experiment:
             files.close(status, frames=self.counters.frames)
             rows = read_rows(files.metrics)
             if rows:
-                draw_curves(rows, files.curves, f"{self.config.env.id}  {files.path.name}  {status}")
+                draw_curves(
+                    rows, files.curves, f"{self.config.env.id}  {files.path.name}  {status}"
+                )
             if status != "finished":
                 print(f"{status} at {self.counters.frames:,} frames; run folder: {files.path}")
 

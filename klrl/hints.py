@@ -85,8 +85,8 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         return ConfigError(f"{found[1]}={found[2].splitlines()[0]}: {_wanted(error)}")
     if "Config group override must be" in text:
-        word = next(o for o in overrides if o.split("=")[0] in GROUPS and o.endswith("=null"))
-        return _wrong_choice(word.split("=")[0], "null", config_dir)
+        nulled = next(o for o in overrides if o.split("=")[0] in GROUPS and o.endswith("=null"))
+        return _wrong_choice(nulled.split("=")[0], "null", config_dir)
     if "Ambiguous value" in text:
         word = re.search(r"argument '([^']+)'", text)
         named = word[1] if word else "a list of values"
@@ -140,10 +140,10 @@ def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
     schemas = SCHEMAS.get(group, {})
     having = {s for s, node in schemas.items() if name in {f.name for f in fields(node)}}
     readers = []
-    for choice, path in sorted(_choice_files(group, config_dir).items()):
+    for name_of_choice, path in sorted(_choice_files(group, config_dir).items()):
         found = re.search(rf"/schema/{group}/(\w+)@", path.read_text(encoding="utf-8"))
         if found and found[1] in having:
-            readers.append(choice)
+            readers.append(name_of_choice)
     return readers
 
 
@@ -158,9 +158,10 @@ def _all_keys(config_dir: str | None) -> list[str]:
         keys += [f"{group}.{f.name}" for node in schemas.values() for f in fields(node)]
     root = OmegaConf.load(conf_dir() / "config.yaml")
     assert isinstance(root, DictConfig)
-    for name, value in root.items():
+    for name in map(str, root):
         if name in ("defaults", "hydra"):
             continue
-        nested = [f"{name}.{k}" for k in value] if OmegaConf.is_dict(value) else []
-        keys += nested or [str(name)]
+        value = root[name]
+        nested = [f"{name}.{key}" for key in map(str, value)] if OmegaConf.is_dict(value) else []
+        keys += nested or [name]
     return sorted(set(keys))

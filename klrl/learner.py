@@ -74,7 +74,8 @@ class Learner:
         frames = self._flatten(batch)
         steps: list[tuple[LossTerms, Tensor]] = []
         epochs = 0
-        for epochs in range(1, self.config.learner.epochs + 1):
+        while epochs < self.config.learner.epochs:
+            epochs += 1
             made = [self._step(minibatch) for minibatch in self._minibatches(frames)]
             _require_finite(made)
             steps += made

@@ -51,9 +51,7 @@ def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
     """Networks of the shape that :func:`describe_policy` told, with fresh weights."""
     settings = dict(described["actor"])
     schema = GaussianActorConfig if "init_std" in settings else ActorConfig
-    return make_agent(
-        schema(**settings), env, normalize=described["normalize"], separate=False
-    )
+    return make_agent(schema(**settings), env, normalize=described["normalize"], separate=False)
 
 
 def load_reference(

@@ -96,7 +96,8 @@ def wandb_run(
         name=f"{group}/{folder.name}" if group else folder.name,
         id=run_id,
         resume="allow",
-        dir=str(folder),
+        # Absolute: wandb keeps one service per process, which may have started elsewhere.
+        dir=str(folder.resolve()),
         config=settings,
         mode=wandb_mode(config.mode),
         settings=wandb.Settings(silent=True, console="off"),
@@ -106,7 +107,7 @@ def wandb_run(
         yield [WandbLogger(run)]
 
 
-def wandb_mode(mode: str) -> str:
+def wandb_mode(mode: str) -> Any:
     """``auto``: WANDB_MODE where it is set, else online with a key, else offline."""
     if mode != "auto":
         return mode

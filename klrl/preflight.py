@@ -92,7 +92,8 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     box = isinstance(space, gymnasium.spaces.Box)
     if not discrete and not box:
         raise ConfigError(
-            f"env.id={env.id}: its action space is {type(space).__name__}; Box and Discrete are served"
+            f"env.id={env.id}: its action space is {type(space).__name__}; "
+            "Box and Discrete are served"
         )
     if actor.distribution in ("normal", "tanh_normal") and not box:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live line, or plain lines where there is no terminal."""
+"""What a person sees while a run goes on: a live line, or plain lines without a terminal."""
 
 from __future__ import annotations
 

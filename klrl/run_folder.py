@@ -20,7 +20,16 @@ from omegaconf import OmegaConf
 from klrl._version import __version__
 from klrl.config import Config
 
-_PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "mujoco", "hydra-core", "wandb", "numpy")
+_PACKAGES = (
+    "torch",
+    "torchrl",
+    "tensordict",
+    "gymnasium",
+    "mujoco",
+    "hydra-core",
+    "wandb",
+    "numpy",
+)
 
 
 class RunFolder:
@@ -122,7 +131,5 @@ def _git_commit() -> str | None:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(
-        ["git", *words], capture_output=True, text=True, check=True, timeout=5
-    )
+    done = subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5)
     return done.stdout.strip()

@@ -1,9 +1,9 @@
-"""Shared fixtures. Warnings are errors (pyproject.toml); each exception is listed here with its reason."""
+"""Shared fixtures. Warnings are errors (pyproject.toml); exceptions stand here with a reason."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test writes below a folder of its own, with one thread and a seeded generator."""
     import torch
 
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    yield
 
 
 @pytest.fixture

@@ -77,7 +77,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "expected"), WRONG, ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else "")
+@pytest.mark.parametrize(
+    ("words", "expected"), WRONG, ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else ""
+)
 def test_a_wrong_word_is_answered_with_its_remedy(capsys, words, expected) -> None:
     assert expected in refused(capsys, *words)
 
@@ -86,7 +88,9 @@ def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "wandb" else find(n, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "wandb" else find(n, *a)
+    )
     assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
 
 
@@ -103,11 +107,22 @@ def test_help_lists_groups_and_choices(capsys) -> None:
         main(["--help"])
     assert stop.value.code == 0
     told = capsys.readouterr().out
-    for word in ("pendulum", "half_cheetah", "tanh_normal", "retrieve", "legacy", "klpen", "KEY=VALUE"):
+    for word in (
+        "pendulum",
+        "half_cheetah",
+        "tanh_normal",
+        "retrieve",
+        "legacy",
+        "klpen",
+        "KEY=VALUE",
+    ):
         assert word in told
 
 
-@pytest.mark.parametrize("words", [["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]],
+)
 def test_answers_come_without_torch(words: list[str]) -> None:
     """torch takes seconds to import; its absence is what makes these answers quick."""
     code = (

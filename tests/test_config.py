@@ -52,7 +52,9 @@ def test_every_setting_has_a_one_line_comment(path: Path) -> None:
 
 def _repeats(line: str) -> bool:
     """A preset's value of a setting that its own group's YAML explains."""
-    return bool(re.match(r"^(  num_envs|frames|advantage|optim|collector|learner|eval|checkpoint): ", line))
+    return bool(
+        re.match(r"^(  num_envs|frames|advantage|optim|collector|learner|eval|checkpoint): ", line)
+    )
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -76,7 +78,8 @@ def test_the_last_rollout_is_whole() -> None:
 def test_a_users_own_choice_needs_a_schema_and_gets_one(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "env"
     own.mkdir(parents=True)
-    text = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\nenv: {id: Acrobot-v1, num_envs: 3}\n"
+    head = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
+    text = head + "env: {id: Acrobot-v1, num_envs: 3}\n"
     (own / "mine.yaml").write_text(text, encoding="utf-8")
     config = to_config(compose(["env=mine", "collector.steps=32"], str(tmp_path / "mine")))
     assert (config.env.id, config.env.num_envs, config.env.reward_scale) == ("Acrobot-v1", 3, 1.0)
@@ -85,7 +88,10 @@ def test_a_users_own_choice_needs_a_schema_and_gets_one(tmp_path: Path) -> None:
         to_config(compose(["env=bare"], str(tmp_path / "mine")))
 
 
-@pytest.mark.parametrize("words", [["kl=legacy"], ["kl=none", "loss=clip", "optim=adamw"], ["env=cartpole", "actor=categorical"]])
+@pytest.mark.parametrize(
+    "words",
+    [["kl=legacy"], ["kl=none", "loss=clip", "optim=adamw"], ["env=cartpole", "actor=categorical"]],
+)
 def test_a_stored_config_reads_back_as_it_was(tmp_path: Path, words: list[str]) -> None:
     config = to_config(compose(words))
     (tmp_path / ".hydra").mkdir()

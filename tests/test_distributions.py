@@ -84,7 +84,9 @@ def test_tanh_normal_entropy_is_minus_the_integral_of_p_log_p() -> None:
     assert float(family.entropy(params, samples=200_000)) == pytest.approx(float(exact), abs=5e-3)
 
 
-@pytest.mark.parametrize("make", [lambda: (Normal(), gaussian(3)), lambda: (Categorical(), logits(3))])
+@pytest.mark.parametrize(
+    "make", [lambda: (Normal(), gaussian(3)), lambda: (Categorical(), logits(3))]
+)
 def test_samples_follow_the_parameters(make) -> None:
     family, params = make()
     sample = family.sample(params, 200_000)

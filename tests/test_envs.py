@@ -96,7 +96,9 @@ def test_kwargs_reach_the_simulator() -> None:
     weightless = VectorGymEnv("Pendulum-v1", 1, kwargs={"g": 0.0}, seed=0)
     heavy = VectorGymEnv("Pendulum-v1", 1, seed=0)
     action = torch.zeros(1, 1)
-    states = [e.step(e.reset().set("action", action))["next", "observation"] for e in (weightless, heavy)]
+    states = [
+        e.step(e.reset().set("action", action))["next", "observation"] for e in (weightless, heavy)
+    ]
     assert float((states[0] - states[1]).abs().max()) > 1e-4
 
 
@@ -117,7 +119,13 @@ class Broken(gymnasium.Env):
         self.steps += 1
         bad = self.steps > 3
         observation = np.full(2, np.nan if bad and self.where == "observation" else 0, np.float32)
-        return observation, float("inf") if bad and self.where == "reward" else 0.0, False, False, {}
+        return (
+            observation,
+            float("inf") if bad and self.where == "reward" else 0.0,
+            False,
+            False,
+            {},
+        )
 
 
 gymnasium.register("klrl-test/Broken-v0", Broken, disable_env_checker=True)

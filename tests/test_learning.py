@@ -86,7 +86,9 @@ def plain_update(experiment: Experiment, batch: TensorDict, order: torch.Tensor)
     for index in order.chunk(config.learner.minibatches):
         part = flat[index]
         loc, scale = agent.policy_net(part["observation"])
-        dist, old = (torch.distributions.Normal(*x) for x in ((loc, scale), (part["loc"], part["scale"])))
+        dist, old = (
+            torch.distributions.Normal(*x) for x in ((loc, scale), (part["loc"], part["scale"]))
+        )
         ratio = (dist.log_prob(part["action"]).sum(-1) - part["action_log_prob"]).exp()
         advantage = part["advantage"].squeeze(-1)
         advantage = (advantage - advantage.mean()) / advantage.std()
@@ -112,7 +114,9 @@ def test_an_epoch_is_plain_torchs(made) -> None:
     learned = experiment.learner.update(batch, progress=0.0)
     for name, value in experiment.agent.modules.state_dict().items():
         torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=1e-5)
-    moved = [not torch.equal(before[k], v) for k, v in experiment.agent.modules.state_dict().items()]
+    moved = [
+        not torch.equal(before[k], v) for k, v in experiment.agent.modules.state_dict().items()
+    ]
     assert sum(moved) == len(list(experiment.agent.modules.parameters()))
     with torch.no_grad():
         outputs = experiment.agent.policy_net(batch["observation"])
@@ -197,7 +201,9 @@ def test_a_row_is_recomputed_from_its_batch(made) -> None:
     assert row["reward/raw"] == pytest.approx(float(raw.mean()), rel=1e-5)
     assert row["kl/ref/penalty"] == pytest.approx(penalty, rel=1e-4)
     assert row["reward/shaped"] == pytest.approx(float(raw.mean()) - penalty, rel=1e-5)
-    assert row["reward/shaped"] == pytest.approx(row["reward/raw"] - row["kl/ref/penalty"], abs=1e-6)
+    assert row["reward/shaped"] == pytest.approx(
+        row["reward/raw"] - row["kl/ref/penalty"], abs=1e-6
+    )
 
 
 def test_the_normalizer_moves_after_the_update_only(settings) -> None:

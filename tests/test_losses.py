@@ -57,14 +57,17 @@ def data(env_id: str, distribution: str):
     agent = make_agent(config, env, normalize=False, separate=False)
     agent.modules.double()
     count = 64
-    batch = TensorDict({"observation": torch.randn(count, env.observation_spec["observation"].shape[-1])}, [count])
+    batch = TensorDict(
+        {"observation": torch.randn(count, env.observation_spec["observation"].shape[-1])}, [count]
+    )
     with torch.no_grad():
         agent.actor(batch)
         agent.critic(batch)
         batch["advantage"] = torch.randn(count, 1)
         batch["value_target"] = batch["state_value"] + torch.randn(count, 1)
         batch["next"] = TensorDict(
-            {"reward": torch.zeros(count, 1), "done": torch.zeros(count, 1, dtype=torch.bool)}, [count]
+            {"reward": torch.zeros(count, 1), "done": torch.zeros(count, 1, dtype=torch.bool)},
+            [count],
         )
         batch["next", "terminated"] = batch["next", "done"]
         for parameter in agent.modules.parameters():
@@ -73,7 +76,10 @@ def data(env_id: str, distribution: str):
 
 
 def ours(config, agent, batch, beta: float):
-    flat = {key: batch[key].detach() for key in ("observation", "action_log_prob", *agent.family.param_keys)}
+    flat = {
+        key: batch[key].detach()
+        for key in ("observation", "action_log_prob", *agent.family.param_keys)
+    }
     flat[agent.family.sample_key] = batch[agent.family.sample_key]
     flat |= {k: batch[k].squeeze(-1) for k in ("advantage", "value_target", "state_value")}
     params = dict(zip(agent.family.param_keys, agent.policy_net(flat["observation"]), strict=True))
@@ -131,7 +137,9 @@ def test_klpen_is_torchrls(env_id, distribution, fixed, variant) -> None:
     total = sum(reference[key] for key in reference.keys() if key.startswith("loss_"))
     assert float(terms.kl_old) > 0.01
     torch.testing.assert_close(terms.kl_old, reference["kl"].mean(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(terms.objective, reference["loss_objective"].detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        terms.objective, reference["loss_objective"].detach(), rtol=1e-6, atol=0
+    )
     torch.testing.assert_close(terms.critic, reference["loss_critic"].detach(), rtol=1e-6, atol=0)
     torch.testing.assert_close(terms.total, total, rtol=1e-6, atol=0)
     for mine, other in zip(grads, gradients(agent, total), strict=True):
@@ -188,7 +196,9 @@ def test_tanh_entropy_bonus_widens_the_policy() -> None:
 def test_the_sampled_kl_is_the_exact_one_in_the_mean(env_id, distribution, _fixed) -> None:
     agent, batch = data(env_id, distribution)
     exact = ours(KLPEN, agent, batch, beta=1.0).kl_old
-    sampled = ours(replace(KLPEN, kl_old="sampled", samples_mc_kl=4000), agent, batch, beta=1.0).kl_old
+    sampled = ours(
+        replace(KLPEN, kl_old="sampled", samples_mc_kl=4000), agent, batch, beta=1.0
+    ).kl_old
     assert float(sampled) == pytest.approx(float(exact), rel=0.05)
 
 
@@ -243,7 +253,9 @@ def test_a_forward_moves_nothing() -> None:
             module(batch.copy())
             ours(KLPEN, agent, batch, rule.beta)
     assert rule.beta == 1.5
-    assert float(module.beta) < 1e-40, "TorchRL's beta no longer moves in evaluation: say so in docs"
+    assert float(module.beta) < 1e-40, (
+        "TorchRL's beta no longer moves in evaluation: say so in docs"
+    )
 
 
 def test_clip_has_no_beta() -> None:

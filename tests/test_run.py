@@ -346,7 +346,9 @@ def test_a_broken_last_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_curves_draw_what_rows_hold(tmp_path: Path) -> None:
-    draw_curves([{"frames": 10, "reward/episode": 1.0, "kl/old/exact": 0.0}], tmp_path / "c.png", "t")
+    draw_curves(
+        [{"frames": 10, "reward/episode": 1.0, "kl/old/exact": 0.0}], tmp_path / "c.png", "t"
+    )
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 

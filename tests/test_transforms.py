@@ -1,4 +1,4 @@
-"""``kl=legacy`` and ``kl=retrieve`` against arithmetic on torch distributions, in an env and on a batch."""
+"""``kl=legacy`` and ``kl=retrieve`` against arithmetic on torch distributions."""
 
 from __future__ import annotations
 
@@ -87,14 +87,18 @@ def test_legacy_and_retrieve_agree() -> None:
     for batch, mode in zip(batches, ("legacy", "retrieve"), strict=True):
         make_reference_kl(kl_config(mode), agent.actor, reference).transform(batch)
     for key in ("reward", "kl_penalty", "ref_log_prob"):
-        torch.testing.assert_close(batches[0]["next", key], batches[1]["next", key], atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            batches[0]["next", key], batches[1]["next", key], atol=1e-6, rtol=0
+        )
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_chosen_estimator_is_the_one_that_is_charged(estimator: str) -> None:
     agent, reference, config = moved_agent("Pendulum-v1", "normal")
     batch = rollout(config, agent.actor)
-    make_reference_kl(kl_config("retrieve", estimator=estimator), agent.actor, reference).transform(batch)
+    make_reference_kl(kl_config("retrieve", estimator=estimator), agent.actor, reference).transform(
+        batch
+    )
     log_ratio = batch["action_log_prob"] - batch["next", "ref_log_prob"]
     by_hand = {
         "k1": log_ratio,
@@ -160,7 +164,9 @@ def test_measured_kls_are_those_of_torchs_distributions() -> None:
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, ref)]
     exact = torch.distributions.kl_divergence(*dists).mean()
     torch.testing.assert_close(measured["exact"], exact, atol=1e-5, rtol=1e-5)
-    log_ratio = (dists[0].log_prob(batch["pre_tanh"]) - dists[1].log_prob(batch["pre_tanh"])).squeeze(-1)
+    log_ratio = (
+        dists[0].log_prob(batch["pre_tanh"]) - dists[1].log_prob(batch["pre_tanh"])
+    ).squeeze(-1)
     for name in ("k1", "k2", "k3"):
         by_hand = estimate_kl(log_ratio, torch.zeros_like(log_ratio), name).mean()
         torch.testing.assert_close(measured[name], by_hand, atol=1e-4, rtol=1e-4)
@@ -183,7 +189,9 @@ def test_the_documented_pendulum_example_runs() -> None:
     transform = KLRewardTransform(actor, out_keys="reward_kl")
     env = TransformedEnv(base, transform)
     with torch.no_grad():
-        _ = TensorDict(dict(actor.named_parameters()), []).apply_(lambda x: x.data.copy_(x.data + 1))
+        _ = TensorDict(dict(actor.named_parameters()), []).apply_(
+            lambda x: x.data.copy_(x.data + 1)
+        )
         td = env.rollout(3, actor)
     assert (td.get(("next", "reward")) != td.get(("next", "reward_kl"))).all()
     kl = td["next", "reward"] - td["next", "reward_kl"]
@@ -197,7 +205,9 @@ def test_the_documented_pendulum_example_runs() -> None:
 @pytest.mark.parametrize("out_key", ["reward", "reward_kl", ("agent", "reward_kl")])
 def test_legacy_specs_for_every_out_key(out_key) -> None:
     base, actor = documented_actor()
-    check_env_specs(TransformedEnv(base, KLRewardTransform(actor, in_keys=["reward"], out_keys=[out_key])))
+    check_env_specs(
+        TransformedEnv(base, KLRewardTransform(actor, in_keys=["reward"], out_keys=[out_key]))
+    )
 
 
 def test_a_random_action_is_not_charged_in_silence() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 from tensordict import TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential
-from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Transform
 
-Key = NestedKey
+#: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
+Key: TypeAlias = str | tuple[Any, ...]
 
 
 class NextTransform(Transform):
@@ -52,7 +54,7 @@ def as_key(key: Key) -> Key:
 
 
 def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) -> Tensor:
-    """log pi(a|s) of a transition's action, on the transition's device, shape [...].
+    """Log pi(a|s) of a transition's action, on the transition's device, shape [...].
 
     An environment on the CPU may ask a policy on a GPU. The copy is shallow: the model writes its
     parameters into what it is given.

@@ -71,7 +71,9 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
     """
     if isinstance(dist, TanhNormal) and isinstance(ref_dist, TanhNormal):
         same = torch.equal(dist.low + 0.0 * ref_dist.low, ref_dist.low + 0.0 * dist.low)
-        same = same and torch.equal(dist.high + 0.0 * ref_dist.high, ref_dist.high + 0.0 * dist.high)
+        same = same and torch.equal(
+            dist.high + 0.0 * ref_dist.high, ref_dist.high + 0.0 * dist.high
+        )
         if not same:
             raise ValueError(
                 "TanhNormal with different bounds: their supports differ, so KL has no closed form"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -74,9 +75,7 @@ class KLRewardTransform(NextTransform):
 
     coef: Tensor
 
-    def _step(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
-    ) -> TensorDictBase:
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = next_tensordict.get(self.reward_key)
         refuse_second_charge(next_tensordict, self.raw_key)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
@@ -94,7 +93,7 @@ class KLRewardTransform(NextTransform):
         return next_tensordict
 
     def _log_prob(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
-        """log pi(a|s) as sampled; NaN, with a warning, for an action that no policy sampled."""
+        """Log pi(a|s) as sampled; NaN, with a warning, for an action that no policy sampled."""
         log_prob = tensordict.get(self.log_prob_key, None)
         if log_prob is not None:
             return log_prob
@@ -147,7 +146,7 @@ class KLRewardTransform(NextTransform):
 
 def _one(name: str, keys: Key | Sequence[Key]) -> Key:
     """A key, or a list of one key."""
-    listed = list(keys) if isinstance(keys, list) else [keys]
+    listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
     return as_key(listed[0])

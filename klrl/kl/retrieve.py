@@ -47,9 +47,7 @@ class RetrieveLogProb(NextTransform):
         self.model = model
         self.detach = detach
 
-    def _step(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
-    ) -> TensorDictBase:
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             log_prob = score(self.model, tensordict)
         return next_tensordict.set(self.key, log_prob)
@@ -117,9 +115,7 @@ class KLComputation(NextTransform):
 
     coeff: Tensor
 
-    def _step(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
-    ) -> TensorDictBase:
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward_key = self.parent.reward_key if self.parent is not None else "reward"
         reward = next_tensordict.get(reward_key)
         log_prob = _either(next_tensordict, tensordict, self.gen_key)

@@ -6,7 +6,7 @@ anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`, once p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +50,7 @@ class PolicyLoss:
 
     def __init__(self, config: LossConfig, family: Family) -> None:
         self.config, self.family = config, family
-        self._reduce: Callable[[Tensor], Tensor] = {"mean": torch.mean, "sum": torch.sum}[
-            config.reduction
-        ]
+        self._reduce = _mean if config.reduction == "mean" else _sum
 
     def __call__(
         self, params: Mapping[str, Tensor], value: Tensor, batch: Minibatch, beta: Tensor
@@ -117,7 +115,7 @@ class KLPENLoss(PolicyLoss):
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
-        """w A - beta KL(old||new), [B]."""
+        """W A - beta KL(old||new), [B]."""
         return terms.surrogate(log_prob, batch["action_log_prob"], advantage) - beta * kl_old
 
     def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
@@ -145,6 +143,14 @@ class ClipLoss(PolicyLoss):
         """Measured only: outside the graph."""
         with torch.no_grad():
             return super().kl_old(params, batch)
+
+
+def _mean(value: Tensor) -> Tensor:
+    return value.mean()
+
+
+def _sum(value: Tensor) -> Tensor:
+    return value.sum()
 
 
 def make_loss(config: LossConfig, family: Family) -> PolicyLoss:

@@ -103,15 +103,13 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
         out.set("action_log_prob", self.family.log_prob(params, out.get("pre_tanh")))
         return out
 
-    def log_prob(
-        self, tensordict: TensorDictBase, *, dist: Distribution | None = None
-    ) -> Tensor:
+    def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
         """Log-density of the batch's action, from ``pre_tanh`` where the batch holds it."""
-        dist = self.get_dist(tensordict) if dist is None else dist
+        tanh: Any = self.get_dist(tensordict) if dist is None else dist
         u = tensordict.get("pre_tanh", None)
         if u is None:
-            return dist.log_prob(tensordict.get("action"))
-        return dist.base_dist.log_prob(u) - self.family.log_slope(u)
+            return tanh.log_prob(tensordict.get("action"))
+        return tanh.base_dist.log_prob(u) - self.family.log_slope(u)
 
 
 def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool) -> Agent:

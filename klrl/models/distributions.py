@@ -103,11 +103,11 @@ class TanhNormalFamily(Normal):
         self.low, self.high = low, high
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """log N(u) - log |da/du|."""
+        """Log N(u) - log |da/du|."""
         return super().log_prob(params, sample) - self.log_slope(sample)
 
     def log_slope(self, u: Tensor) -> Tensor:
-        """log |da/du| = sum_i log((high - low)/2) + 2 (log 2 - u - softplus(-2u)), [..., A] -> [...]."""
+        """Log |da/du| = sum_i log((high - low)/2) + 2 (log 2 - u - softplus(-2u)), shape [...]."""
         half_width = (0.5 * (self.high - self.low)).to(u)
         return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
@@ -135,7 +135,7 @@ class Categorical:
     sample_key = "action"
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """log softmax(logits)[a]; ``sample`` may have leading dimensions more than the logits."""
+        """Log softmax(logits)[a]; ``sample`` may have leading dimensions more than the logits."""
         log_p = _log_p(params)
         log_p = log_p.expand(*sample.shape, log_p.shape[-1])
         return log_p.gather(-1, sample.unsqueeze(-1)).squeeze(-1)
@@ -155,8 +155,8 @@ class Categorical:
         return torch.distributions.Categorical(logits=params["logits"].detach()).sample((samples,))
 
     def distribution(self, **params: Tensor) -> Distribution:
-        """torch's Categorical."""
-        return torch.distributions.Categorical(**params)
+        """Torch's Categorical."""
+        return torch.distributions.Categorical(logits=params["logits"])
 
 
 def _log_p(params: Params) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ class ObservationNormalizer(nn.Module):
 def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
     """Linear layers with an activation after each, orthogonal with gain sqrt(2), bias 0."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in pairwise(sizes):
         layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
 

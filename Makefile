@@ -1,0 +1,52 @@
+# klrl: `make help` lists the targets. Each sets up .venv first where that is needed.
+PYTHON ?= python3.11
+VENV ?= .venv
+# Words for the command line, as in: make run ARGS="env=hopper frames=200000"
+ARGS ?= env=pendulum kl.coef=0.1
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test smoke sweep lint format types wheel in-band clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(READY) ## set up, then train: the main job, or ARGS="..."
+	$(BIN)/python -m klrl $(ARGS)
+
+test: $(READY) ## set up, then run the tests
+	$(BIN)/python -m pytest
+
+smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep
+	bash .ci/smoke $(BIN)/python
+
+sweep: $(READY) ## two KL modes, two coefficients, two seeds: eight short runs
+	$(BIN)/python -m klrl -m experiment=pendulum_quick kl=legacy,retrieve kl.coef=0,0.1 seed=0,1
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY) ## ruff: mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY) ## mypy on klrl/
+	$(BIN)/mypy
+
+wheel: $(READY) ## build dist/*.whl
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+in-band: $(READY) ## measure how beta rules hold KL(old||new) (about 15 minutes)
+	$(BIN)/python benchmarks/in_band.py
+
+clean: ## remove what the targets made, outputs/ excepted
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
