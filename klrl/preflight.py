@@ -144,8 +144,10 @@ def _check_id(env_id: str) -> None:
 def _make(env: EnvConfig) -> Any:
     import gymnasium
 
+    from klrl.gym_make import make_gym
+
     try:
-        return gymnasium.make(env.id, **env.kwargs)
+        return make_gym(env.id, env.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"env.id={env.id}: {_first_line(error)}") from error
     except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:

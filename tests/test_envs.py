@@ -147,3 +147,9 @@ def test_a_value_that_is_not_finite_is_named(where: str) -> None:
 def test_unserved_actions_are_refused() -> None:
     with pytest.raises(ConfigError, match="MultiDiscrete"):
         make_env(config("klrl-test/Many-v0"), seed=0)
+
+
+def test_mujoco_leaves_no_log_in_the_working_folder(tmp_path, caplog) -> None:
+    make_env(config("HalfCheetah-v5", 1), seed=0)
+    assert not list(tmp_path.glob("MUJOCO_LOG*"))
+    assert not caplog.records or caplog.records[0].levelname == "DEBUG"

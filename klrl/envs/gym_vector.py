@@ -21,6 +21,7 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from klrl.errors import ConfigError, NonFiniteError
+from klrl.gym_make import make_gym
 
 
 class VectorGymEnv(EnvBase):
@@ -122,7 +123,7 @@ class VectorGymEnv(EnvBase):
 
 
 def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    env = gymnasium.make(env_id, **kwargs)
+    env = make_gym(env_id, kwargs)
     space = env.observation_space
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env
