@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.config import Config, check_all_read, conf_dir, register_schemas, to_config
-from klrl.errors import ConfigError, Interrupted
+from klrl.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.hints import explain, help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import new_folder
@@ -33,19 +33,30 @@ class _Refused(BaseException):
     """A ConfigError on its way through Hydra, which would print an Exception and exit with 1."""
 
 
+class _Failed(BaseException):
+    """A NonFiniteError on its way through Hydra, which would print a traceback around its line."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``python -m klrl``; exits with 0, 1, 2, 130 or 143 as docs/architecture.md says."""
     try:
         sys.exit(_main(list(sys.argv[1:] if argv is None else argv)))
     except ConfigError as error:
-        if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
+        if _full_errors():
             traceback.print_exc()
         refuse(str(error))
+    except (NonFiniteError, _Failed) as error:
+        print(f"klrl: failed: {error}", file=sys.stderr)
+        sys.exit(1)
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         print("\nklrl: stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _full_errors() -> bool:
+    return os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
 
 
 def refuse(message: str) -> NoReturn:
@@ -211,6 +222,10 @@ def _job(cfg: DictConfig) -> None:
         run(to_config(cfg), Path(about.runtime.output_dir), group=group)
     except ConfigError as error:
         raise _Refused(str(error)) from error
+    except NonFiniteError as error:
+        if swept or _full_errors():  # the sweep's other jobs shall still run
+            raise
+        raise _Failed(str(error)) from error
 
 
 def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from klrl.envs import make_env
 from klrl.errors import Interrupted, NonFiniteError
 from klrl.evaluate import evaluate_policy
 from klrl.interrupt import StopRequest
-from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, make_reference_kl
+from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL, make_reference_kl
 from klrl.kl.measure import measure_reference_kl
 from klrl.kl.reference import freeze
 from klrl.learner import Learned, Learner
@@ -98,9 +98,7 @@ class Experiment:
         env.close()
         self.agent.modules.to(self.device)
         self.reference.to(self.device)
-        self.kl = make_reference_kl(config.kl, self.agent.actor, self.reference)
-        if self.kl is not None:
-            self.kl.to(self.device)
+        self.kl = self._make_kl()
         self.estimate_advantage = make_advantage(
             config.advantage, self.agent.critic, config.env.reward_scale
         )
@@ -114,12 +112,13 @@ class Experiment:
             stop = stack.enter_context(StopRequest())
             checkpoints = self._checkpoints(files)
             if resume:
-                checkpoints.load_last(self.device)
-                self._take_up_counters()
+                self.take_up(checkpoints)
             loggers, progress = stack.enter_context(self._recording(files, group, resume))
             rollout = self._make_rollout()
             stack.callback(rollout.close)
             stack.enter_context(self._status(files))
+            if not resume:
+                self.save(checkpoints, improved=False, stopping=True)
             while self.counters.iteration < self.config.iterations:
                 started = time.perf_counter()
                 batch = rollout.collect()
@@ -296,6 +295,10 @@ class Experiment:
             return load_reference(config.path, config.which, self.agent, env, described)
         return freeze(self.agent.actor), None
 
+    def _make_kl(self) -> ReferenceKL | None:
+        kl = make_reference_kl(self.config.kl, self.agent.actor, self.reference)
+        return None if kl is None else kl.to(self.device)
+
     def _make_rollout(self) -> TorchRLRollout:
         seed = derived_seed(self.config.seed, "train", self.counters.iteration)
         online = (self.kl.transform,) if self.kl is not None and self.kl.online else ()
@@ -312,7 +315,11 @@ class Experiment:
             components["reference"] = self.reference
         return Checkpoints(files.checkpoints, components)
 
-    def _take_up_counters(self) -> None:
+    def take_up(self, checkpoints: Checkpoints) -> None:
+        """Go on from ``last``: every component, then what depends on them."""
+        checkpoints.load_last(self.device)
+        # The legacy transform holds a copy of the reference, which was just replaced.
+        self.kl = self._make_kl()
         if self.kl is not None:
             self.kl.coef = self.counters.kl_coef
         self.learner.beta_rule.load_state_dict({"beta": self.counters.beta})

@@ -104,6 +104,11 @@ def _wanted(error: Exception) -> str:
 
 
 def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
+    if group.startswith("hydra/"):
+        kind = group.removeprefix("hydra/")
+        return ConfigError(
+            f"{group}={name}: no such {kind} is installed; pip install hydra-{name}-{kind}"
+        )
     known = choices(group, config_dir)
     return ConfigError(
         f"{group}={name}: no such choice{_nearest(name, known)}; choices: {', '.join(known)}"

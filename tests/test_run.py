@@ -129,8 +129,7 @@ def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(se
     state = torch.random.get_rng_state()
     second = Experiment(config)
     torch.manual_seed(99)
-    second._checkpoints(RunFolder(Path("run"))).load_last(torch.device("cpu"))
-    second._take_up_counters()
+    second.take_up(second._checkpoints(RunFolder(Path("run"))))
     for mine, theirs in (
         (first.agent.modules, second.agent.modules),
         (first.reference, second.reference),
@@ -147,11 +146,13 @@ def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(se
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_another_runs_policy_as_reference_and_resume_without_its_folder() -> None:
+@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
+def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: str) -> None:
     import shutil
 
     exits(*QUICK, "hydra.run.dir=ref", "actor.hidden=[12]", "seed=9")
-    exits(*QUICK, "hydra.run.dir=run", "reference=checkpoint", "reference.path=ref", "kl.coef=0.2")
+    words = ("reference=checkpoint", "reference.path=ref", "kl.coef=0.2", f"kl={mode}")
+    exits(*QUICK, "hydra.run.dir=run", *words)
     rows = rows_of(Path("run"))
     assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
     policy = klrl.load_policy("ref")
@@ -164,7 +165,11 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder() -> Non
     )
     shutil.rmtree("ref")
     assert exits("resume=run", "frames=256") == 0
-    assert rows_of(Path("run"))[-1]["kl/ref/exact"] > 1e-5
+    last = rows_of(Path("run"))[-1]
+    assert last["kl/ref/exact"] > 1e-5
+    assert last["kl/ref/penalty"] == pytest.approx(0.2 * last["kl/ref/k1"], abs=1e-6), (
+        "what is charged and what is measured have one reference"
+    )
 
 
 def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None:
@@ -355,3 +360,21 @@ def test_curves_draw_what_rows_hold(tmp_path: Path) -> None:
 def test_interrupted_is_no_exception() -> None:
     assert not issubclass(Interrupted, Exception)
     assert (Interrupted(2).exit_code, Interrupted(15).exit_code) == (130, 143)
+
+
+def test_a_failing_job_lets_the_sweeps_others_run(capfd) -> None:
+    code = exits("-m", *QUICK, "optim.lr=1e30,1e-3", "loss.normalize_advantage=false")
+    assert code == 1
+    told = capfd.readouterr()
+    assert "NonFiniteError" in told.err
+    jobs = sorted(p for p in only_run().iterdir() if p.is_dir())
+    assert [manifest_of(job)["status"] for job in jobs] == ["failed", "finished"]
+
+
+def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
+    assert exits(*QUICK, "optim.lr=1e30", "loss.normalize_advantage=false") == 1
+    told = capfd.readouterr()
+    assert told.err.startswith("klrl: failed: ")
+    assert "Traceback" not in told.err
+    assert manifest_of(only_run())["status"] == "failed"
+    assert list(only_run().glob("checkpoints/last/*/manifest.json")), "there is one from the start"

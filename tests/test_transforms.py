@@ -149,6 +149,7 @@ def test_the_coefficient_can_be_moved() -> None:
     agent, reference, config = moved_agent("Pendulum-v1", "normal")
     for mode in ("legacy", "retrieve"):
         kl = make_reference_kl(kl_config(mode), agent.actor, reference)
+        kl.to(torch.float32)  # replaces the buffer, as a move to another device does
         kl.coef = 0.0
         batch = rollout(config, agent.actor)
         kl.transform(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from torchrl.envs import Compose, Transform
@@ -20,23 +19,25 @@ class ReferenceKL(nn.Module):
 
     Args:
         transform: charges the reward; for ``kl.apply=step`` it is attached to the environment.
-        coef: the buffer that holds the coefficient, reward per nat.
+        owner: the part of it whose buffer ``name`` is the coefficient, reward per nat.
+        name: of that buffer.
         online: whether the environment applies the transform at every step.
     """
 
-    def __init__(self, transform: Transform, coef: torch.Tensor, online: bool) -> None:
+    def __init__(self, transform: Transform, owner: nn.Module, name: str, online: bool) -> None:
         super().__init__()
         self.transform, self.online = transform, online
-        self._coef = coef
+        # By name: a move to another device replaces the buffer.
+        self._owner, self._name = owner, name
 
     @property
     def coef(self) -> float:
         """Reward per nat."""
-        return float(self._coef)
+        return float(getattr(self._owner, self._name))
 
     @coef.setter
     def coef(self, value: float) -> None:
-        self._coef.fill_(value)
+        getattr(self._owner, self._name).fill_(value)
 
 
 def make_reference_kl(
@@ -76,7 +77,7 @@ def _retrieve(
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
         computation,
     )
-    return ReferenceKL(transform, computation.coeff, config.apply == "step")
+    return ReferenceKL(transform, computation, "coeff", config.apply == "step")
 
 
 def _legacy(config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential) -> ReferenceKL:
@@ -87,4 +88,4 @@ def _legacy(config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential
         ref_log_prob_key=REF_LOG_PROB_KEY,
         raw_reward_key=RAW_REWARD_KEY,
     )
-    return ReferenceKL(transform, transform.coef, config.apply == "step")
+    return ReferenceKL(transform, transform, "coef", config.apply == "step")
