@@ -21,7 +21,7 @@ def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
 
 
 def _route_mujoco_warnings() -> None:
-    """MuJoCo appends its warnings to MUJOCO_LOG.TXT in the working folder unless it is told where."""
+    """MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder unless told otherwise."""
     try:
         import mujoco
     except ImportError:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import torch
 from tensordict import TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
@@ -64,3 +67,47 @@ def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) 
     if device == action_device:
         return model.log_prob(tensordict.copy())
     return model.log_prob(tensordict.to(device)).to(action_device)
+
+
+def sampled_log_prob(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
+    """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
+
+    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
+    zero would be a lie.
+
+    Args:
+        tensordict: the transition.
+        key: where the policy writes its log-prob.
+        like: a tensor of the log-prob's shape.
+    """
+    log_prob = tensordict.get(key, None)
+    if log_prob is not None:
+        return log_prob
+    warnings.warn(
+        f"no {key} in the data: a random action has no KL to the reference, "
+        "and its charged reward is NaN; collect with the policy",
+        stacklevel=3,
+    )
+    return torch.full_like(like, torch.nan)
+
+
+def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
+    """A key, or a list of one key.
+
+    Raises:
+        ValueError: a list of none or several.
+    """
+    listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
+    if len(listed) != 1:
+        raise ValueError(f"{name}={listed}: exactly one key is allowed")
+    return as_key(listed[0])
+
+
+def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
+    """A reward may be charged once: its raw value is the sign that it was.
+
+    Raises:
+        RuntimeError: the raw reward is there already.
+    """
+    if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
+        raise RuntimeError(f"the KL was charged to this reward already: it holds {raw_key}")

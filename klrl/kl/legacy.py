@@ -6,9 +6,7 @@ added it; the documented formula is the one that is built here.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -16,10 +14,19 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
-from klrl.kl.base import Key, NextTransform, as_key, reward_like, score, zeros_at_reset
+from klrl.kl.base import (
+    Key,
+    NextTransform,
+    as_key,
+    one_key,
+    refuse_second_charge,
+    reward_like,
+    sampled_log_prob,
+    score,
+    zeros_at_reset,
+)
 from klrl.kl.divergence import k1
 from klrl.kl.reference import freeze
-from klrl.kl.retrieve import refuse_second_charge
 
 
 class KLRewardTransform(NextTransform):
@@ -62,8 +69,8 @@ class KLRewardTransform(NextTransform):
             raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
         if next(actor.parameters(), None) is None:
             raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
-        self.reward_key = _one("in_keys", "reward" if in_keys is None else in_keys)
-        self.out_key = _one("out_keys", self.reward_key if out_keys is None else out_keys)
+        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
         super().__init__(in_keys=[self.reward_key, *actor.in_keys], out_keys=[self.out_key])
         self.reference = freeze(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
@@ -80,7 +87,8 @@ class KLRewardTransform(NextTransform):
         refuse_second_charge(next_tensordict, self.raw_key)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
             ref_log_prob = self._reference_log_prob(tensordict)
-        kl = k1(self._log_prob(tensordict, ref_log_prob) - ref_log_prob).view_as(reward)
+        log_prob = sampled_log_prob(tensordict, self.log_prob_key, ref_log_prob)
+        kl = k1(log_prob - ref_log_prob).view_as(reward)
         written = {
             self.kl_key: kl,
             self.ref_log_prob_key: ref_log_prob,
@@ -91,18 +99,6 @@ class KLRewardTransform(NextTransform):
             if key is not None:
                 next_tensordict.set(key, value)
         return next_tensordict
-
-    def _log_prob(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
-        """Log pi(a|s) as sampled; NaN, with a warning, for an action that no policy sampled."""
-        log_prob = tensordict.get(self.log_prob_key, None)
-        if log_prob is not None:
-            return log_prob
-        warnings.warn(
-            f"no {self.log_prob_key} in the data: a random action has no KL to the reference, "
-            "and its charged reward is NaN; collect with the policy",
-            stacklevel=2,
-        )
-        return torch.full_like(like, torch.nan)
 
     def _reference_log_prob(self, tensordict: TensorDictBase) -> Tensor:
         if self.action_key == self.reference.dist_sample_keys[0]:
@@ -142,14 +138,6 @@ class KLRewardTransform(NextTransform):
                 shape=output_spec.shape, device=output_spec.device
             )
         return output_spec
-
-
-def _one(name: str, keys: Key | Sequence[Key]) -> Key:
-    """A key, or a list of one key."""
-    listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
-    if len(listed) != 1:
-        raise ValueError(f"{name}={listed}: exactly one key is allowed")
-    return as_key(listed[0])
 
 
 def _log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:
