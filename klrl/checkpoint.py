@@ -24,16 +24,12 @@ class Counters:
         iteration: rollouts done.
         frames: environment steps done.
         best_return: the best evaluation so far.
-        kl_coef: coefficient of KL(policy||reference).
-        beta: coefficient of KL(old||new).
     """
 
     def __init__(self) -> None:
         self.iteration = 0
         self.frames = 0
         self.best_return: float | None = None
-        self.kl_coef = 0.0
-        self.beta = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """All of them."""

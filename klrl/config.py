@@ -59,6 +59,7 @@ class ActorConfig:
     hidden: list[int] = MISSING
     activation: str = choice("tanh", "relu", "elu", "silu", "gelu")
     share_trunk: bool = MISSING
+    init: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
 
 
 @dataclass
@@ -84,6 +85,20 @@ class CheckpointReferenceConfig(ReferenceConfig):
 
 
 @dataclass
+class EMAReferenceConfig(ReferenceConfig):
+    """A moving average of the policy."""
+
+    decay: float = number(ge=0, le=1)
+
+
+@dataclass
+class PeriodicReferenceConfig(ReferenceConfig):
+    """The policy as it was some iterations ago."""
+
+    every: int = number(ge=1)
+
+
+@dataclass
 class KLConfig:
     """No KL to a reference: nothing measured, nothing charged."""
 
@@ -102,8 +117,45 @@ class LegacyKLConfig(KLConfig):
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-prob retrieval twice, then the KL computation."""
 
-    estimator: str = choice("k1", "k2", "k3")
+    estimator: str = choice("k1", "k2", "k3", "exact")
+    placement: str = choice("reward", "loss", "split")
     allow_biased: bool = MISSING
+
+
+@dataclass
+class ControllerConfig:
+    """A fixed kl.coef."""
+
+    kind: str = MISSING
+
+
+@dataclass
+class ScheduleControllerConfig(ControllerConfig):
+    """kl.coef moves with the frames."""
+
+    shape: str = choice("linear", "cosine")
+    end: float = number(ge=0)
+    frames: Any = number(gt=0, whole=True)
+
+
+@dataclass
+class AdaptiveControllerConfig(ControllerConfig):
+    """kl.coef is multiplied towards a target KL."""
+
+    target: float = number(gt=0)
+    horizon: Optional[float] = number(gt=0)  # noqa: UP045
+    coef_min: float = number(gt=0)
+    coef_max: float = number(gt=0)
+
+
+@dataclass
+class DualControllerConfig(ControllerConfig):
+    """log kl.coef ascends on the constraint KL <= target."""
+
+    target: float = number(gt=0)
+    lr: float = number(gt=0)
+    coef_min: float = number(gt=0)
+    coef_max: float = number(gt=0)
 
 
 @dataclass
@@ -138,7 +190,9 @@ class KLPENConfig(LossConfig):
     beta: float = number(ge=0)
     increment: float = number(ge=1)
     decrement: float = number(gt=0, le=1)
-    beta_rule: str = choice("doubling", "forward")
+    beta_rule: str = choice("doubling", "proportional", "forward")
+    gain: float = number(gt=0)
+    line_search: str = choice("none", "back", "both")
     beta_min: float = number(gt=0)
     beta_max: float = number(gt=0)
     kl_old: str = choice("exact", "sampled")
@@ -234,6 +288,7 @@ class RootConfig:
     actor: Any = None
     reference: Any = None
     kl: Any = None
+    controller: Any = None
     advantage: Any = None
     loss: Any = None
     learner: Any = None
@@ -256,6 +311,7 @@ class Config:
     actor: ActorConfig
     reference: ReferenceConfig
     kl: KLConfig
+    controller: ControllerConfig
     advantage: AdvantageConfig
     loss: LossConfig
     learner: LearnerConfig
@@ -279,6 +335,7 @@ GROUPS = (
     "actor",
     "reference",
     "kl",
+    "controller",
     "advantage",
     "loss",
     "learner",
@@ -291,8 +348,19 @@ GROUPS = (
 SCHEMAS: dict[str, dict[str, type]] = {
     "env": {"gym": EnvConfig},
     "actor": {"mlp": ActorConfig, "gaussian": GaussianActorConfig},
-    "reference": {"initial": ReferenceConfig, "checkpoint": CheckpointReferenceConfig},
+    "reference": {
+        "initial": ReferenceConfig,
+        "checkpoint": CheckpointReferenceConfig,
+        "ema": EMAReferenceConfig,
+        "periodic": PeriodicReferenceConfig,
+    },
     "kl": {"none": KLConfig, "legacy": LegacyKLConfig, "retrieve": RetrieveKLConfig},
+    "controller": {
+        "fixed": ControllerConfig,
+        "schedule": ScheduleControllerConfig,
+        "adaptive": AdaptiveControllerConfig,
+        "dual": DualControllerConfig,
+    },
     "advantage": {"gae": AdvantageConfig},
     "loss": {"klpen": KLPENConfig, "clip": ClipConfig},
     "learner": {"ppo": LearnerConfig},
@@ -306,6 +374,7 @@ DISCRIMINATORS = {
     "actor": "distribution",
     "reference": "kind",
     "kl": "mode",
+    "controller": "kind",
     "loss": "name",
     "optim": "name",
     "collector": "name",
@@ -435,12 +504,38 @@ def _check_together(c: Config) -> None:
         raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
     if isinstance(c.loss, KLPENConfig):
         _check_beta(c.loss)
-    if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator != "k1" and not c.kl.allow_biased:
-        raise ConfigError(
-            f"kl.estimator={c.kl.estimator}: in the reward only k1 has the gradient of the KL "
-            "(docs/kl.md); use kl.estimator=k1 or say kl.allow_biased=true"
-        )
+    if isinstance(c.kl, RetrieveKLConfig):
+        _check_placement(c.kl)
+    if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
+        _check_controller(c)
     check_device_name(c.device)
+
+
+def _check_placement(kl: RetrieveKLConfig) -> None:
+    """The table of docs/kl.md: which estimator has the gradient of the KL where."""
+    if kl.placement == "reward" and kl.estimator != "k1" and not kl.allow_biased:
+        raise ConfigError(
+            f"kl.estimator={kl.estimator}: in the reward only k1 has the gradient of the KL "
+            "(docs/kl.md); use kl.estimator=k1, kl.placement=loss or split, or say "
+            "kl.allow_biased=true"
+        )
+    if kl.placement == "split" and kl.estimator != "exact":
+        raise ConfigError(
+            f"kl.placement=split: takes the exact KL, {kl.estimator} would count a step twice; "
+            "add kl.estimator=exact"
+        )
+
+
+def _check_controller(c: Config) -> None:
+    """A coefficient that is multiplied must start inside its bounds, above 0."""
+    controller, coef = c.controller, getattr(c.kl, "coef", None)
+    assert isinstance(controller, AdaptiveControllerConfig | DualControllerConfig)
+    if coef is not None and not controller.coef_min <= coef <= controller.coef_max:
+        raise ConfigError(
+            f"kl.coef={coef:g}: controller={controller.kind} multiplies it, within "
+            f"controller.coef_min={controller.coef_min:g} .. "
+            f"controller.coef_max={controller.coef_max:g}; start inside"
+        )
 
 
 def _check_beta(loss: KLPENConfig) -> None:
@@ -481,6 +576,24 @@ UNREAD = (
         "loss.samples_mc_kl",
         lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
         "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
+    ),
+    Unread(
+        "loss.gain",
+        lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
+        "only loss.beta_rule=proportional reads it; drop it or set that",
+    ),
+    *(
+        Unread(
+            f"loss.{name}",
+            lambda c: getattr(c.loss, "beta_rule", "") == "proportional",
+            "loss.beta_rule=proportional reads loss.gain instead; drop it",
+        )
+        for name in ("increment", "decrement")
+    ),
+    Unread(
+        "kl.apply",
+        lambda c: getattr(c.kl, "placement", "reward") == "loss",
+        "kl.placement=loss charges no reward; drop it",
     ),
     Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
     Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
@@ -524,8 +637,10 @@ def check_all_read(config: Config, overridden: Iterable[str]) -> None:
         if rule.key in given and rule.unread(config):
             raise ConfigError(f"{rule.key}: nothing reads it here: {rule.reason}")
     if config.kl.mode == "none":
-        named = sorted(k for k in given if k == "reference" or k.startswith("reference."))
+        groups = ("reference", "controller")
+        named = sorted(k for k in given if k.split(".")[0] in groups)
         if named:
             raise ConfigError(
-                f"{named[0]}: nothing reads it here: kl=none has no reference; drop it"
+                f"{named[0]}: nothing reads it here: kl=none has no {named[0].split('.')[0]}; "
+                "drop it"
             )

@@ -17,17 +17,24 @@ from torchrl.envs import EnvBase
 
 from klrl.advantage import make_advantage
 from klrl.checkpoint import Checkpoints, Counters
-from klrl.config import CheckpointReferenceConfig, Config, to_config
+from klrl.config import (
+    CheckpointReferenceConfig,
+    Config,
+    KLPENConfig,
+    LegacyKLConfig,
+    to_config,
+)
 from klrl.curves import draw_curves
 from klrl.envs import make_env
 from klrl.errors import Interrupted, NonFiniteError
 from klrl.evaluate import evaluate_policy
 from klrl.interrupt import StopRequest
 from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL, make_reference_kl
-from klrl.kl.measure import measure_reference_kl
-from klrl.kl.reference import freeze
+from klrl.kl.controllers import make_controller
+from klrl.kl.measure import annotate, measure_reference_kl
+from klrl.kl.reference import freeze, make_reference_rule, memory_bytes
 from klrl.learner import Learned, Learner
-from klrl.load import load_reference
+from klrl.load import load_agent, load_reference
 from klrl.loggers import JsonlLogger, Logger, read_rows, wandb_run
 from klrl.metrics import Row, check_row
 from klrl.models import make_agent
@@ -65,7 +72,7 @@ def run(
     torch.set_num_threads(config.threads)
     files = RunFolder(Path(folder)) if folder is not None else None
     described = files.manifest.get("reference") if files is not None and resume else None
-    experiment = Experiment(config, described)
+    experiment = Experiment(config, described, resumed=resume)
     files = files or RunFolder(new_folder())
     experiment.train(files, group=group, resume=resume)
     return files.path
@@ -77,12 +84,19 @@ class Experiment:
     Args:
         config: the job.
         described: on resume, what the manifest says of a reference from another run.
+        resumed: the weights will come from this run's own checkpoint, not from ``actor.init``.
 
     Raises:
         ConfigError: an environment, a policy or a reference cannot be built.
     """
 
-    def __init__(self, config: Config, described: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        described: Mapping[str, Any] | None = None,
+        *,
+        resumed: bool = False,
+    ) -> None:
         self.config = config
         self.device = device_of(config.device)
         self.counters = Counters()
@@ -94,6 +108,8 @@ class Experiment:
             normalize=config.env.normalize_observation,
             separate=config.loss.separate_losses,
         )
+        if config.actor.init is not None and not resumed:
+            load_agent(config.actor.init, self.agent)
         self.reference, self.described = self._make_reference(env, described)
         env.close()
         self.agent.modules.to(self.device)
@@ -102,7 +118,11 @@ class Experiment:
         self.estimate_advantage = make_advantage(
             config.advantage, self.agent.critic, config.env.reward_scale
         )
-        self.learner = Learner(config, self.agent)
+        self.reference_rule = make_reference_rule(config.reference)
+        coef = config.kl.coef if isinstance(config.kl, LegacyKLConfig) else 0.0
+        self.controller = make_controller(config.controller, coef, config.frames)
+        estimator = None if self.kl is None else self.kl.loss_estimator
+        self.learner = Learner(config, self.agent, estimator)
 
     # ------------------------------------------------------------------------------- the loop
 
@@ -124,11 +144,12 @@ class Experiment:
                 batch = rollout.collect()
                 measured = self.charge_kl(batch)
                 self.estimate_advantage(batch)
-                learned = self.learner.update(batch, self.counters.frames / self.config.frames)
+                learned = self.learn(batch)
                 self.move_normalizer(batch)
                 self.counters.iteration += 1
                 self.counters.frames += batch.numel()
                 row = self.make_row(batch, measured, learned, time.perf_counter() - started)
+                self.move_anchor(batch, measured)
                 improved = self.evaluate(row)
                 for logger in loggers:
                     logger.log(row)
@@ -140,15 +161,28 @@ class Experiment:
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
         if self.kl is None:
             return {}
-        if not self.kl.online:
+        if self.kl.transform is not None and not self.kl.online:
             self.kl.transform(batch)
-        measured = measure_reference_kl(batch, self.reference, self.agent.family)
+        annotate(batch, self.reference, self.agent.family)
+        measured = measure_reference_kl(batch, self.agent.family)
         for name, value in measured.items():
             if not torch.isfinite(value):
                 raise NonFiniteError(
                     f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
                 )
         return measured
+
+    def learn(self, batch: TensorDictBase) -> Learned:
+        """The update, with the coefficients as they are in this iteration."""
+        progress = self.counters.frames / self.config.frames
+        return self.learner.update(batch, progress, 0.0 if self.kl is None else self.kl.coef)
+
+    def move_anchor(self, batch: TensorDictBase, measured: dict[str, torch.Tensor]) -> None:
+        """The reference and its coefficient move once per iteration, for the next one."""
+        if self.kl is None:
+            return
+        self.reference_rule.update(self.reference, self.agent.actor, self.counters.iteration)
+        self.kl.coef = self.controller.update(float(measured["exact"]), n=batch.numel())
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
@@ -177,8 +211,6 @@ class Experiment:
     def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
         """Write ``best`` when it improved, ``last`` when it is due or the run ends."""
         counters = self.counters
-        counters.kl_coef = 0.0 if self.kl is None else self.kl.coef
-        counters.beta = self.learner.beta_rule.beta
         about = {"iteration": counters.iteration, "best_return": counters.best_return}
         due = counters.iteration % self.config.checkpoint.every == 0
         if improved:
@@ -217,12 +249,16 @@ class Experiment:
             "time/frames_per_second": batch.numel() / seconds,
         }
         if self.kl is not None:
-            row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
             row["kl/ref/coef"] = self.kl.coef
-            row["kl/ref/penalty"] = self.kl.coef * _mean(after.get(KL_KEY))
+            if self.kl.transform is not None:
+                row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
+                row["kl/ref/penalty"] = self.kl.coef * _mean(after.get(KL_KEY))
+            if self.kl.loss_estimator is not None:
+                row["loss/kl_ref"] = learned.kl_ref
         row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
-        if self.config.loss.name == "klpen":
+        if isinstance(self.config.loss, KLPENConfig):
             row["kl/old/beta"] = learned.beta
+            row["learner/alpha"] = learned.alpha
         row.update(_episodes(after))
         return check_row(row)
 
@@ -244,6 +280,9 @@ class Experiment:
             try:
                 if resume:
                     progress.say(f"resumed at {self.counters.frames:,} frames")
+                if self.kl is not None:
+                    kind, size = self.config.reference.kind, memory_bytes(self.reference)
+                    progress.say(f"reference: {kind}, {size / 1e6:.2f} MB beside the policy")
                 yield [metrics, *loggers], progress
             finally:
                 metrics.close()
@@ -301,7 +340,7 @@ class Experiment:
 
     def _make_rollout(self) -> TorchRLRollout:
         seed = derived_seed(self.config.seed, "train", self.counters.iteration)
-        online = (self.kl.transform,) if self.kl is not None and self.kl.online else ()
+        online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         env = make_env(self.config.env, seed=seed, transforms=online)
         return TorchRLRollout(env, self.agent.actor, self.config.collector.steps, self.device)
 
@@ -310,6 +349,8 @@ class Experiment:
             "agent": self.agent.modules,
             "optimizer": self.learner.optimizer,
             "counters": self.counters,
+            "controller": self.controller,
+            "beta": self.learner.beta_rule,
         }
         if self.kl is not None:
             components["reference"] = self.reference
@@ -318,11 +359,8 @@ class Experiment:
     def take_up(self, checkpoints: Checkpoints) -> None:
         """Go on from ``last``: every component, then what depends on them."""
         checkpoints.load_last(self.device)
-        # The legacy transform holds a copy of the reference, which was just replaced.
-        self.kl = self._make_kl()
         if self.kl is not None:
-            self.kl.coef = self.counters.kl_coef
-        self.learner.beta_rule.load_state_dict({"beta": self.counters.beta})
+            self.kl.coef = self.controller.coef
 
 
 def _mean(value: torch.Tensor) -> float:

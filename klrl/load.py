@@ -42,6 +42,16 @@ def load_policy(
     return agent.actor.to(device).requires_grad_(False).eval()
 
 
+def load_agent(run: str, agent: Agent) -> None:
+    """``actor.init``: start networks from a trained run's, normaliser and critic included.
+
+    Raises:
+        ConfigError: no such run, or its networks have other shapes.
+    """
+    folder = find_run(run, "actor.init")
+    load_component(folder, "last", "agent", agent.modules, torch.device("cpu"))
+
+
 def describe_policy(config: Config) -> dict[str, Any]:
     """What it takes, beside the environment's specs, to build a run's networks again."""
     return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}

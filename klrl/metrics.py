@@ -23,6 +23,7 @@ METRICS: dict[str, str] = {
     "kl/ref/k2": "KL(policy||reference) by k2",
     "kl/ref/k3": "KL(policy||reference) by k3",
     "kl/ref/coef": "coefficient of KL(policy||reference), reward per nat",
+    "loss/kl_ref": "coef times KL(policy||reference) as the loss charged it (loss, split)",
     "kl/ref/penalty": "what was charged: coef times the KL that was applied, reward per frame",
     "kl/old/exact": "KL(old||new) after the update, in closed form",
     "kl/old/beta": "coefficient of KL(old||new) during the update",
@@ -33,6 +34,7 @@ METRICS: dict[str, str] = {
     "learner/grad_norm": "gradient norm before clipping",
     "learner/lr": "learning rate",
     "learner/epochs": "passes over the rollout",
+    "learner/alpha": "share of the actor's step that loss.line_search kept",
     "time/frames_per_second": "frames of this iteration over its seconds",
     "time/iteration": "seconds of this iteration",
 }

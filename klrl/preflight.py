@@ -31,6 +31,8 @@ def check_machine(
         require("wandb", "logger=wandb", "pip install wandb, or choose logger=none")
     if isinstance(config.reference, CheckpointReferenceConfig) and not resumed:
         find_run(config.reference.path, "reference.path")
+    if config.actor.init is not None and not resumed:
+        find_run(config.actor.init, "actor.init")
     check_env(config.env, config.actor, overridden)
     check_device(config.device)
 

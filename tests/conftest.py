@@ -50,6 +50,7 @@ QUICK = (
     "collector.steps=32",
     "learner.minibatches=2",
     "learner.epochs=2",
+    "optim.lr_floor=0",
     "actor.hidden=[8]",
     "eval.every=0",
     "logger=none",

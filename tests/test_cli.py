@@ -38,7 +38,10 @@ WRONG = [
     (["frames=0"], "frames=0: out of range"),
     (["frames=2.5"], "frames=2.5: give a whole number"),
     (["seed=x"], "seed=x: give a whole number"),
-    (["loss=clip", "loss.beta=5"], "loss.beta=5: loss=clip never reads it; loss=klpen does"),
+    (
+        ["loss=clip", "loss.beta=5"],
+        "loss.beta=5: loss=clip never reads it; loss=klpen and loss=klpen_held do",
+    ),
     (["kl=legacy", "kl.estimator=k3"], "kl=legacy never reads it; kl=retrieve does"),
     (["kl=none", "kl.coef=1"], "kl.coef=1: kl=none never reads it"),
     (["kl.estimator=k3"], "kl.allow_biased=true"),
@@ -73,7 +76,7 @@ WRONG = [
     (["foo"], "foo: not a setting; write KEY=VALUE"),
     (["--frames", "3"], "--frames: no such flag"),
     (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
-    (["experiment=nope"], "choices: pendulum_quick"),
+    (["experiment=nope"], "choices: pendulum_finetune, pendulum_quick"),
 ]
 
 

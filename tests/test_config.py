@@ -22,6 +22,7 @@ ASKING = {
     ("env", "gym"): ["env.id=CartPole-v1"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
     ("actor", "categorical"): ["env=cartpole"],
+    ("experiment", "pendulum_finetune"): ["actor.init=somewhere"],
 }
 
 

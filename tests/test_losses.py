@@ -14,6 +14,7 @@ from klrl.envs import make_env
 from klrl.losses import DoublingBeta, make_beta_rule, make_loss
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.functional import critic_loss
+from klrl.losses.policy import Coefficients
 from klrl.models import make_agent
 
 SHARED = {
@@ -36,6 +37,8 @@ KLPEN = KLPENConfig(
     beta_rule="doubling",
     beta_min=1e-4,
     beta_max=1e4,
+    gain=0.5,
+    line_search="none",
     kl_old="exact",
     samples_mc_kl=1,
     **SHARED,
@@ -53,7 +56,7 @@ def _double() -> None:
 def data(env_id: str, distribution: str):
     """Networks that moved away from the policy that sampled, and its batch of 64 frames."""
     env = make_env(EnvConfig(env_id, {}, 2, True, 1.0), seed=0)
-    config = GaussianActorConfig(distribution, [8], "tanh", False, 1.0)
+    config = GaussianActorConfig(distribution, [8], "tanh", False, init_std=1.0)
     agent = make_agent(config, env, normalize=False, separate=False)
     agent.modules.double()
     count = 64
@@ -84,7 +87,8 @@ def ours(config, agent, batch, beta: float):
     flat |= {k: batch[k].squeeze(-1) for k in ("advantage", "value_target", "state_value")}
     params = dict(zip(agent.family.param_keys, agent.policy_net(flat["observation"]), strict=True))
     value = agent.value_net(flat["observation"]).squeeze(-1)
-    return make_loss(config, agent.family)(params, value, flat, torch.tensor(beta))
+    coefficients = Coefficients(torch.tensor(beta), torch.tensor(0.0))
+    return make_loss(config, agent.family)(params, value, flat, coefficients)
 
 
 def gradients(agent, total) -> list[torch.Tensor]:

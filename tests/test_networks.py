@@ -82,7 +82,7 @@ def test_first_policies_are_flat_and_orthogonal() -> None:
 
 def test_a_shared_trunk_is_one_and_separate_losses_keep_the_critic_out_of_it() -> None:
     env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0), seed=0)
-    config = GaussianActorConfig("normal", [8], "tanh", True, 1.0)
+    config = GaussianActorConfig("normal", [8], "tanh", True, init_std=1.0)
     for separate in (False, True):
         agent = make_agent(config, env, normalize=False, separate=separate)
         agent.critic(env.reset())["state_value"].sum().backward()

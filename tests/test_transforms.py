@@ -17,7 +17,7 @@ from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, Retrieve
 from klrl.envs import make_env
 from klrl.kl import KLComputation, KLRewardTransform, RetrieveLogProb, estimate_kl, freeze
 from klrl.kl.build import make_reference_kl
-from klrl.kl.measure import measure_reference_kl
+from klrl.kl.measure import annotate, measure_reference_kl
 from klrl.models import make_agent
 
 COEF = 0.5
@@ -28,13 +28,13 @@ UNCOLLECTED = "ignore:no action_log_prob in the data:UserWarning"
 def kl_config(mode: str, apply: str = "rollout", estimator: str = "k1"):
     if mode == "legacy":
         return LegacyKLConfig("legacy", COEF, apply)
-    return RetrieveKLConfig("retrieve", COEF, apply, estimator, True)
+    return RetrieveKLConfig("retrieve", COEF, apply, estimator, "reward", True)
 
 
 def moved_agent(env_id: str, distribution: str):
     """A policy, a reference that it has moved away from, and their environment's settings."""
     config = EnvConfig(env_id, {}, 3, True, 1.0)
-    actor = GaussianActorConfig(distribution, [8], "tanh", False, 1.0)
+    actor = GaussianActorConfig(distribution, [8], "tanh", False, init_std=1.0)
     agent = make_agent(actor, make_env(config, seed=0), normalize=True, separate=False)
     reference = freeze(agent.actor)
     with torch.no_grad():
@@ -160,7 +160,8 @@ def test_the_coefficient_can_be_moved() -> None:
 def test_measured_kls_are_those_of_torchs_distributions() -> None:
     agent, reference, config = moved_agent("Pendulum-v1", "tanh_normal")
     batch = rollout(config, agent.actor)
-    measured = measure_reference_kl(batch, reference, agent.family)
+    annotate(batch, reference, agent.family)
+    measured = measure_reference_kl(batch, agent.family)
     ref = reference.get_dist_params(batch.select("observation"))
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, ref)]
     exact = torch.distributions.kl_divergence(*dists).mean()

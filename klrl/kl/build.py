@@ -1,12 +1,14 @@
-"""From the ``kl`` group to one transform: add a mode here, with a YAML and a schema."""
+"""From the ``kl`` group to what a run does with it: add a mode here, with a YAML and a schema."""
 
 from __future__ import annotations
 
+import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torch import nn
+from torch import Tensor, nn
 from torchrl.envs import Compose, Transform
 
 from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.kl.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.kl.legacy import KLRewardTransform
 from klrl.kl.retrieve import KLComputation, RetrieveLogProb
 
@@ -15,29 +17,46 @@ KL_KEY, REF_LOG_PROB_KEY, RAW_REWARD_KEY = "kl_penalty", "ref_log_prob", "reward
 
 
 class ReferenceKL(nn.Module):
-    """The KL to the reference of one run: its transform and its coefficient.
+    """KL(policy||reference) in one run: its coefficient, and where it is charged.
 
     Args:
-        transform: charges the reward; for ``kl.apply=step`` it is attached to the environment.
-        owner: the part of it whose buffer ``name`` is the coefficient, reward per nat.
-        name: of that buffer.
+        coef: reward per nat, at the start.
+        transform: charges the reward; None where the reward is left alone.
+        coef_buffers: (module, name) of the transform's buffers that hold the coefficient.
         online: whether the environment applies the transform at every step.
+        loss_estimator: what the loss charges: exact, k1, k2 or k3; None where it charges nothing.
     """
 
-    def __init__(self, transform: Transform, owner: nn.Module, name: str, online: bool) -> None:
+    def __init__(
+        self,
+        coef: float,
+        transform: Transform | None = None,
+        coef_buffers: tuple[tuple[nn.Module, str], ...] = (),
+        *,
+        online: bool = False,
+        loss_estimator: str | None = None,
+    ) -> None:
         super().__init__()
         self.transform, self.online = transform, online
-        # By name: a move to another device replaces the buffer.
-        self._owner, self._name = owner, name
+        self.loss_estimator = loss_estimator
+        self.register_buffer("_coef", torch.as_tensor(coef, dtype=torch.float64))
+        # By name: a move to another device replaces a buffer.
+        self._holders = (*coef_buffers, (self, "_coef"))
 
     @property
     def coef(self) -> float:
         """Reward per nat."""
-        return float(getattr(self._owner, self._name))
+        return float(self.coef_tensor)
 
     @coef.setter
     def coef(self, value: float) -> None:
-        getattr(self._owner, self._name).fill_(value)
+        for module, name in self._holders:
+            getattr(module, name).fill_(value)
+
+    @property
+    def coef_tensor(self) -> Tensor:
+        """The same as a scalar tensor, for the loss."""
+        return self.get_buffer("_coef")
 
 
 def make_reference_kl(
@@ -50,7 +69,7 @@ def make_reference_kl(
     Args:
         config: the kl group.
         actor: the live policy, not copied.
-        reference: the frozen policy.
+        reference: the frozen policy, not copied: where it moves, the transform follows.
     """
     if isinstance(config, RetrieveKLConfig):
         return _retrieve(config, actor, reference)
@@ -64,20 +83,38 @@ def _retrieve(
     actor: ProbabilisticTensorDictSequential,
     reference: ProbabilisticTensorDictSequential,
 ) -> ReferenceKL:
-    computation = KLComputation(
-        "log_prob",
-        REF_LOG_PROB_KEY,
-        kl_key=KL_KEY,
-        coeff=config.coef,
-        estimator=config.estimator,
-        raw_reward_key=RAW_REWARD_KEY,
-    )
-    transform = Compose(
+    loss_estimator = None if config.placement == "reward" else config.estimator
+    if config.placement == "loss":
+        return ReferenceKL(config.coef, loss_estimator=loss_estimator)
+    retrieved = (
         RetrieveLogProb(actor, log_probs_full_key="log_prob"),
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
-        computation,
     )
-    return ReferenceKL(transform, computation, "coeff", config.apply == "step")
+    if config.estimator == "exact":
+        charge = RewardAdjustmentTransform(
+            config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY
+        )
+        compare = KLDivergenceTransform(
+            reference, estimator="exact", ref_log_prob_key=REF_LOG_PROB_KEY, kl_key=KL_KEY
+        )
+        transform, holder = Compose(*retrieved, compare, charge), (charge, "coef")
+    else:
+        computation = KLComputation(
+            "log_prob",
+            REF_LOG_PROB_KEY,
+            kl_key=KL_KEY,
+            coeff=config.coef,
+            estimator=config.estimator,
+            raw_reward_key=RAW_REWARD_KEY,
+        )
+        transform, holder = Compose(*retrieved, computation), (computation, "coeff")
+    return ReferenceKL(
+        config.coef,
+        transform,
+        (holder,),
+        online=config.apply == "step",
+        loss_estimator=loss_estimator,
+    )
 
 
 def _legacy(config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential) -> ReferenceKL:
@@ -88,4 +125,8 @@ def _legacy(config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential
         ref_log_prob_key=REF_LOG_PROB_KEY,
         raw_reward_key=RAW_REWARD_KEY,
     )
-    return ReferenceKL(transform, transform, "coef", config.apply == "step")
+    # It copied what is frozen already; one reference is enough, and it may move.
+    transform.reference = reference
+    return ReferenceKL(
+        config.coef, transform, ((transform, "coef"),), online=config.apply == "step"
+    )

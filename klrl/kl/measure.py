@@ -1,4 +1,4 @@
-"""KL(pi_theta || pi_ref) of a rollout by every estimator, whichever of them is applied."""
+"""KL(pi_theta || pi_ref) of a rollout by every estimator, whichever of them is charged."""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ from klrl.models.distributions import Family
 
 
 @torch.no_grad()
-def measure_reference_kl(
+def annotate(
     batch: TensorDictBase, reference: ProbabilisticTensorDictSequential, family: Family
-) -> dict[str, Tensor]:
-    """Mean KL(pi_theta || pi_ref) over a rollout, in nats per frame.
-
-    pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
+) -> None:
+    """Write what pi_ref says of a rollout, once for the whole batch.
 
     Args:
-        batch: [N, T] with the family's parameters, its sample and ``action_log_prob``.
+        batch: [N, T]; gets ``("ref", key)`` for the family's parameters and ``("ref", "log_prob")``
+            [N, T] of the actions that were taken.
         reference: the frozen policy, of the same family.
         family: the action distribution.
+    """
+    scored = reference.get_dist_params(batch.select(*reference.in_keys))
+    ref = {key: scored.get(key) for key in family.param_keys}
+    for key, value in ref.items():
+        batch.set(("ref", key), value)
+    batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
+
+
+@torch.no_grad()
+def measure_reference_kl(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
+    """Mean KL(pi_theta || pi_ref) over an annotated rollout, in nats per frame.
+
+    pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
 
     Returns:
         ``exact`` (closed form), ``k1``, ``k2``, ``k3``: scalars.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
-    ref_batch = reference.get_dist_params(batch.select(*reference.in_keys))
-    ref = {key: ref_batch.get(key) for key in family.param_keys}
-    ref_log_prob = family.log_prob(ref, batch.get(family.sample_key))
-    log_ratio = batch.get("action_log_prob") - ref_log_prob
+    ref = {key: batch.get(("ref", key)) for key in family.param_keys}
+    log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
     sampled = {name: estimator(log_ratio).mean() for name, estimator in ESTIMATORS.items()}
     return {"exact": family.kl(policy, ref).mean(), **sampled}

@@ -5,7 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TypeVar
 
+import torch
 from torch import nn
+
+from klrl.config import EMAReferenceConfig, PeriodicReferenceConfig, ReferenceConfig
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -21,3 +24,70 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
         requires_grad: keep the copy differentiable.
     """
     return deepcopy(actor).requires_grad_(requires_grad).eval()
+
+
+class ReferenceRule:
+    """How the reference moves after an iteration: not at all (``initial``, ``checkpoint``)."""
+
+    def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
+        """Change the reference in place.
+
+        Args:
+            reference: the frozen policy.
+            actor: the live policy, after the iteration.
+            iteration: iterations done.
+        """
+
+
+class EMAReference(ReferenceRule):
+    """ref <- decay * ref + (1 - decay) * policy, once per iteration.
+
+    Parameters and the normaliser's mean and standard deviation alike: an average of weights that
+    were trained under one normaliser means little under another.
+
+    Args:
+        decay: share of the old reference that stays.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
+        """Move every floating tensor a step towards the policy's."""
+        theirs = actor.state_dict()
+        for name, value in reference.state_dict().items():
+            if value.is_floating_point():
+                value.lerp_(theirs[name].to(value), 1 - self.decay)
+
+
+class PeriodicReference(ReferenceRule):
+    """ref <- policy, every ``every`` iterations.
+
+    Args:
+        every: iterations between two resets.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    @torch.no_grad()
+    def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
+        """Copy the policy when it is due."""
+        if iteration % self.every == 0:
+            reference.load_state_dict(actor.state_dict())
+
+
+def make_reference_rule(config: ReferenceConfig) -> ReferenceRule:
+    """The rule of ``reference``."""
+    if isinstance(config, EMAReferenceConfig):
+        return EMAReference(config.decay)
+    if isinstance(config, PeriodicReferenceConfig):
+        return PeriodicReference(config.every)
+    return ReferenceRule()
+
+
+def memory_bytes(reference: nn.Module) -> int:
+    """What a reference holds in memory beside the policy."""
+    tensors = reference.state_dict().values()
+    return sum(value.numel() * value.element_size() for value in tensors)

@@ -54,8 +54,21 @@ class DoublingBeta(BetaRule):
             warnings.warn(f"KL(old||new)={kl}: beta stays at {self.beta}", stacklevel=2)
             return self.beta
         c = self.config
-        self.beta = min(max(self.beta * step(kl, c), c.beta_min), c.beta_max)
+        self.beta = min(max(self.beta * self.factor(kl), c.beta_min), c.beta_max)
         return self.beta
+
+    def factor(self, kl: float) -> float:
+        """What beta is multiplied with."""
+        return step(kl, self.config)
+
+
+class ProportionalBeta(DoublingBeta):
+    """beta <- beta * exp(clip(g ln(d / dtarg), +-ln 4)), bounded; once per iteration."""
+
+    def factor(self, kl: float) -> float:
+        """A step in proportion to the log of the miss, at most by 4."""
+        miss = self.config.gain * math.log(max(kl, 1e-12) / self.config.dtarg)
+        return math.exp(min(max(miss, -math.log(4)), math.log(4)))
 
 
 class ForwardBeta(BetaRule):
@@ -90,4 +103,9 @@ def make_beta_rule(config: LossConfig) -> BetaRule:
     """The rule of ``loss.beta_rule``; a fixed 0 for losses without beta."""
     if not isinstance(config, KLPENConfig):
         return BetaRule()
-    return {"doubling": DoublingBeta, "forward": ForwardBeta}[config.beta_rule](config)
+    rules: dict[str, type[DoublingBeta] | type[ForwardBeta]] = {
+        "doubling": DoublingBeta,
+        "proportional": ProportionalBeta,
+        "forward": ForwardBeta,
+    }
+    return rules[config.beta_rule](config)

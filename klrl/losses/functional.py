@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
+from klrl.kl.divergence import ESTIMATORS
+
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
@@ -28,6 +30,27 @@ def clipped_surrogate(
     """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7)."""
     ratio = (log_prob - old_log_prob).exp()
     return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage)
+
+
+def reference_kl(
+    estimator: str, log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor
+) -> Tensor:
+    """KL(pi_theta || pi_ref) of the loss from actions of pi_old, [B]; its gradient is the KL's.
+
+    With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: w r for k1 and w k3(r) with w
+    differentiable, w.detach() r^2 / 2 for k2. Without w, k1 has gradient 0 and k3 that of the
+    forward KL (docs/kl.md).
+
+    Args:
+        estimator: k1, k2 or k3.
+        log_prob: log pi_theta(a|s) [B].
+        old_log_prob: log pi_old(a|s) [B].
+        ref_log_prob: log pi_ref(a|s) [B].
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    if estimator == "k2":
+        ratio = ratio.detach()
+    return ratio * ESTIMATORS[estimator](log_prob - ref_log_prob)
 
 
 def critic_loss(

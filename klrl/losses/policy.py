@@ -24,10 +24,11 @@ class LossTerms:
     """What one minibatch gives.
 
     Attributes:
-        total: what is minimised, a scalar: objective + critic - entropy, each with its weight.
+        total: what is minimised, a scalar: the sum of the four terms below.
         objective: minus the policy's gain, with the KL(old||new) penalty for KLPEN.
         critic: critic_coeff * distance.
         entropy: -entropy_coeff * entropy.
+        kl_ref: coef * KL(policy||reference), where the loss charges it, else 0.
         policy_entropy: mean entropy, nats.
         kl_old: mean KL(old||new) of the minibatch, nats.
     """
@@ -36,8 +37,22 @@ class LossTerms:
     objective: Tensor
     critic: Tensor
     entropy: Tensor
+    kl_ref: Tensor
     policy_entropy: Tensor
     kl_old: Tensor
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What moves between iterations, as scalar tensors.
+
+    Attributes:
+        beta: of KL(old||new); only KLPEN reads it.
+        kl_ref: of KL(policy||reference), where the loss charges it.
+    """
+
+    beta: Tensor
+    kl_ref: Tensor
 
 
 class PolicyLoss:
@@ -46,14 +61,23 @@ class PolicyLoss:
     Args:
         config: the loss group.
         family: the action distribution.
+        reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
+            where it does not.
     """
 
-    def __init__(self, config: LossConfig, family: Family) -> None:
+    def __init__(
+        self, config: LossConfig, family: Family, reference_estimator: str | None = None
+    ) -> None:
         self.config, self.family = config, family
+        self.reference_estimator = reference_estimator
         self._reduce = _mean if config.reduction == "mean" else _sum
 
     def __call__(
-        self, params: Mapping[str, Tensor], value: Tensor, batch: Minibatch, beta: Tensor
+        self,
+        params: Mapping[str, Tensor],
+        value: Tensor,
+        batch: Minibatch,
+        coefficients: Coefficients,
     ) -> LossTerms:
         """Evaluate on a minibatch.
 
@@ -61,8 +85,9 @@ class PolicyLoss:
             params: the new policy's parameters at the minibatch's observations.
             value: the new critic's values [B].
             batch: ``action_log_prob, advantage, value_target, state_value`` [B], the family's
-                sample, and the old policy's parameters.
-            beta: coefficient of KL(old||new); only KLPEN reads it.
+                sample, the old policy's parameters, and where the loss charges KL to the
+                reference ``ref_log_prob`` [B] and ``ref_<parameter>``.
+            coefficients: beta and the reference's.
         """
         c = self.config
         log_prob = self.family.log_prob(params, batch[self.family.sample_key])
@@ -70,21 +95,41 @@ class PolicyLoss:
         if c.normalize_advantage:
             advantage = terms.normalized(advantage)
         kl_old = self.kl_old(params, batch)
-        gain = self.gain(log_prob, advantage, kl_old, batch, beta)
+        gain = self.gain(log_prob, advantage, kl_old, batch, coefficients.beta)
         objective = -self._reduce(gain)
         distance = terms.critic_loss(
             value, batch["value_target"], batch["state_value"], c.loss_critic_type, c.clip_value
         )
         critic = c.critic_coeff * self._reduce(distance)
         entropy_loss, mean_entropy = self._entropy(params)
+        kl_ref = self._kl_ref(log_prob, params, batch, coefficients.kl_ref)
         return LossTerms(
-            total=objective + critic + entropy_loss,
+            total=objective + critic + entropy_loss + kl_ref,
             objective=objective.detach(),
             critic=critic.detach(),
             entropy=entropy_loss.detach(),
+            kl_ref=kl_ref.detach(),
             policy_entropy=mean_entropy,
             kl_old=kl_old.detach().mean(),
         )
+
+    def _kl_ref(
+        self, log_prob: Tensor, params: Mapping[str, Tensor], batch: Minibatch, coef: Tensor
+    ) -> Tensor:
+        """coef * KL(policy||reference), reduced; 0 where the loss does not charge it."""
+        if self.reference_estimator is None:
+            return log_prob.new_zeros(())
+        if self.reference_estimator == "exact":
+            ref = {key: batch[f"ref_{key}"] for key in self.family.param_keys}
+            kl = self.family.kl(params, ref)
+        else:
+            kl = terms.reference_kl(
+                self.reference_estimator,
+                log_prob,
+                batch["action_log_prob"],
+                batch["ref_log_prob"],
+            )
+        return coef * self._reduce(kl)
 
     def _entropy(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(-entropy_coeff * entropy, reduced; mean entropy in nats)."""
@@ -153,8 +198,9 @@ def _sum(value: Tensor) -> Tensor:
     return value.sum()
 
 
-def make_loss(config: LossConfig, family: Family) -> PolicyLoss:
-    """The loss of the group's choice."""
-    if isinstance(config, KLPENConfig):
-        return KLPENLoss(config, family)
-    return ClipLoss(config, family)
+def make_loss(
+    config: LossConfig, family: Family, reference_estimator: str | None = None
+) -> PolicyLoss:
+    """The loss of the group's choice; arguments as :class:`PolicyLoss`."""
+    kind = KLPENLoss if isinstance(config, KLPENConfig) else ClipLoss
+    return kind(config, family, reference_estimator)

@@ -1,0 +1,185 @@
+"""How ``kl.coef`` moves: once per iteration, on the KL of the whole rollout.
+
+All are bounded, keep their state in checkpoints, and leave a KL that is not finite aside with a
+warning (the runner stops on one). To add one: a class here, a branch in :func:`make_controller`,
+a schema and a YAML.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from klrl.config import (
+    AdaptiveControllerConfig,
+    ControllerConfig,
+    DualControllerConfig,
+    ScheduleControllerConfig,
+)
+
+
+class FixedKLController:
+    """coef stays.
+
+    Args:
+        coef: reward per nat.
+
+    Attributes:
+        coef: the coefficient for the next rollout, reward per nat.
+    """
+
+    def __init__(self, coef: float) -> None:
+        self.coef = float(coef)
+
+    def update(self, kl: float, n: int = 1) -> float:
+        """Take one iteration's result.
+
+        Args:
+            kl: mean KL(policy||reference) of the rollout, nats per step.
+            n: frames (samples for language) since the last call.
+
+        Returns:
+            The coefficient for the next rollout.
+        """
+        if not math.isfinite(kl):
+            warnings.warn(f"KL(policy||reference)={kl}: coef stays at {self.coef}", stacklevel=2)
+            return self.coef
+        self._move(float(kl), n)
+        return self.coef
+
+    def _move(self, kl: float, n: int) -> None:
+        """Change :attr:`coef`."""
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint holds."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take up a checkpoint's state."""
+        for name in self.state_dict():
+            setattr(self, name, type(getattr(self, name))(state[name]))
+
+
+class ScheduledKLController(FixedKLController):
+    """coef goes from its first value to ``end`` over ``frames``, along a line or half a cosine.
+
+    Args:
+        coef: at frame 0.
+        end: at frame ``frames`` and after.
+        frames: how long it takes.
+        shape: linear or cosine.
+
+    Raises:
+        ValueError: an unknown shape, or no frames.
+    """
+
+    def __init__(self, coef: float, end: float, frames: int, shape: str = "linear") -> None:
+        super().__init__(coef)
+        if shape not in ("linear", "cosine"):
+            raise ValueError(f"shape={shape}: choose linear or cosine")
+        if frames < 1:
+            raise ValueError(f"frames={frames}: give a number >= 1")
+        self.start, self.end, self.frames, self.shape = float(coef), float(end), frames, shape
+        self.seen = 0
+
+    def _move(self, kl: float, n: int) -> None:
+        self.seen += n
+        share = min(self.seen / self.frames, 1.0)
+        if self.shape == "cosine":
+            share = 0.5 * (1 - math.cos(math.pi * share))
+        self.coef = self.start + (self.end - self.start) * share
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint holds."""
+        return {"coef": self.coef, "seen": self.seen}
+
+
+class AdaptiveKLController(FixedKLController):
+    """e = clip(KL / target - 1, -.2, .2); coef *= 1 + e n / horizon (Ziegler et al. 2019).
+
+    TorchRL 0.14's class of that name moves the other way.
+
+    Args:
+        coef: the first coefficient, > 0.
+        target: nats per step.
+        horizon: frames in which coef can change by a fifth; default ten times each update's n.
+        coef_min: lower bound, > 0.
+        coef_max: upper bound.
+    """
+
+    def __init__(
+        self,
+        coef: float,
+        target: float,
+        horizon: float | None = None,
+        coef_min: float = 1e-6,
+        coef_max: float = 1e6,
+    ) -> None:
+        super().__init__(coef)
+        _check_multiplied(coef, target, coef_min, coef_max)
+        self.target, self.horizon = target, horizon
+        self.coef_min, self.coef_max = coef_min, coef_max
+
+    def _move(self, kl: float, n: int) -> None:
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        moved = self.coef * (1 + error * n / (self.horizon or 10 * n))
+        self.coef = min(max(moved, self.coef_min), self.coef_max)
+
+
+class DualKLController(FixedKLController):
+    """log coef += lr (KL / target - 1): ascent on the multiplier of KL <= target.
+
+    Args:
+        coef: the first coefficient, > 0.
+        target: nats per step.
+        lr: step per update.
+        coef_min: lower bound, > 0.
+        coef_max: upper bound.
+    """
+
+    def __init__(
+        self,
+        coef: float,
+        target: float,
+        lr: float = 0.1,
+        coef_min: float = 1e-6,
+        coef_max: float = 1e6,
+    ) -> None:
+        super().__init__(coef)
+        _check_multiplied(coef, target, coef_min, coef_max)
+        self.target, self.lr = target, lr
+        self.coef_min, self.coef_max = coef_min, coef_max
+
+    def _move(self, kl: float, n: int) -> None:
+        low, high = math.log(self.coef_min), math.log(self.coef_max)
+        moved = math.log(self.coef) + self.lr * (kl / self.target - 1)
+        self.coef = math.exp(min(max(moved, low), high))
+
+
+def _check_multiplied(coef: float, target: float, coef_min: float, coef_max: float) -> None:
+    if target <= 0:
+        raise ValueError(f"target={target}: give nats > 0")
+    if not 0 < coef_min <= coef <= coef_max:
+        raise ValueError(
+            f"coef={coef}: this controller multiplies it; start it within "
+            f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
+        )
+
+
+def make_controller(config: ControllerConfig, coef: float, frames: int) -> FixedKLController:
+    """The controller of the group's choice.
+
+    Args:
+        config: the controller group.
+        coef: ``kl.coef``.
+        frames: of the whole run, for a schedule without its own.
+    """
+    if isinstance(config, ScheduleControllerConfig):
+        return ScheduledKLController(coef, config.end, config.frames or frames, config.shape)
+    if isinstance(config, AdaptiveControllerConfig):
+        return AdaptiveKLController(
+            coef, config.target, config.horizon, config.coef_min, config.coef_max
+        )
+    if isinstance(config, DualControllerConfig):
+        return DualKLController(coef, config.target, config.lr, config.coef_min, config.coef_max)
+    return FixedKLController(coef)

@@ -1,0 +1,63 @@
+"""Shorten or lengthen an update so that KL(old||new) ends near its target.
+
+theta <- theta_old + alpha (theta - theta_old), the actor only. KL grows like alpha^2 at first, so
+alpha starts from sqrt(dtarg / d) and goes on by a secant in logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+#: ln(d / dtarg) that is near enough.
+TOLERANCE = 0.1
+MAX_EVALUATIONS = 6
+MAX_ALPHA = 2.0
+#: d ln KL / d ln alpha is 2 for a small step; the secant is kept near that.
+SLOPES = (0.7, 4.0)
+
+
+def due(mode: str, kl: float, target: float) -> bool:
+    """Whether the search runs: ``back`` above 1.5 dtarg, ``both`` also below dtarg / 1.5."""
+    return (mode != "none" and kl > 1.5 * target) or (mode == "both" and 0 < kl < target / 1.5)
+
+
+@torch.no_grad()
+def search(
+    parameters: Sequence[nn.Parameter],
+    before: Sequence[Tensor],
+    measure: Callable[[], float],
+    kl: float,
+    target: float,
+) -> tuple[float, float]:
+    """Scale the step of the actor's parameters in place.
+
+    Args:
+        parameters: the actor's, after the update.
+        before: their values before it.
+        measure: KL(old||new) of the whole rollout at the present parameters, nats per frame.
+        kl: the same after the full step.
+        target: dtarg.
+
+    Returns:
+        (alpha, KL(old||new)) where it ended; at most six evaluations.
+    """
+    steps = [p - old for p, old in zip(parameters, before, strict=True)]
+    last_alpha, last_kl = 1.0, kl
+    alpha = min(math.sqrt(target / kl), MAX_ALPHA)
+    for evaluation in range(1, MAX_EVALUATIONS + 1):
+        for p, old, step in zip(parameters, before, steps, strict=True):
+            p.copy_(old + alpha * step)
+        found = measure()
+        if abs(math.log(max(found, 1e-12) / target)) < TOLERANCE or alpha == last_alpha:
+            break
+        if evaluation == MAX_EVALUATIONS:
+            break
+        slope = math.log(max(found, 1e-12) / last_kl) / math.log(alpha / last_alpha)
+        slope = min(max(slope, SLOPES[0]), SLOPES[1])
+        last_alpha, last_kl = alpha, max(found, 1e-12)
+        alpha = min(alpha * (target / last_kl) ** (1 / slope), MAX_ALPHA)
+    return alpha, found
