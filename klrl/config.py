@@ -500,6 +500,8 @@ def _check_together(c: Config) -> None:
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
             "the learning rate falls from lr to lr_floor"
         )
+    if c.actor.init == "":
+        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
     if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
         raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
     if isinstance(c.loss, KLPENConfig):
