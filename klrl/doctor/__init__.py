@@ -1,0 +1,1 @@
+"""``python -m klrl.doctor``: are this machine's KL numbers true?"""

@@ -1,0 +1,44 @@
+"""``kl=legacy`` against ``kl=retrieve`` on one trajectory: two ways to the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.doctor.lines import Line
+from klrl.envs import make_env
+from klrl.kl.build import make_reference_kl
+from klrl.kl.reference import freeze
+from klrl.models import make_agent
+
+
+def parity_lines() -> Iterator[Line]:
+    """Largest difference over 4 x 200 steps of Pendulum, of a policy that left its reference."""
+    config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0)
+    for distribution in ("normal", "tanh_normal"):
+        torch.manual_seed(0)
+        env = make_env(config, seed=0)
+        actor = GaussianActorConfig(distribution, [32], "tanh", False, init_std=1.0)
+        agent = make_agent(actor, env, normalize=True, separate=False)
+        reference = freeze(agent.actor)
+        with torch.no_grad():
+            for parameter in agent.actor.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        batch = env.rollout(200, agent.actor, break_when_any_done=False).detach()
+        charged = {}
+        modes = (
+            ("legacy", LegacyKLConfig("legacy", 0.5, "rollout")),
+            ("retrieve", RetrieveKLConfig("retrieve", 0.5, "rollout", "k1", "reward", False)),
+        )
+        for name, mode in modes:
+            kl = make_reference_kl(mode, agent.actor, reference)
+            assert kl is not None
+            assert kl.transform is not None
+            charged[name] = kl.transform(batch.clone())["next"]
+        size = float(charged["legacy"]["kl_penalty"].abs().mean())
+        section = f"legacy against retrieve, {distribution}, mean |KL| {size:.2f}: largest gap"
+        for key in ("reward", "kl_penalty", "ref_log_prob"):
+            gap = (charged["legacy"][key] - charged["retrieve"][key]).abs().max()
+            yield Line(section, key, 0.0, float(gap), 1e-5, "each other")
