@@ -1,4 +1,4 @@
-"""The command line: ``python -m klrl.doctor [--parity] [--json]``; exits with 1 when a line is off."""
+"""``python -m klrl.doctor [--parity] [--json]``; exits with 1 when a line of its own is off."""
 
 from __future__ import annotations
 

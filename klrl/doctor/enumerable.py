@@ -15,7 +15,7 @@ DOUBLE = torch.float64
 
 
 def softmax_pairs(scales: tuple[float, ...], actions: int = 50) -> list[tuple[Tensor, Tensor]]:
-    """(logits of the policy, of the reference) at growing distance; one step, ``actions`` actions."""
+    """(Logits of the policy, of the reference) at growing distance; one step of many actions."""
     generator = torch.Generator().manual_seed(0)
     pairs = []
     for scale in scales:

@@ -50,10 +50,10 @@ def beta_lines() -> Iterator[Line]:
     for name, rule, kl, expected in cases:
         found = make_beta_rule(_klpen(rule)).update(kl)
         yield Line(section, name, expected, found, 1e-9, source)
-    rule = make_beta_rule(_klpen("doubling"))
+    bounded = make_beta_rule(_klpen("doubling"))
     for _ in range(100):
-        rule.update(0.0)
-    yield Line(section, "doubling, KL = 0 for 100 iterations", 1e-4, rule.beta, 1e-12, source)
+        bounded.update(0.0)
+    yield Line(section, "doubling, KL = 0 for 100 iterations", 1e-4, bounded.beta, 1e-12, source)
 
 
 def _klpen(rule: str) -> KLPENConfig:

@@ -1,4 +1,4 @@
-"""This install's TorchRL against its known faults: 1 = there, 0 = gone.
+"""TorchRL as it is installed, against its known faults: 1 = there, 0 = gone.
 
 Lines here never fail the doctor: they tell which of klrl's workarounds are still needed.
 """
