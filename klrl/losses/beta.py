@@ -90,13 +90,18 @@ class ForwardBeta(BetaRule):
         return self.beta
 
 
-def step(kl: float, config: KLPENConfig) -> float:
-    """The factor on beta: increment above 1.5 dtarg, decrement below dtarg / 1.5, else 1."""
-    if kl > 1.5 * config.dtarg:
-        return config.increment
-    if kl < config.dtarg / 1.5:
-        return config.decrement
+def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:
+    """What beta is multiplied with: increment above 1.5 dtarg, decrement below dtarg / 1.5."""
+    if kl > 1.5 * dtarg:
+        return increment
+    if kl < dtarg / 1.5:
+        return decrement
     return 1.0
+
+
+def step(kl: float, config: KLPENConfig) -> float:
+    """The same from the loss group."""
+    return factor(kl, config.dtarg, config.increment, config.decrement)
 
 
 def make_beta_rule(config: LossConfig) -> BetaRule:
