@@ -12,7 +12,7 @@ from klrl.kl.controllers import (
     FixedKLController,
     ScheduledKLController,
 )
-from klrl.kl.divergence import estimate_kl, exact_kl
+from klrl.kl.divergence import estimate_kl, exact_kl, masked_mean
 from klrl.kl.legacy import KLRewardTransform
 from klrl.kl.reference import freeze
 from klrl.kl.retrieve import KLComputation, RetrieveLogProb
@@ -32,4 +32,5 @@ __all__ = [
     "estimate_kl",
     "exact_kl",
     "freeze",
+    "masked_mean",
 ]

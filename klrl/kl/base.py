@@ -13,6 +13,8 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Transform
 
+from klrl.kl.divergence import sum_beyond
+
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
 
@@ -57,19 +59,41 @@ def as_key(key: Key) -> Key:
 
 
 def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) -> Tensor:
-    """Log pi(a|s) of a transition's action, on the transition's device, shape [...].
+    """log pi(a|s) of a transition's action, on the transition's device, shape [...].
 
-    An environment on the CPU may ask a policy on a GPU. The copy is shallow: the model writes its
-    parameters into what it is given.
+    A policy with several heads gives the sum over them. An environment on the CPU may ask a policy
+    on a GPU. The copy is shallow: the model writes its parameters into what it is given.
     """
     device = next(model.parameters()).device
     action_device = tensordict.get(model.dist_sample_keys[0]).device
-    if device == action_device:
-        return model.log_prob(tensordict.copy())
-    return model.log_prob(tensordict.to(device)).to(action_device)
+    moved = tensordict.copy() if device == action_device else tensordict.to(device)
+    scored = model.log_prob(moved)
+    if not isinstance(scored, Tensor):
+        scored = _sum_heads(scored, log_prob_keys(model), tensordict.ndim)
+    return scored.to(action_device)
 
 
-def sampled_log_prob(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
+def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
+    """Where a policy writes its log-probs, one key per head.
+
+    ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
+    attribute that the property reads); the plural works.
+
+    Raises:
+        ValueError: the policy writes none.
+    """
+    keys = [as_key(key) for key in model.log_prob_keys if key is not None]
+    if not keys:
+        raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
+    return keys
+
+
+def _sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
+    heads = (tensordict.get(key) for key in keys)
+    return torch.stack([sum_beyond(head, batch_dims) for head in heads]).sum(0)
+
+
+def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
     """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
 
     TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
@@ -77,18 +101,29 @@ def sampled_log_prob(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tens
 
     Args:
         tensordict: the transition.
-        key: where the policy writes its log-prob.
+        keys: where the policy writes its log-probs, one per head.
         like: a tensor of the log-prob's shape.
     """
-    log_prob = tensordict.get(key, None)
-    if log_prob is not None:
-        return log_prob
+    if all(tensordict.get(key, None) is not None for key in keys):
+        return _sum_heads(tensordict, keys, tensordict.ndim)
     warnings.warn(
-        f"no {key} in the data: a random action has no KL to the reference, "
+        f"no {keys[0]} in the data: a random action has no KL to the reference, "
         "and its charged reward is NaN; collect with the policy",
         stacklevel=3,
     )
     return torch.full_like(like, torch.nan)
+
+
+def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
+    """The reward of a transition.
+
+    Raises:
+        KeyError: it is not there; a reward that stays unchanged in silence would look charged.
+    """
+    reward = next_tensordict.get(key, None)
+    if reward is None:
+        raise KeyError(f"no reward at {('next', key)}: give its key in in_keys")
+    return reward
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:

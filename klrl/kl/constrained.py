@@ -23,9 +23,11 @@ from klrl.kl.base import (
     Key,
     NextTransform,
     as_key,
+    log_prob_keys,
     one_key,
     refuse_second_charge,
     reward_like,
+    reward_of,
     sampled_log_prob,
     score,
     zeros_at_reset,
@@ -87,7 +89,7 @@ class KLDivergenceTransform(NextTransform):
     Args:
         reference: the reference, for ``exact`` only; not copied.
         estimator: k1, k2, k3 or exact.
-        log_prob_key: log pi(a|s), as the policy wrote it.
+        log_prob_key: log pi(a|s), as the policy wrote it; a list for several heads, which add.
         ref_log_prob_key: log pi_ref(a|s).
         kl_key: where to write.
 
@@ -100,7 +102,7 @@ class KLDivergenceTransform(NextTransform):
         reference: ProbabilisticTensorDictSequential | None = None,
         *,
         estimator: str = "k1",
-        log_prob_key: Key = "action_log_prob",
+        log_prob_key: Key | list[Key] = "action_log_prob",
         ref_log_prob_key: Key = "ref_log_prob",
         kl_key: Key = "kl_penalty",
     ) -> None:
@@ -108,9 +110,10 @@ class KLDivergenceTransform(NextTransform):
             raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
-        self.log_prob_key, self.ref_key = as_key(log_prob_key), as_key(ref_log_prob_key)
-        self.kl_key = as_key(kl_key)
-        super().__init__(in_keys=[self.log_prob_key, self.ref_key], out_keys=[self.kl_key])
+        given = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
+        self.log_prob_keys = [as_key(key) for key in given]
+        self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
+        super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
         self.estimator = estimator
         self.reference = reference
 
@@ -125,7 +128,7 @@ class KLDivergenceTransform(NextTransform):
                     f"no log-probs at {('next', self.ref_key)}: "
                     "put ReferenceModelLogProbTransform before"
                 )
-            log_prob = sampled_log_prob(tensordict, self.log_prob_key, ref_log_prob)
+            log_prob = sampled_log_prob(tensordict, self.log_prob_keys, ref_log_prob)
             kl = estimate_kl(log_prob, ref_log_prob, self.estimator)
         return next_tensordict.set(self.kl_key, kl.unsqueeze(-1))
 
@@ -134,11 +137,11 @@ class KLDivergenceTransform(NextTransform):
     ) -> Tensor:
         device = next(reference.parameters()).device
         ref_dist = reference.get_dist(tensordict.copy().to(device))
-        if any(key not in tensordict.keys(True) for key in reference.dist_params_keys):
-            like = torch.zeros(tensordict.shape)
-            return sampled_log_prob(tensordict, self.log_prob_key, like)
+        if any(tensordict.get(key, None) is None for key in reference.dist_params_keys):
+            # A random action: NaN, and the warning that says so.
+            return sampled_log_prob(tensordict, self.log_prob_keys, torch.zeros(tensordict.shape))
         dist = reference.build_dist_from_params(tensordict.to(device))
-        return exact_kl(dist, ref_dist).to(tensordict.get(self.log_prob_key).device)
+        return exact_kl(dist, ref_dist).to(tensordict.get(self.log_prob_keys[0]).device)
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
@@ -185,7 +188,8 @@ class RewardAdjustmentTransform(NextTransform):
     coef: Tensor
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        reward, kl = next_tensordict.get(self.reward_key), next_tensordict.get(self.kl_key, None)
+        reward = reward_of(next_tensordict, self.reward_key)
+        kl = next_tensordict.get(self.kl_key, None)
         if kl is None:
             raise KeyError(f"no KL at {('next', self.kl_key)}: put KLDivergenceTransform before")
         refuse_second_charge(next_tensordict, self.raw_key)
@@ -223,7 +227,7 @@ class KLConstrainedTransform(Compose):
         estimator: k1, k2, k3 or exact (see docs/kl.md: in the reward only k1 is unbiased).
         in_keys: the key of the reward to read; default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        log_prob_key: log pi(a|s), as the policy wrote it.
+        log_prob_key: log pi(a|s), as the policy wrote it; default where ``frozen_model`` does.
         ref_log_prob_key: where log pi_ref(a|s) goes.
         kl_key: where the KL goes, without coef.
         raw_reward_key: where to keep the reward that was read; None keeps none.
@@ -237,7 +241,7 @@ class KLConstrainedTransform(Compose):
         estimator: str = "k1",
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
-        log_prob_key: Key = "action_log_prob",
+        log_prob_key: Key | list[Key] | None = None,
         ref_log_prob_key: Key = "ref_log_prob",
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
@@ -246,7 +250,7 @@ class KLConstrainedTransform(Compose):
         compared = KLDivergenceTransform(
             scored.frozen_model,
             estimator=estimator,
-            log_prob_key=log_prob_key,
+            log_prob_key=log_prob_key or log_prob_keys(frozen_model),
             ref_log_prob_key=ref_log_prob_key,
             kl_key=kl_key,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from tensordict.nn import CompositeDistribution
 from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.modules import TanhNormal
@@ -31,13 +32,19 @@ def k3(log_ratio: Tensor) -> Tensor:
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def estimate_kl(log_prob: Tensor, ref_log_prob: Tensor, estimator: str = "k1") -> Tensor:
+def estimate_kl(
+    log_prob: Tensor,
+    ref_log_prob: Tensor,
+    estimator: str = "k1",
+    mask: Tensor | None = None,
+) -> Tensor:
     """Estimate KL(pi || pi_ref) elementwise from log-probs of actions sampled from pi.
 
     Args:
         log_prob: log pi(a|s), any shape, nats.
         ref_log_prob: log pi_ref(a|s), the same shape.
         estimator: k1, k2 or k3.
+        mask: bool, the same shape; False positions give 0, whatever they hold.
 
     Returns:
         The estimate, same shape, nats.
@@ -52,37 +59,94 @@ def estimate_kl(log_prob: Tensor, ref_log_prob: Tensor, estimator: str = "k1") -
             f"log_prob {tuple(log_prob.shape)} and ref_log_prob {tuple(ref_log_prob.shape)}: "
             "shapes must match"
         )
+    if mask is None:
+        return ESTIMATORS[estimator](log_prob - ref_log_prob)
+    if mask.shape != log_prob.shape:
+        raise ValueError(
+            f"mask {tuple(mask.shape)} and log_prob {tuple(log_prob.shape)}: shapes must match"
+        )
+    # Padding may hold -inf or NaN; it must not reach the result, nor its gradient.
+    log_prob, ref_log_prob = (x.masked_fill(~mask, 0.0) for x in (log_prob, ref_log_prob))
     return ESTIMATORS[estimator](log_prob - ref_log_prob)
+
+
+def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the positions where ``mask`` holds, 0 where none do; padding counts nowhere.
+
+    Args:
+        value: per-step or per-token numbers, any shape.
+        mask: bool, the same shape.
+    """
+    return value.masked_fill(~mask, 0.0).sum() / mask.sum().clamp_min(1)
 
 
 def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
     """KL(dist || ref_dist) in closed form, event dimensions summed.
 
+    Normal, IndependentNormal, TanhNormal, Categorical, OneHotCategorical, masked categoricals,
+    Bernoulli, whatever else torch knows a closed form for, and CompositeDistribution (the sum over
+    its heads).
+
     Args:
         dist: the policy's distribution.
-        ref_dist: the reference's; TanhNormals must have the same bounds.
+        ref_dist: the reference's; TanhNormals must have the same bounds, composites the same heads.
 
     Returns:
         Shape ``dist.batch_shape``, nats.
 
     Raises:
         NotImplementedError: no closed form is known; both types are named.
-        ValueError: two TanhNormals with different bounds, whose KL is infinite or not closed.
+        ValueError: two TanhNormals with different bounds (their supports differ, so the KL is
+            infinite or has no closed form), or composites with different heads.
     """
+    if isinstance(dist, CompositeDistribution) and isinstance(ref_dist, CompositeDistribution):
+        return _composite(dist, ref_dist)
     if isinstance(dist, TanhNormal) and isinstance(ref_dist, TanhNormal):
-        same = torch.equal(dist.low + 0.0 * ref_dist.low, ref_dist.low + 0.0 * dist.low)
-        same = same and torch.equal(
-            dist.high + 0.0 * ref_dist.high, ref_dist.high + 0.0 * dist.high
-        )
-        if not same:
-            raise ValueError(
-                "TanhNormal with different bounds: their supports differ, so KL has no closed form"
-            )
+        _require_same_bounds(dist, ref_dist)
         # A KL is invariant under a shared bijection: it is that of the Gaussians before tanh.
         dist, ref_dist = dist.base_dist, ref_dist.base_dist
+    if isinstance(dist, _DISCRETE) and isinstance(ref_dist, _DISCRETE):
+        return _categorical(dist.logits, ref_dist.logits)
     try:
         return torch.distributions.kl_divergence(dist, ref_dist)
     except NotImplementedError as error:
         raise NotImplementedError(
             f"KL({type(dist).__name__} || {type(ref_dist).__name__}) has no closed form here"
         ) from error
+
+
+_DISCRETE = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
+
+
+def _categorical(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """sum_a p(a) (log p(a) - log q(a)); an action that p forbids adds 0, to the gradient too."""
+    log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    allowed = log_p > -torch.inf
+    zero = log_p.new_zeros(())
+    log_p, log_q = torch.where(allowed, log_p, zero), torch.where(allowed, log_q, zero)
+    return torch.where(allowed, log_p.exp() * (log_p - log_q), zero).sum(-1)
+
+
+def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> Tensor:
+    """Heads are independent given the state, so their KLs add."""
+    if set(dist.dists) != set(ref_dist.dists):
+        raise ValueError(
+            f"heads {sorted(map(str, dist.dists))} and {sorted(map(str, ref_dist.dists))}"
+        )
+    batch_dims = len(dist.batch_shape)
+    heads = (exact_kl(head, ref_dist.dists[name]) for name, head in dist.dists.items())
+    return torch.stack([sum_beyond(kl, batch_dims) for kl in heads]).sum(0)
+
+
+def sum_beyond(value: Tensor, batch_dims: int) -> Tensor:
+    """Sum every dimension after the batch's."""
+    return value.flatten(batch_dims).sum(-1) if value.ndim > batch_dims else value
+
+
+def _require_same_bounds(dist: TanhNormal, ref_dist: TanhNormal) -> None:
+    for name in ("low", "high"):
+        mine, theirs = torch.broadcast_tensors(getattr(dist, name), getattr(ref_dist, name))
+        if not torch.equal(mine, theirs):
+            raise ValueError(
+                "TanhNormal with different bounds: their supports differ, so KL has no closed form"
+            )

@@ -18,9 +18,11 @@ from klrl.kl.base import (
     Key,
     NextTransform,
     as_key,
+    log_prob_keys,
     one_key,
     refuse_second_charge,
     reward_like,
+    reward_of,
     sampled_log_prob,
     score,
     zeros_at_reset,
@@ -75,7 +77,7 @@ class KLRewardTransform(NextTransform):
         self.reference = freeze(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.action_key = as_key(action_key or actor.dist_sample_keys[0])
-        self.log_prob_key = _log_prob_key(actor)
+        self.log_prob_keys = log_prob_keys(actor)
         self.kl_key, self.ref_log_prob_key, self.raw_key = kl_key, ref_log_prob_key, raw_reward_key
         coef = torch.as_tensor(coef, dtype=torch.float64).clone()
         self.register_buffer("coef", coef)
@@ -83,11 +85,11 @@ class KLRewardTransform(NextTransform):
     coef: Tensor
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        reward = next_tensordict.get(self.reward_key)
+        reward = reward_of(next_tensordict, self.reward_key)
         refuse_second_charge(next_tensordict, self.raw_key)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
             ref_log_prob = self._reference_log_prob(tensordict)
-        log_prob = sampled_log_prob(tensordict, self.log_prob_key, ref_log_prob)
+        log_prob = sampled_log_prob(tensordict, self.log_prob_keys, ref_log_prob)
         kl = k1(log_prob - ref_log_prob).view_as(reward)
         written = {
             self.kl_key: kl,
@@ -138,15 +140,3 @@ class KLRewardTransform(NextTransform):
                 shape=output_spec.shape, device=output_spec.device
             )
         return output_spec
-
-
-def _log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:
-    """Where the actor writes its log-prob.
-
-    ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
-    attribute that the property reads); the plural works.
-    """
-    keys = [key for key in actor.log_prob_keys if key is not None]
-    if len(keys) != 1:
-        raise ValueError(f"actor writes log-probs at {keys}: exactly one is read")
-    return keys[0]
