@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import hydra
@@ -39,6 +41,7 @@ class _Failed(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``python -m klrl``; exits with 0, 1, 2, 130 or 143 as docs/architecture.md says."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         sys.exit(_main(list(sys.argv[1:] if argv is None else argv)))
     except ConfigError as error:
@@ -53,6 +56,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("\nklrl: stopped", file=sys.stderr)
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM before the run has begun: leave as Ctrl-C does."""
+    raise Interrupted(signum)
 
 
 def _full_errors() -> bool:
@@ -71,15 +81,17 @@ def _main(argv: list[str]) -> int:
     if args.help:
         print(help_text(args.config_dir))
         return 0
-    if args.cfg or args.info or args.hydra_help or args.shell_completion:
-        _hydra_main(argv, _print_only)
-        return 0
     overrides = _allow_env_kwargs(args.overrides)
+    flags = [word for word in argv if word not in args.overrides]
+    if args.cfg or args.info or args.hydra_help or args.shell_completion:
+        if args.cfg:
+            _check_job(overrides, args)
+        _hydra_main([*flags, *overrides], _print_only)
+        return 0
     resumed = _value_of("resume", overrides)
     if resumed is not None:
         return _resume(resumed, overrides, args)
     _check_all(overrides, args)
-    flags = [word for word in argv if word not in args.overrides]
     return _launch(flags, overrides, args)
 
 
@@ -88,6 +100,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
+    if args.config_path:
+        raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
     bare = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
     if bare:
         raise ConfigError(f"{bare[0]}: not a setting; write KEY=VALUE or GROUP=CHOICE, see --help")
@@ -98,11 +112,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def _allow_env_kwargs(overrides: list[str]) -> list[str]:
     """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
-    return [f"++{word}" if word.startswith("env.kwargs.") else word for word in overrides]
+    open_keys = ("env.kwargs.", "env.kwargs=")
+    return [f"++{word}" if word.startswith(open_keys) else word for word in overrides]
 
 
 def _value_of(key: str, overrides: list[str]) -> str | None:
-    given = [word.split("=", 1)[1] for word in overrides if word.startswith(f"{key}=")]
+    words = [word.lstrip("+") for word in overrides]
+    given = [word.split("=", 1)[1] for word in words if word.startswith(f"{key}=")]
     return given[-1] if given and given[-1] not in ("", "null") else None
 
 
@@ -169,28 +185,53 @@ def compose(
 
 def _launch(flags: list[str], overrides: list[str], args: argparse.Namespace) -> int:
     """Give the run (or the sweep) a folder of its own and hand over to Hydra."""
-    key = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
-    folder = _value_of(key, overrides)
-    if folder is None:
-        folder = str(new_folder("_sweep" if args.multirun else ""))
-        overrides = [*overrides, f"{key}={folder}"]
-    elif not args.multirun and (Path(folder) / "manifest.json").exists():
-        raise ConfigError(f"{key}={folder}: holds a run already; give another, or resume={folder}")
+    key, other = "hydra.run.dir", "hydra.sweep.dir"
+    if args.multirun:
+        key, other = other, key
+    if _value_of(other, overrides) is not None:
+        kind = "a sweep" if args.multirun else "a single run"
+        raise ConfigError(f"{other}: {kind} never reads it; give {key}")
+    given = _value_of(key, overrides)
+    folder = Path(given) if given is not None else None
+    if folder is not None and any(folder.glob("**/manifest.json")):
+        hint = "give another" if args.multirun else f"give another, or resume={folder}"
+        raise ConfigError(f"{key}={folder}: holds a run already; {hint}")
+    before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
+    try:
+        if folder is None:
+            folder = new_folder("_sweep" if args.multirun else "")
+            overrides = [*overrides, f"{key}={folder}"]
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{key}={given or 'outputs'}: cannot be written: {error}") from error
     try:
         _hydra_main([*flags, *overrides], _job)
     except _Refused as refused:
-        _remove_unstarted(Path(folder))
+        _remove_unstarted(folder, before)
         raise ConfigError(str(refused)) from refused.__cause__
-    except (ConfigError, KeyboardInterrupt):
-        _remove_unstarted(Path(folder))
+    except (ConfigError, KeyboardInterrupt, Interrupted):
+        _remove_unstarted(folder, before)
         raise
     return 0
 
 
-def _remove_unstarted(folder: Path) -> None:
-    """Leave nothing of jobs that were refused or stopped before the first of them began."""
-    if not any(folder.rglob("manifest.json")):
+def _remove_unstarted(folder: Path, before: set[Path] | None) -> None:
+    """Leave nothing of jobs that were refused or stopped before the first of them began.
+
+    Args:
+        folder: the run's or the sweep's.
+        before: what was in it already, and stays; None where it was made for this command.
+    """
+    if any(folder.glob("**/manifest.json")):
+        return
+    if before is None:
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in set(folder.iterdir()) - before:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def _hydra_main(argv: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -234,7 +275,8 @@ def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
         raise ConfigError(f"resume={path}: resumes one run; drop -m")
     from klrl.resume import resumed_config
 
-    folder, config = resumed_config(path, [w for w in overrides if not w.startswith("resume=")])
+    words = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
+    folder, config = resumed_config(path, words)
     check_machine(config, resumed=True)
     from klrl.experiment import run
 

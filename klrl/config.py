@@ -27,9 +27,15 @@ def number(
     gt: float | None = None,
     le: float | None = None,
     whole: bool = False,
+    optional: bool = True,
 ) -> Any:
-    """Declare a numeric setting with its range; ``whole`` accepts 1e6 as well as 1000000."""
-    return field(default=MISSING, metadata={"ge": ge, "gt": gt, "le": le, "whole": whole})
+    """Declare a numeric setting with its range.
+
+    ``whole`` accepts 1e6 as well as 1000000 and so needs a field of type Any, which says for itself
+    whether null is a value (``optional``); typed fields leave that to OmegaConf.
+    """
+    rule = {"ge": ge, "gt": gt, "le": le, "whole": whole, "optional": optional}
+    return field(default=MISSING, metadata=rule)
 
 
 def choice(*allowed: str) -> Any:
@@ -277,7 +283,7 @@ class CheckpointConfig:
 class RootConfig:
     """The settings outside any group."""
 
-    frames: Any = number(gt=0, whole=True)
+    frames: Any = number(gt=0, whole=True, optional=False)
     seed: int = number(ge=0)
     device: str = MISSING
     threads: int = number(ge=1)
@@ -446,6 +452,9 @@ def _object(path: str, node: DictConfig) -> Any:
     if missing:
         raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
     value: Any = OmegaConf.to_object(node)
+    extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
+    if extra:
+        raise ConfigError(f"{path}.{extra[0]}: no such setting; drop it")
     for f in fields(value):
         if f.metadata:
             checked = _checked(f"{path}.{f.name}", getattr(value, f.name), f.metadata)
@@ -455,7 +464,7 @@ def _object(path: str, node: DictConfig) -> Any:
 
 def _checked(key: str, value: Any, rule: Any) -> Any:
     """Return the value, a whole float as an int; raise ConfigError outside the rule."""
-    if value is None or not rule:
+    if not rule or (value is None and rule.get("optional", True)):
         return value
     if "allowed" in rule:
         if value not in rule["allowed"]:

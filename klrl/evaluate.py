@@ -105,16 +105,24 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run", help="the run folder, as outputs/NAME")
     parser.add_argument("--episodes", type=_positive, default=20, help="how many (default 20)")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (default 0)")
+    parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 
 def _positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _natural(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: give a number >= 1")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value}: give a number >= {least}")
     return value
 
 

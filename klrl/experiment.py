@@ -26,7 +26,7 @@ from klrl.config import (
 )
 from klrl.curves import draw_curves
 from klrl.envs import make_env
-from klrl.errors import Interrupted, NonFiniteError
+from klrl.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.evaluate import evaluate_policy
 from klrl.interrupt import StopRequest
 from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL, make_reference_kl
@@ -39,6 +39,7 @@ from klrl.loggers import JsonlLogger, Logger, read_rows, wandb_run
 from klrl.metrics import Row, check_row
 from klrl.models import make_agent
 from klrl.models.actor import device_of
+from klrl.preflight import check_machine
 from klrl.progress import Progress, duration
 from klrl.rollout import TorchRLRollout
 from klrl.run_folder import RunFolder, new_folder
@@ -69,8 +70,11 @@ def run(
         Interrupted: Ctrl-C or SIGTERM came; the checkpoint is written.
     """
     config = to_config(config) if isinstance(config, DictConfig) else config
+    check_machine(config, resumed=resume)
     torch.set_num_threads(config.threads)
     files = RunFolder(Path(folder)) if folder is not None else None
+    if files is not None and files.exists and not resume:
+        raise ConfigError(f"folder={folder}: holds a run already; give another, or resume it")
     described = files.manifest.get("reference") if files is not None and resume else None
     experiment = Experiment(config, described, resumed=resume)
     files = files or RunFolder(new_folder())
@@ -133,10 +137,12 @@ class Experiment:
             checkpoints = self._checkpoints(files)
             if resume:
                 self.take_up(checkpoints)
-            loggers, progress = stack.enter_context(self._recording(files, group, resume))
+            manifest = files.open(self.config, device=str(self.device), reference=self.described)
+            stack.enter_context(self._status(files))
+            recording = self._recording(files, group, manifest["wandb_id"], resume)
+            loggers, progress = stack.enter_context(recording)
             rollout = self._make_rollout()
             stack.callback(rollout.close)
-            stack.enter_context(self._status(files))
             if not resume:
                 self.save(checkpoints, improved=False, stopping=True)
             while self.counters.iteration < self.config.iterations:
@@ -264,17 +270,14 @@ class Experiment:
 
     @contextmanager
     def _recording(
-        self, files: RunFolder, group: str | None, resume: bool
+        self, files: RunFolder, group: str | None, wandb_id: str, resume: bool
     ) -> Iterator[tuple[list[Logger], Progress]]:
         """Open the run's files, wandb and the progress line; close them whatever happens."""
-        manifest = files.open(self.config, device=str(self.device), reference=self.described)
         metrics = JsonlLogger(files.metrics, after=self.counters.frames if resume else None)
         total = self.config.iterations * self.config.frames_per_iteration
         settings = dataclasses.asdict(self.config)
         with (
-            wandb_run(
-                self.config.logger, files.path, settings, group, manifest["wandb_id"]
-            ) as loggers,
+            wandb_run(self.config.logger, files.path, settings, group, wandb_id) as loggers,
             Progress(total, done=self.counters.frames) as progress,
         ):
             try:
@@ -300,7 +303,7 @@ class Experiment:
             raise
         finally:
             files.close(status, frames=self.counters.frames)
-            rows = read_rows(files.metrics)
+            rows = read_rows(files.metrics) if files.metrics.exists() else []
             if rows:
                 draw_curves(
                     rows, files.curves, f"{self.config.env.id}  {files.path.name}  {status}"

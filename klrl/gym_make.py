@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +13,18 @@ import gymnasium
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """``gymnasium.make``, with MuJoCo's warnings in Python's logging.
 
+    Args:
+        env_id: an id, or ``module:id`` for an environment that a module registers.
+        kwargs: arguments of the environment.
+
     Raises:
         gymnasium.error.Error, TypeError, ValueError: as ``gymnasium.make``.
+        ModuleNotFoundError: no such module.
     """
-    if "mujoco" in str(gymnasium.spec(env_id.rpartition(":")[2]).entry_point):
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    if "mujoco" in str(gymnasium.spec(name).entry_point):
         _route_mujoco_warnings()
     return gymnasium.make(env_id, **kwargs)
 

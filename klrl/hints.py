@@ -83,9 +83,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if found := re.search(r"Could not override '([^']+)'", text):
         return _wrong_key(found[1], overrides, config_dir)
     if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
-        return ConfigError(f"{found[1]}={found[2].splitlines()[0]}: {_wanted(error)}")
+        return ConfigError(f"{found[1]}={(found[2].splitlines() or [''])[0]}: {_wanted(error)}")
     if "Config group override must be" in text:
-        nulled = next(o for o in overrides if o.split("=")[0] in GROUPS and o.endswith("=null"))
+        nulled = next(o for o in overrides if o.endswith("=null"))
         return _wrong_choice(nulled.split("=")[0], "null", config_dir)
     if "Ambiguous value" in text:
         word = re.search(r"argument '([^']+)'", text)
@@ -125,8 +125,8 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
     group, _, rest = key.partition(".")
     readers = _readers(group, rest, config_dir)
-    if readers:
-        current = _chosen(group, overrides)
+    current = _chosen(group, overrides)
+    if readers and current not in readers:
         return ConfigError(
             f"{value}: {group}={current} never reads it; {_listed(group, readers)} "
             f"{'does' if len(readers) == 1 else 'do'}; drop it or choose so"

@@ -16,7 +16,7 @@ from klrl.config import ActorConfig, Config, GaussianActorConfig
 from klrl.envs import make_env
 from klrl.errors import ConfigError
 from klrl.models import Agent, make_agent
-from klrl.preflight import find_run
+from klrl.preflight import check_device, find_run
 from klrl.resume import stored_config
 
 
@@ -34,6 +34,7 @@ def load_policy(
         ConfigError: no such run or checkpoint.
     """
     folder = find_run(str(run), "run")
+    check_device(device)
     config = stored_config(folder)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(describe_policy(config), env)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from klrl.config import LoggerConfig, WandbConfig
+from klrl.errors import Interrupted
 from klrl.metrics import Row
+from klrl.preflight import wandb_mode
 
 
 class Logger(Protocol):
@@ -87,7 +88,7 @@ def wandb_run(
         return
     import wandb
 
-    with wandb.init(
+    run = wandb.init(
         project=config.project,
         entity=config.entity,
         tags=list(config.tags),
@@ -101,24 +102,16 @@ def wandb_run(
         config=settings,
         mode=wandb_mode(config.mode),
         settings=wandb.Settings(silent=True, console="off"),
-    ) as run:
+    )
+    # Not `with run`: wandb would print a traceback of its own, for a mere Ctrl-C too.
+    code = 1
+    try:
         run.define_metric("frames")
         run.define_metric("*", step_metric="frames")
         yield [WandbLogger(run)]
-
-
-def wandb_mode(mode: str) -> Any:
-    """``auto``: WANDB_MODE where it is set, else online with a key, else offline."""
-    if mode != "auto":
-        return mode
-    given = os.environ.get("WANDB_MODE")
-    if given:
-        return given
-    return "online" if _has_key() else "offline"
-
-
-def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "api.wandb.ai" in netrc.read_text(encoding="utf-8")
+        code = 0
+    except Interrupted as stop:
+        code = stop.exit_code
+        raise
+    finally:
+        run.finish(exit_code=code)

@@ -13,8 +13,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from klrl.config import ActorConfig, CheckpointReferenceConfig, Config, EnvConfig
+from klrl.config import (
+    ActorConfig,
+    CheckpointReferenceConfig,
+    Config,
+    EnvConfig,
+    WandbConfig,
+)
 from klrl.errors import ConfigError
+from klrl.run_folder import process_start
 
 
 def check_machine(
@@ -22,19 +29,106 @@ def check_machine(
 ) -> None:
     """Refuse a job that this machine cannot run.
 
-    A resumed run holds its reference in its own checkpoint and needs no other folder.
+    A resumed run holds its reference and its weights in its own checkpoint and needs no other
+    folder.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave.
+        resumed: whether the run goes on from its own checkpoint.
 
     Raises:
-        ConfigError: an optional package, a device, a run folder or an environment is missing.
+        ConfigError: an optional package, a device, a run folder or an environment is missing, or
+            another run's policy does not fit.
     """
-    if config.logger.name == "wandb":
-        require("wandb", "logger=wandb", "pip install wandb, or choose logger=none")
-    if isinstance(config.reference, CheckpointReferenceConfig) and not resumed:
-        find_run(config.reference.path, "reference.path")
-    if config.actor.init is not None and not resumed:
-        find_run(config.actor.init, "actor.init")
+    if isinstance(config.logger, WandbConfig):
+        check_wandb(config.logger)
     check_env(config.env, config.actor, overridden)
+    if not resumed:
+        check_other_runs(config)
     check_device(config.device)
+
+
+def check_wandb(logger: WandbConfig) -> None:
+    """Refuse what ``wandb.init`` would refuse, before there is a run to mark failed."""
+    require("wandb", "logger=wandb", "pip install wandb, or choose logger=none")
+    mode = os.environ.get("WANDB_MODE")
+    if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
+        raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
+    if wandb_mode(logger.mode) == "online" and not has_wandb_key():
+        raise ConfigError(
+            "logger.mode=online: no wandb key is found; run wandb login, set WANDB_API_KEY, "
+            "or choose logger.mode=offline"
+        )
+    wrong = sorted(set(logger.project) & set("/\\#?%:"))
+    if wrong or not logger.project or len(logger.project) > 128:
+        raise ConfigError(
+            f"logger.project={logger.project}: give 1 to 128 characters without / \\ # ? % :"
+        )
+
+
+def wandb_mode(mode: str) -> Any:
+    """``auto``: WANDB_MODE where it is set, else online with a key, else offline."""
+    if mode != "auto":
+        return mode
+    return os.environ.get("WANDB_MODE") or ("online" if has_wandb_key() else "offline")
+
+
+def has_wandb_key() -> bool:
+    """Whether the environment or the netrc file holds a key."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return netrc.is_file() and "api.wandb.ai" in netrc.read_text(encoding="utf-8")
+
+
+def check_other_runs(config: Config) -> None:
+    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
+    others = []
+    if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.mode != "none":
+        others.append(("reference.path", config.reference.path, config.reference.which))
+    if config.actor.init is not None:
+        others.append(("actor.init", config.actor.init, "last"))
+    for setting, path, which in others:
+        run = find_run(path, setting)
+        if not any(run.glob(f"checkpoints/{which}/*/manifest.json")):
+            raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
+        _check_same_kind(setting, path, config, run)
+
+
+def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
+    """The other policy sees as many numbers and acts in the same way."""
+    from klrl.resume import stored_config
+
+    other = stored_config(run)
+    mine, theirs = (_kind(c.env, c.actor) for c in (config, other))
+    names = ("action distribution", "observation", "action")
+    for what, ours, others in zip(names, mine, theirs, strict=True):
+        if ours != others:
+            choice = f"choose actor={others}" if what == names[0] else "give another run"
+            raise ConfigError(
+                f"{setting}={path}: its {what} is {others}, this run's is {ours}; {choice}"
+            )
+    ours, others = (
+        f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
+        for c in (config, other)
+    )
+    if setting == "actor.init" and ours != others:
+        raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
+
+
+def _kind(env: EnvConfig, actor: ActorConfig) -> tuple[str, int, Any]:
+    """(distribution, length of an observation, length of an action or number of actions)."""
+    import gymnasium
+
+    made = _make(env)
+    discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
+    auto = "categorical" if discrete else "normal"
+    family = auto if actor.distribution == "auto" else actor.distribution
+    size = gymnasium.spaces.flatdim(made.observation_space)
+    action = made.action_space.n if discrete else made.action_space.shape
+    made.close()
+    return family, size, action
 
 
 def require(package: str, setting: str, remedy: str) -> None:
@@ -65,8 +159,16 @@ def find_run(path: str, setting: str) -> Path:
     run = Path(path).expanduser()
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
-    if not (run / "manifest.json").is_file():
-        raise ConfigError(f"{setting}={path}: holds no manifest.json; give a run folder")
+    try:
+        json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{setting}={path}: no manifest.json in it; give a run folder") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{setting}={path}: its manifest.json is broken ({error}); give another run"
+        ) from error
+    if not (run / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
     if not any(run.glob("checkpoints/*/*/manifest.json")):
         raise ConfigError(f"{setting}={path}: the run wrote no checkpoint; give another run")
     return run
@@ -78,26 +180,23 @@ def check_not_running(run: Path) -> None:
     pid = manifest.get("pid")
     if manifest.get("status") != "running" or pid is None or pid == os.getpid():
         return
-    if Path(f"/proc/{pid}").exists():
+    started = process_start(pid)
+    if started is not None and started == manifest.get("pid_started"):
         raise ConfigError(f"resume={run}: process {pid} is still running it; wait or stop it")
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
-    """Make the environment once, and refuse ids, arguments and spaces that cannot be served."""
+    """Make the environment and take a step; refuse what cannot be made, stepped or served."""
     import gymnasium
 
     _check_id(env.id)
     made = _make(env)
     space = made.action_space
-    made.close()
     discrete = isinstance(space, gymnasium.spaces.Discrete)
-    box = isinstance(space, gymnasium.spaces.Box)
-    if not discrete and not box:
-        raise ConfigError(
-            f"env.id={env.id}: its action space is {type(space).__name__}; "
-            "Box and Discrete are served"
-        )
-    if actor.distribution in ("normal", "tanh_normal") and not box:
+    _check_spaces(env.id, space, made.observation_space)
+    _check_a_step(env, made)
+    made.close()
+    if actor.distribution in ("normal", "tanh_normal") and discrete:
         raise ConfigError(
             f"actor={actor.distribution}: the actions of env.id={env.id} are discrete; "
             "choose actor=categorical or actor=mlp"
@@ -107,12 +206,49 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
             f"actor=categorical: the actions of env.id={env.id} are continuous; "
             "choose actor=normal, tanh_normal or mlp"
         )
-    if box:
+    if not discrete:
         _check_bounds(env.id, actor, space)
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
             f"actor.init_std: nothing reads it here: env.id={env.id} has discrete actions; drop it"
         )
+
+
+def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
+    """Discrete actions, or a vector of floats; observations with a fixed flat size."""
+    import gymnasium
+    import numpy as np
+
+    spaces = gymnasium.spaces
+    if isinstance(action, spaces.Box):
+        if len(action.shape) != 1 or not np.issubdtype(action.dtype, np.floating):
+            raise ConfigError(
+                f"env.id={env_id}: its actions are {action.dtype} of shape {action.shape}; "
+                "vectors of floats are served; wrap the environment"
+            )
+    elif not isinstance(action, spaces.Discrete):
+        raise ConfigError(
+            f"env.id={env_id}: its action space is {type(action).__name__}; "
+            "Box and Discrete are served"
+        )
+    if not isinstance(spaces.flatten_space(observation), spaces.Box):
+        raise ConfigError(
+            f"env.id={env_id}: its observation space is {type(observation).__name__}, which has no "
+            "fixed size; wrap the environment"
+        )
+
+
+def _check_a_step(env: EnvConfig, made: Any) -> None:
+    """An argument of the wrong type often fails at the first step only."""
+    try:
+        made.reset(seed=0)
+        made.action_space.seed(0)
+        made.step(made.action_space.sample())
+    except (TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
+        raise ConfigError(
+            f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
+            f"{_first_line(error)}; mend env.kwargs"
+        ) from error
 
 
 def _check_bounds(env_id: str, actor: ActorConfig, space: Any) -> None:
@@ -152,7 +288,7 @@ def _make(env: EnvConfig) -> Any:
         return make_gym(env.id, env.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"env.id={env.id}: {_first_line(error)}") from error
-    except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as error:
+    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
             f"env.id={env.id}{given}: gymnasium.make refuses it: {_first_line(error)}; "

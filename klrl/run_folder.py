@@ -47,6 +47,11 @@ class RunFolder:
         self._manifest = path / "manifest.json"
 
     @property
+    def exists(self) -> bool:
+        """Whether a run was opened here."""
+        return self._manifest.exists()
+
+    @property
     def manifest(self) -> dict[str, Any]:
         """What ``manifest.json`` says."""
         return json.loads(self._manifest.read_text(encoding="utf-8"))
@@ -65,6 +70,7 @@ class RunFolder:
             "klrl": __version__,
             "status": "running",
             "pid": os.getpid(),
+            "pid_started": process_start(os.getpid()),
             "seed": config.seed,
             "argv": sys.orig_argv,
             "config_hash": config_hash(config),
@@ -84,9 +90,9 @@ class RunFolder:
         self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
 
     def _store_config(self, config: Config) -> None:
-        """``.hydra/config.yaml``: Hydra wrote it, unless the run was started from Python."""
+        """``.hydra/config.yaml``: Hydra's own, or the settings that a resume changed."""
         stored = self.path / ".hydra" / "config.yaml"
-        if not stored.exists():
+        if not stored.exists() or self._manifest.exists():
             stored.parent.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
 
@@ -115,6 +121,17 @@ def new_folder(suffix: str = "") -> Path:
         except FileExistsError:
             continue
         return folder
+
+
+def process_start(pid: int) -> str | None:
+    """When a process of this machine started, in the kernel's clock; None where it is gone.
+
+    A process id alone is used again after a reboot, or in a container at once.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def _now() -> str:

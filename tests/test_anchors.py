@@ -107,6 +107,6 @@ def test_actor_init_starts_from_a_trained_policy_with_its_normaliser(capsys) -> 
     assert start.agent.normalizer.count == 512
     capsys.readouterr()
     assert exits(*QUICK, "actor.init=trained", "actor.hidden=[5]") == 2
-    assert "does not fit this network" in capsys.readouterr().err
+    assert "its network is hidden=[8] activation=tanh" in capsys.readouterr().err
     assert exits(*QUICK, "actor.init=nowhere") == 2
     assert "actor.init=nowhere: no such folder" in capsys.readouterr().err

@@ -7,9 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from klrl.__main__ import main
+from klrl.errors import ConfigError
+from tests.conftest import QUICK
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -81,6 +84,19 @@ WRONG = [
     (["-m", "kl.coef=0.1,-1"], "kl.coef=-1.0: out of range"),
     (["-m", "resume=x"], "drop -m"),
     (["+foo=1"], "foo: no such setting"),
+    (["+kl.foo=1"], "kl.foo: no such setting; drop it"),
+    (["++kl.coeff=1"], "kl.coeff: no such setting; drop it"),
+    (["+resume=nope"], "resume=nope: no such folder"),
+    (["kl.coef="], "kl.coef=: give a number"),
+    (["frames=null"], "frames=None: give a whole number"),
+    (["experiment=null"], "experiment=null: no such choice"),
+    (["env.kwargs.g=abc"], "its first step fails"),
+    (["env=gym", "env.id=Ant-v2"], "env.id=Ant-v2"),
+    (["hydra.run.dir=/proc/nope"], "hydra.run.dir=/proc/nope: cannot be written"),
+    (["-m", "seed=0,1", "hydra.run.dir=x"], "a sweep never reads it; give hydra.sweep.dir"),
+    (["--config-path", "/tmp"], "use --config-dir"),
+    (["--cfg", "job", "kl.coff=1"], "did you mean kl.coef?"),
+    (["logger.project=a/b"], "logger.project=a/b: give 1 to 128"),
     (["foo"], "foo: not a setting; write KEY=VALUE"),
     (["--frames", "3"], "--frames: no such flag"),
     (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
@@ -144,3 +160,68 @@ def test_answers_come_without_torch(words: list[str]) -> None:
     started = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
     assert time.monotonic() - started < 10, "far above 1.5 s: something heavy is imported"
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
+    """The refusal comes while the job is built, with the user's own folder as the run folder."""
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("years", encoding="utf-8")
+    flags = ["-m"] if key == "hydra.sweep.dir" else []
+    import klrl.experiment
+
+    def refuse_late(*args: object, **kwargs: object) -> None:
+        raise ConfigError("late: refused")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(klrl.experiment, "run", refuse_late)
+        for words in ([f"{key}=mine"], []):
+            with pytest.raises(SystemExit) as stop:
+                main([*flags, *QUICK, *words])
+            assert stop.value.code == 2
+            assert "late: refused" in capsys.readouterr().err
+    assert not any(Path("outputs").glob("*"))
+    assert [p.name for p in Path("mine").iterdir()] == ["thesis.txt"]
+
+
+def test_wandb_is_checked_beforehand(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert "no wandb key is found" in refused(capsys, "logger.mode=online")
+    monkeypatch.setenv("WANDB_MODE", "bogus")
+    assert "WANDB_MODE=bogus: choose online" in refused(capsys)
+
+
+def test_kwargs_may_be_given_as_a_dictionary(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["env.kwargs={g: 5.0}", "--cfg", "job"])
+    assert stop.value.code == 0
+    assert "g: 5.0" in capsys.readouterr().out
+
+
+SPACES = {
+    "a matrix": (gymnasium.spaces.Box(-1, 1, (2, 3)), gymnasium.spaces.Box(-1, 1, (2,))),
+    "integers": (gymnasium.spaces.Box(0, 5, (2,), int), gymnasium.spaces.Box(-1, 1, (2,))),
+    "a sequence": (
+        gymnasium.spaces.Discrete(2),
+        gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES.keys())
+def test_spaces_that_cannot_be_served_are_refused_beforehand(capsys, spaces) -> None:
+    class Odd(gymnasium.Env):
+        action_space, observation_space = spaces
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 0.0, False, False, {}
+
+    gymnasium.register("klrl-test/Odd-v0", Odd, disable_env_checker=True)
+    try:
+        assert "wrap the environment" in refused(capsys, "env=gym", "env.id=klrl-test/Odd-v0")
+    finally:
+        del gymnasium.registry["klrl-test/Odd-v0"]

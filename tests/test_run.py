@@ -104,6 +104,132 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
     assert all(x["reward/raw"] != y["reward/raw"] for x, y in zip(a, c, strict=True))
 
 
+def test_the_learning_rate_is_annealed_over_the_run() -> None:
+    exits(*QUICK, "frames=256", "optim.lr=0.004", "hydra.run.dir=run")
+    rates = [row["learner/lr"] for row in rows_of(Path("run"))]
+    assert rates == pytest.approx([0.004, 0.003, 0.002, 0.001])
+
+
+def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) -> None:
+    from torchrl.checkpoint import Checkpoint
+
+    import klrl.experiment
+    from klrl.evaluate import Evaluation
+    from klrl.run_folder import RunFolder
+
+    returns = iter([-5.0, -3.0, -4.0])
+    monkeypatch.setattr(
+        klrl.experiment, "evaluate_policy", lambda *a, **k: Evaluation([next(returns)])
+    )
+    Experiment(settings("frames=192", "eval.every=1")).train(RunFolder(Path("run")))
+    told = {}
+    for which in ("best", "last"):
+        (entry,) = Path("run/checkpoints", which).iterdir()
+        told[which] = Checkpoint.manifest(entry)["metadata"]
+    assert told["best"] == {"frames": 128, "iteration": 2, "best_return": -3.0}
+    assert told["last"]["frames"] == 192
+
+
+def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
+    """As after kill -9: the manifest says running, rows are there that no checkpoint covers."""
+    exits(*QUICK, "frames=256", "hydra.run.dir=run", "checkpoint.every=2")
+    rows = rows_of(Path("run"))
+    with Path("run/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**rows[-1], "frames": 320, "iteration": 5, "reward/raw": 99.0}))
+        file.write('\n{"frames": 38')
+    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1, "pid_started": "0"}
+    Path("run/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert exits("resume=run", "frames=384") == 0
+    after = rows_of(Path("run"))
+    assert [row["frames"] for row in after] == [64, 128, 192, 256, 320, 384]
+    assert after[:4] == rows
+    assert all(row["reward/raw"] < 0 for row in after)
+
+
+def test_a_live_run_is_not_resumed_twice(capsys) -> None:
+    from klrl.run_folder import process_start
+
+    exits(*QUICK, "hydra.run.dir=run")
+    parent = os.getppid()
+    live = {"status": "running", "pid": parent, "pid_started": process_start(parent)}
+    Path("run/manifest.json").write_text(json.dumps(manifest_of(Path("run")) | live))
+    assert exits("resume=run") == 2
+    assert f"process {parent} is still running it" in capsys.readouterr().err
+
+
+def test_what_a_resume_changed_holds_for_the_next_one() -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    exits("resume=run", "frames=192", "checkpoint.every=3")
+    assert stored_config(Path("run")).frames == 192
+    assert exits("resume=run", "frames=256") == 0
+    assert stored_config(Path("run")).checkpoint.every == 3
+    assert rows_of(Path("run"))[-1]["frames"] == 256
+
+
+def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    capsys.readouterr()
+    Path("run/manifest.json").write_text('{"status": "fin', encoding="utf-8")
+    assert exits("resume=run") == 2
+    assert "manifest.json is broken" in capsys.readouterr().err
+    Path("run/.hydra/config.yaml").unlink()
+    Path("run/manifest.json").write_text("{}", encoding="utf-8")
+    assert exits("resume=run") == 2
+    assert "no .hydra/config.yaml" in capsys.readouterr().err
+
+
+def test_two_runs_never_share_a_folder(capsys, settings) -> None:
+    from klrl.errors import ConfigError
+
+    exits(*QUICK, "hydra.run.dir=run")
+    assert exits(*QUICK, "hydra.run.dir=run") == 2
+    assert "holds a run already" in capsys.readouterr().err
+    exits("-m", *QUICK, "hydra.sweep.dir=sweep")
+    capsys.readouterr()
+    assert exits("-m", *QUICK, "hydra.sweep.dir=sweep", "seed=7") == 2
+    assert "holds a run already" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="holds a run already"):
+        klrl.run(settings("seed=7"), "run")
+
+
+def test_a_sweep_checks_every_jobs_reference_first(capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=ref", "actor=tanh_normal")
+    capsys.readouterr()
+    words = ("reference=checkpoint", "reference.path=ref")
+    assert exits("-m", *QUICK, *words, "actor=tanh_normal,normal") == 2
+    assert "choose actor=tanh_normal" in capsys.readouterr().err
+    both = (*words, "actor=tanh_normal", "reference.which=last,best")
+    assert exits("-m", *QUICK, *both) == 2
+    assert "has no checkpoint 'best'" in capsys.readouterr().err
+    assert not any(Path("outputs").glob("*"))
+
+
+def test_errors_from_python_are_the_same(settings) -> None:
+    from klrl.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="Nope"):
+        klrl.run(settings("env=gym", "env.id=Nope-v0", "collector.steps=32"))
+    with pytest.raises(ConfigError, match="device=cuda:9"):
+        klrl.run(settings("device=cuda:9"))
+    klrl.run(settings(), "run")
+    with pytest.raises(ConfigError, match="device=cuda:9"):
+        klrl.load_policy("run", device="cuda:9")
+
+
+def test_an_environment_of_a_users_module_trains_and_is_evaluated(monkeypatch, capsys) -> None:
+    Path("lab_envs.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "gymnasium.register('lab/Pole-v0', PendulumEnv, max_episode_steps=20)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    words = ("env=gym", "env.id=lab_envs:lab/Pole-v0")
+    assert exits(*QUICK, *words, "hydra.run.dir=run") == 0
+    evaluate_main(["run", "--episodes", "2", "--json"])
+    gymnasium.registry.pop("lab/Pole-v0")
+
+
 def test_resume_restores_all_and_appends() -> None:
     exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
     before, rows = Experiment(stored_config(Path("run"))), rows_of(Path("run"))
@@ -170,6 +296,16 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     assert last["kl/ref/penalty"] == pytest.approx(0.2 * last["kl/ref/k1"], abs=1e-6), (
         "what is charged and what is measured have one reference"
     )
+    from klrl.load import describe_policy
+    from klrl.run_folder import RunFolder
+
+    resumed = Experiment(
+        stored_config(Path("run")), RunFolder(Path("run")).manifest["reference"], resumed=True
+    )
+    resumed.take_up(resumed._checkpoints(RunFolder(Path("run"))))
+    assert describe_policy(stored_config(Path("run")))["normalize"] is True
+    for name, value in policy.state_dict().items():
+        assert torch.equal(resumed.reference.state_dict()[name], value), name
 
 
 def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None:
@@ -179,12 +315,15 @@ def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None
     assert exits(*QUICK, *words) == 2
     assert "choose actor=tanh_normal" in capsys.readouterr().err
     assert exits(*QUICK, *words, "env=cartpole") == 2
-    assert not any(Path("outputs").iterdir())
+    assert not any(Path("outputs").glob("*"))
 
 
+@pytest.mark.parametrize("logger", ["none", "wandb"])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(signum: int, code: int) -> None:
-    words = [w for w in QUICK if not w.startswith("frames")]
+def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(
+    signum: int, code: int, logger: str
+) -> None:
+    words = [w for w in QUICK if not w.startswith("frames")] + [f"logger={logger}"]
     process = child(*words, "frames=10_000_000", "hydra.run.dir=run", "checkpoint.every=100000")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (
@@ -197,6 +336,9 @@ def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(signum: int, code:
     assert "Traceback" not in told
     assert manifest_of(Path("run"))["status"] == "interrupted"
     done = rows_of(Path("run"))[-1]["frames"]
+    if logger == "wandb":
+        assert inspect(Path("run"))["exit"][0]["exit_code"] == code
+        return
     assert exits("resume=run", f"frames={int(done) + 64}") == 0
     assert rows_of(Path("run"))[-1]["frames"] == done + 64
 
@@ -378,3 +520,55 @@ def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
     assert "Traceback" not in told.err
     assert manifest_of(only_run())["status"] == "failed"
     assert list(only_run().glob("checkpoints/last/*/manifest.json")), "there is one from the start"
+
+
+def test_sigterm_during_start_up_leaves_nothing() -> None:
+    process = child(*QUICK)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not any(Path("outputs").glob("*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode in (143, 0), told
+    if process.returncode == 143:
+        assert "Traceback" not in told
+        assert not any(Path("outputs").glob("*")) or "interrupted" in told
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    from klrl.interrupt import StopRequest
+
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signum == signal.SIGINT
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted):
+            stop.obey()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_plain_lines_come_in_time_and_a_terminal_gets_one_live_line() -> None:
+    import io
+
+    from klrl.progress import Progress, duration
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    plain, live = io.StringIO(), Terminal()
+    assert Progress(1).__dict__["_every"] == 10.0
+    with Progress(1000, stream=plain, every=0.05) as progress:
+        progress.show({"frames": 250, "reward/episode": -3.0, "kl/old/beta": 2.0})
+        time.sleep(0.3)
+    assert len(plain.getvalue().splitlines()) >= 3
+    assert "250/1,000 frames" in plain.getvalue()
+    assert "return -3.0 | beta 2" in plain.getvalue()
+    with Progress(1000, stream=live) as progress:
+        for frames in (250, 500):
+            progress.show({"frames": frames})
+    assert live.getvalue().count("\r") == 2
+    assert live.getvalue().count("\n") == 1
+    assert [duration(x) for x in (73.2, 4000, 0)] == ["1:13", "1:06:40", "0:00"]

@@ -80,11 +80,11 @@ class VectorGymEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         seed, self._next_seed = self._next_seed, None
         options = None if mask is None else {"reset_mask": mask.reshape(-1).cpu().numpy()}
-        observation, _info = self._envs.reset(seed=seed, options=options)
-        self._require_finite("observation", observation, "at reset")
+        found, _info = self._envs.reset(seed=seed, options=options)
+        observation = self._finite("observation", found, "at reset")
         no = torch.zeros(self.num_copies, 1, dtype=torch.bool)
         return self._pack(
-            observation=_float(observation), done=no, terminated=no.clone(), truncated=no.clone()
+            observation=observation, done=no, terminated=no.clone(), truncated=no.clone()
         )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -92,11 +92,9 @@ class VectorGymEnv(EnvBase):
         if self._box:
             action = np.clip(action, self._low, self._high)
         observation, reward, terminated, truncated, _info = self._envs.step(action)
-        self._require_finite("observation", observation, "after a step")
-        self._require_finite("reward", reward, "after a step")
         return self._pack(
-            observation=_float(observation),
-            reward=_float(reward).unsqueeze(-1),
+            observation=self._finite("observation", observation, "after a step"),
+            reward=self._finite("reward", reward, "after a step").unsqueeze(-1),
             done=torch.from_numpy(terminated | truncated).unsqueeze(-1),
             terminated=torch.from_numpy(terminated.copy()).unsqueeze(-1),
             truncated=torch.from_numpy(truncated.copy()).unsqueeze(-1),
@@ -105,13 +103,16 @@ class VectorGymEnv(EnvBase):
     def _pack(self, **entries: torch.Tensor) -> TensorDict:
         return TensorDict(entries, batch_size=self.batch_size)
 
-    def _require_finite(self, what: str, value: np.ndarray, when: str) -> None:
-        if not np.isfinite(value).all():
-            copy = int(np.argwhere(~np.isfinite(value))[0][0])
+    def _finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
+        """As float32 (where 1e39 is infinite), or an error that names the place."""
+        tensor = _float(value)
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
             raise NonFiniteError(
-                f"{what} of {self.env_id} (copy {copy}) is not finite {when}; "
+                f"{what} of {self.env_id} (copy {int(bad.nonzero()[0, 0])}) is not finite {when}; "
                 "the simulator diverged or the actions are not finite"
             )
+        return tensor
 
     def _set_seed(self, seed: int | None) -> None:
         self._next_seed = seed
