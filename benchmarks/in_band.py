@@ -18,13 +18,20 @@ from pathlib import Path
 FRAMES = {"pendulum": 100_000, "half_cheetah": 200_000, "hopper": 200_000}
 
 
+RULES = {
+    "doubling": ["loss=klpen", "loss.beta_rule=doubling"],
+    "proportional": ["loss=klpen", "loss.beta_rule=proportional"],
+    "forward": ["loss=klpen", "loss.beta_rule=forward"],
+    "held": ["loss=klpen_held"],
+}
+
+
 def run(folder: Path, env: str, rule: str, seed: int, dtarg: float, frames: int) -> list[dict]:
     """Train once; returns the rows."""
     words = [
         f"env={env}",
-        "loss=klpen",
+        *RULES[rule],
         f"loss.dtarg={dtarg}",
-        f"loss.beta_rule={rule}",
         f"seed={seed}",
         f"frames={frames}",
         "logger=none",
@@ -54,7 +61,9 @@ def final_return(rows: list[dict]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--envs", nargs="+", default=["pendulum", "half_cheetah"])
-    parser.add_argument("--rules", nargs="+", default=["doubling", "forward"])
+    parser.add_argument(
+        "--rules", nargs="+", default=["held", "doubling", "forward"], choices=RULES
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--dtarg", type=float, default=0.01)
     parser.add_argument("--frames", type=int, help="default: 100k pendulum, 200k MuJoCo")
