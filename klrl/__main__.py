@@ -22,7 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from klrl.config import Config, check_all_read, conf_dir, register_schemas, to_config
+from klrl.checks import check_all_read, to_config
+from klrl.config import Config, conf_dir, register_schemas
 from klrl.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.hints import explain, help_text
 from klrl.preflight import check_machine

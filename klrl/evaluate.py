@@ -127,7 +127,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def _main(args: argparse.Namespace) -> None:
-    from klrl.config import check_device_name
+    from klrl.checks import check_device_name
     from klrl.preflight import check_device, find_run
 
     folder = find_run(args.run, "RUN")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,29 @@ from torchrl.envs import EnvBase
 
 from klrl.advantage import make_advantage
 from klrl.checkpoint import Checkpoints, Counters
+from klrl.checks import to_config
 from klrl.config import (
     CheckpointReferenceConfig,
     Config,
     KLPENConfig,
     LegacyKLConfig,
-    to_config,
 )
-from klrl.curves import draw_curves
 from klrl.envs import make_env
-from klrl.errors import ConfigError, Interrupted, NonFiniteError
+from klrl.errors import ConfigError, NonFiniteError
 from klrl.evaluate import evaluate_policy
 from klrl.interrupt import StopRequest
-from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL, make_reference_kl
+from klrl.kl.build import ReferenceKL, make_reference_kl
 from klrl.kl.controllers import make_controller
 from klrl.kl.measure import annotate, measure_reference_kl
 from klrl.kl.reference import freeze, make_reference_rule, memory_bytes
 from klrl.learner import Learned, Learner
 from klrl.load import load_agent, load_reference
-from klrl.loggers import JsonlLogger, Logger, read_rows, wandb_run
-from klrl.metrics import Row, check_row
+from klrl.metrics import Row
 from klrl.models import make_agent
 from klrl.models.actor import device_of
 from klrl.preflight import check_machine
-from klrl.progress import Progress, duration
+from klrl.progress import Progress
+from klrl.record import keep_status, make_row, recording
 from klrl.rollout import TorchRLRollout
 from klrl.run_folder import RunFolder, new_folder
 from klrl.seeds import derived_seed
@@ -138,9 +136,18 @@ class Experiment:
             if resume:
                 self.take_up(checkpoints)
             manifest = files.open(self.config, device=str(self.device), reference=self.described)
-            stack.enter_context(self._status(files))
-            recording = self._recording(files, group, manifest["wandb_id"], resume)
-            loggers, progress = stack.enter_context(recording)
+            stack.enter_context(keep_status(files, self.config, self.counters))
+            record, progress = stack.enter_context(
+                recording(
+                    files,
+                    self.config,
+                    self.counters,
+                    group=group,
+                    wandb_id=manifest["wandb_id"],
+                    resume=resume,
+                )
+            )
+            self._say_where_it_starts(progress, resume)
             rollout = self._make_rollout()
             stack.callback(rollout.close)
             if not resume:
@@ -157,9 +164,7 @@ class Experiment:
                 row = self.make_row(batch, measured, learned, time.perf_counter() - started)
                 self.move_anchor(batch, measured)
                 improved = self.evaluate(row)
-                for logger in loggers:
-                    logger.log(row)
-                progress.show(row)
+                record(row)
                 self.save(checkpoints, improved, stopping=stop.signum is not None)
                 stop.obey()
 
@@ -224,8 +229,6 @@ class Experiment:
         if due or stopping or counters.iteration >= self.config.iterations:
             checkpoints.save("last", counters.frames, about)
 
-    # ------------------------------------------------------------------------------ the record
-
     def make_row(
         self,
         batch: TensorDictBase,
@@ -233,98 +236,16 @@ class Experiment:
         learned: Learned,
         seconds: float,
     ) -> Row:
-        """One line of ``metrics.jsonl``; names and units in :mod:`klrl.metrics`."""
-        after = batch.get("next")
-        shaped = _mean(after.get("reward"))
-        row: Row = {
-            "iteration": self.counters.iteration,
-            "frames": self.counters.frames,
-            "reward/raw": shaped,
-            "reward/shaped": shaped,
-            "kl/ref/coef": 0.0,
-            "kl/ref/penalty": 0.0,
-            "kl/old/exact": learned.kl_old,
-            "loss/objective": learned.objective,
-            "loss/critic": learned.critic,
-            "loss/entropy": learned.entropy,
-            "policy/entropy": learned.policy_entropy,
-            "learner/grad_norm": learned.grad_norm,
-            "learner/lr": learned.lr,
-            "learner/epochs": learned.epochs,
-            "time/iteration": seconds,
-            "time/frames_per_second": batch.numel() / seconds,
-        }
+        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
+        klpen = isinstance(self.config.loss, KLPENConfig)
+        return make_row(self.counters, batch, self.kl, measured, learned, klpen, seconds)
+
+    def _say_where_it_starts(self, progress: Progress, resume: bool) -> None:
+        if resume:
+            progress.say(f"resumed at {self.counters.frames:,} frames")
         if self.kl is not None:
-            row["kl/ref/coef"] = self.kl.coef
-            if self.kl.transform is not None:
-                row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
-                row["kl/ref/penalty"] = self.kl.coef * _mean(after.get(KL_KEY))
-            if self.kl.loss_estimator is not None:
-                row["loss/kl_ref"] = learned.kl_ref
-        row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
-        if isinstance(self.config.loss, KLPENConfig):
-            row["kl/old/beta"] = learned.beta
-            row["learner/alpha"] = learned.alpha
-        row.update(_episodes(after))
-        return check_row(row)
-
-    @contextmanager
-    def _recording(
-        self, files: RunFolder, group: str | None, wandb_id: str, resume: bool
-    ) -> Iterator[tuple[list[Logger], Progress]]:
-        """Open the run's files, wandb and the progress line; close them whatever happens."""
-        metrics = JsonlLogger(files.metrics, after=self.counters.frames if resume else None)
-        total = self.config.iterations * self.config.frames_per_iteration
-        settings = dataclasses.asdict(self.config)
-        with (
-            wandb_run(self.config.logger, files.path, settings, group, wandb_id) as loggers,
-            Progress(total, done=self.counters.frames) as progress,
-        ):
-            try:
-                if resume:
-                    progress.say(f"resumed at {self.counters.frames:,} frames")
-                if self.kl is not None:
-                    kind, size = self.config.reference.kind, memory_bytes(self.reference)
-                    progress.say(f"reference: {kind}, {size / 1e6:.2f} MB beside the policy")
-                yield [metrics, *loggers], progress
-            finally:
-                metrics.close()
-        self._summary(files, progress)
-
-    @contextmanager
-    def _status(self, files: RunFolder) -> Iterator[None]:
-        """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
-        status = "failed"
-        try:
-            yield
-            status = "finished"
-        except (Interrupted, KeyboardInterrupt):
-            status = "interrupted"
-            raise
-        finally:
-            files.close(status, frames=self.counters.frames)
-            rows = read_rows(files.metrics) if files.metrics.exists() else []
-            if rows:
-                draw_curves(
-                    rows, files.curves, f"{self.config.env.id}  {files.path.name}  {status}"
-                )
-            if status != "finished":
-                print(f"{status} at {self.counters.frames:,} frames; run folder: {files.path}")
-
-    def _summary(self, files: RunFolder, progress: Progress) -> None:
-        rows = read_rows(files.metrics)
-        seconds = sum(row["time/iteration"] for row in rows)
-        last = rows[-1] if rows else {}
-        evaluated = [row["eval/return"] for row in rows if "eval/return" in row]
-        print(f"finished {self.counters.frames:,} frames in {duration(seconds)}")
-        if evaluated:
-            print(f"  evaluation return {evaluated[-1]:.1f} (best {max(evaluated):.1f})")
-        if "kl/ref/exact" in last:
-            print(
-                f"  KL(policy||reference) {last['kl/ref/exact']:.4f} nats, "
-                f"penalty {last['kl/ref/penalty']:.4f} per frame at coef {last['kl/ref/coef']:g}"
-            )
-        print(f"  run folder: {files.path}")
+            kind, size = self.config.reference.kind, memory_bytes(self.reference)
+            progress.say(f"reference: {kind}, {size / 1e6:.2f} MB beside the policy")
 
     # --------------------------------------------------------------------------------- parts
 
@@ -364,20 +285,3 @@ class Experiment:
         checkpoints.load_last(self.device)
         if self.kl is not None:
             self.kl.coef = self.controller.coef
-
-
-def _mean(value: torch.Tensor) -> float:
-    """Mean in float64: the ledger's identity holds to rounding of the rewards themselves."""
-    return float(value.double().mean())
-
-
-def _episodes(after: TensorDictBase) -> Row:
-    """Return and length of the episodes that ended in a rollout; nothing where none did."""
-    ended = after.get("done")
-    if not ended.any():
-        return {"reward/episodes": 0}
-    return {
-        "reward/episode": _mean(after.get("episode_reward")[ended]),
-        "reward/episode_length": _mean(after.get("step_count")[ended]),
-        "reward/episodes": int(ended.sum()),
-    }

@@ -10,7 +10,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from klrl.config import SCHEMAS, Config, to_config
+from klrl.checks import to_config
+from klrl.config import SCHEMAS, Config
 from klrl.config import RootConfig as Root
 from klrl.errors import ConfigError
 from klrl.preflight import check_not_running, find_run

@@ -37,7 +37,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def settings() -> Callable[..., object]:
     """Compose a typed config from words as on the command line."""
     from klrl.__main__ import compose
-    from klrl.config import to_config
+    from klrl.checks import to_config
 
     return lambda *words: to_config(compose([*QUICK, *words]))
 

@@ -10,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from klrl.__main__ import compose
-from klrl.config import GROUPS, SCHEMAS, conf_dir, to_config
+from klrl.checks import to_config
+from klrl.config import GROUPS, SCHEMAS, conf_dir
 from klrl.errors import ConfigError
 from klrl.hints import choices
 from klrl.preflight import check_env

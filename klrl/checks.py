@@ -1,0 +1,278 @@
+"""From what Hydra composed to one typed job, or one line that says what is wrong with it.
+
+No torch in here. Ranges stand with the fields in ``config.py``; here is what takes two settings.
+To refuse a setting that a choice leaves unread: an entry in :data:`UNREAD`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from klrl.config import (
+    DISCRIMINATORS,
+    GROUPS,
+    SCHEMAS,
+    AdaptiveControllerConfig,
+    Config,
+    DualControllerConfig,
+    KLPENConfig,
+    RetrieveKLConfig,
+    RootConfig,
+)
+from klrl.errors import ConfigError
+
+
+def to_config(cfg: DictConfig) -> Config:
+    """Type and check one composed config.
+
+    Args:
+        cfg: what Hydra composed, without its ``hydra`` node.
+
+    Returns:
+        The same settings as dataclasses.
+
+    Raises:
+        ConfigError: a value is missing, out of range, or does not go with another one.
+    """
+    parts: dict[str, Any] = {}
+    extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
+    if extra:
+        raise ConfigError(f"{extra[0]}: no such setting; drop it")
+    for group in GROUPS:
+        parts[group] = _object(group, _group_node(cfg, group))
+    for name in ("eval", "checkpoint"):
+        parts[name] = _object(name, cfg[name])
+    root = {f.name: f for f in fields(RootConfig)}
+    for name in ("frames", "seed", "device", "threads"):
+        parts[name] = _checked(name, cfg.get(name), root[name].metadata)
+    config = Config(**parts)
+    _check_together(config)
+    return config
+
+
+def _group_node(cfg: DictConfig, group: str) -> DictConfig:
+    node = cfg.get(group)
+    if node is None:
+        raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
+    if not OmegaConf.is_config(node) or OmegaConf.get_type(node) is dict:
+        names = "|".join(SCHEMAS[group])
+        raise ConfigError(
+            f"{group}: the chosen YAML has no schema; "
+            f"put '/schema/{group}/{names}@{group}' first in its defaults list"
+        )
+    return node
+
+
+def _object(path: str, node: DictConfig) -> Any:
+    missing = sorted(OmegaConf.missing_keys(node))
+    if missing:
+        raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
+    value: Any = OmegaConf.to_object(node)
+    extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
+    if extra:
+        raise ConfigError(f"{path}.{extra[0]}: no such setting; drop it")
+    for f in fields(value):
+        if f.metadata:
+            checked = _checked(f"{path}.{f.name}", getattr(value, f.name), f.metadata)
+            setattr(value, f.name, checked)
+    return value
+
+
+def _checked(key: str, value: Any, rule: Any) -> Any:
+    """Return the value, a whole float as an int; raise ConfigError outside the rule."""
+    if not rule or (value is None and rule.get("optional", True)):
+        return value
+    if "allowed" in rule:
+        if value not in rule["allowed"]:
+            raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
+        return value
+    bounds = " and ".join(
+        f"{sign} {rule[name]:g}"
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
+        if rule[name] is not None
+    )
+    if rule["whole"]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+            raise ConfigError(f"{key}={value}: give a whole number {bounds}")
+        value = int(value)
+    inside = (
+        math.isfinite(value)
+        and (rule["ge"] is None or value >= rule["ge"])
+        and (rule["gt"] is None or value > rule["gt"])
+        and (rule["le"] is None or value <= rule["le"])
+    )
+    if not inside:
+        raise ConfigError(f"{key}={value}: out of range; give a finite number {bounds}")
+    return value
+
+
+def _check_together(c: Config) -> None:
+    """Refuse combinations that each setting alone allows."""
+    batch = c.frames_per_iteration
+    if batch % c.learner.minibatches:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: does not divide the rollout of "
+            f"env.num_envs x collector.steps = {c.env.num_envs} x {c.collector.steps} = {batch} "
+            "frames; choose a divisor"
+        )
+    if batch // c.learner.minibatches < 2 and c.loss.normalize_advantage:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
+            "advantage has no spread; choose fewer or loss.normalize_advantage=false"
+        )
+    if c.optim.lr_floor > c.optim.lr:
+        raise ConfigError(
+            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
+            "the learning rate falls from lr to lr_floor"
+        )
+    if c.actor.init == "":
+        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
+    if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
+        raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
+    if isinstance(c.loss, KLPENConfig):
+        _check_beta(c.loss)
+    if isinstance(c.kl, RetrieveKLConfig):
+        _check_placement(c.kl)
+    if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
+        _check_controller(c)
+    check_device_name(c.device)
+
+
+def _check_placement(kl: RetrieveKLConfig) -> None:
+    """The table of docs/kl.md: which estimator has the gradient of the KL where."""
+    if kl.placement == "reward" and kl.estimator != "k1" and not kl.allow_biased:
+        raise ConfigError(
+            f"kl.estimator={kl.estimator}: in the reward only k1 has the gradient of the KL "
+            "(docs/kl.md); use kl.estimator=k1, kl.placement=loss or split, or say "
+            "kl.allow_biased=true"
+        )
+    if kl.placement == "split" and kl.estimator != "exact":
+        raise ConfigError(
+            f"kl.placement=split: takes the exact KL, {kl.estimator} would count a step twice; "
+            "add kl.estimator=exact"
+        )
+
+
+def _check_controller(c: Config) -> None:
+    """A coefficient that is multiplied must start inside its bounds, above 0."""
+    controller, coef = c.controller, getattr(c.kl, "coef", None)
+    assert isinstance(controller, AdaptiveControllerConfig | DualControllerConfig)
+    if coef is not None and not controller.coef_min <= coef <= controller.coef_max:
+        raise ConfigError(
+            f"kl.coef={coef:g}: controller={controller.kind} multiplies it, within "
+            f"controller.coef_min={controller.coef_min:g} .. "
+            f"controller.coef_max={controller.coef_max:g}; start inside"
+        )
+
+
+def _check_beta(loss: KLPENConfig) -> None:
+    if loss.beta_min > loss.beta_max:
+        raise ConfigError(
+            f"loss.beta_min={loss.beta_min:g}: above loss.beta_max={loss.beta_max:g}; swap them"
+        )
+    if loss.beta_rule != "forward" and not loss.beta_min <= loss.beta <= loss.beta_max:
+        raise ConfigError(
+            f"loss.beta={loss.beta:g}: outside loss.beta_min={loss.beta_min:g} .. "
+            f"loss.beta_max={loss.beta_max:g}; start inside the bounds"
+        )
+
+
+def check_device_name(device: str) -> None:
+    """Refuse a device name that torch or klrl would not understand."""
+    kind, _, index = device.partition(":")
+    known = device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit())
+    if not known:
+        raise ConfigError(f"device={device}: choose auto, cpu, cuda or cuda:0")
+
+
+# ------------------------------------------------------------------- settings that nothing reads
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A setting that a valid config may hold and yet never read."""
+
+    key: str
+    unread: Callable[[Config], bool]
+    reason: str
+
+
+_no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
+UNREAD = (
+    Unread(
+        "loss.samples_mc_kl",
+        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
+        "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
+    ),
+    Unread(
+        "loss.gain",
+        lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
+        "only loss.beta_rule=proportional reads it; drop it or set that",
+    ),
+    *(
+        Unread(
+            f"loss.{name}",
+            lambda c: getattr(c.loss, "beta_rule", "") == "proportional",
+            "loss.beta_rule=proportional reads loss.gain instead; drop it",
+        )
+        for name in ("increment", "decrement")
+    ),
+    Unread(
+        "kl.apply",
+        lambda c: getattr(c.kl, "placement", "reward") == "loss",
+        "kl.placement=loss charges no reward; drop it",
+    ),
+    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    Unread(
+        "loss.samples_mc_entropy",
+        lambda c: c.actor.distribution != "tanh_normal",
+        "only actor=tanh_normal lacks a closed-form entropy; drop it",
+    ),
+    Unread(
+        "loss.separate_losses",
+        lambda c: not c.actor.share_trunk,
+        "policy and critic share nothing; set actor.share_trunk=true",
+    ),
+    *(
+        Unread(
+            f"loss.{name}",
+            lambda c: getattr(c.loss, "beta_rule", "") == "forward",
+            "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling",
+        )
+        for name in ("beta_min", "beta_max")
+    ),
+    Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
+)
+
+
+def check_all_read(config: Config, overridden: Iterable[str]) -> None:
+    """Refuse an override that the chosen composition never reads.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave, as in ``loss.beta``.
+
+    Raises:
+        ConfigError: with the key and the reason.
+    """
+    given = set(overridden)
+    for group, name in DISCRIMINATORS.items():
+        if f"{group}.{name}" in given:
+            raise ConfigError(f"{group}.{name}: set by the choice; choose with {group}=...")
+    for rule in UNREAD:
+        if rule.key in given and rule.unread(config):
+            raise ConfigError(f"{rule.key}: nothing reads it here: {rule.reason}")
+    if config.kl.mode == "none":
+        groups = ("reference", "controller")
+        named = sorted(k for k in given if k.split(".")[0] in groups)
+        if named:
+            raise ConfigError(
+                f"{named[0]}: nothing reads it here: kl=none has no {named[0].split('.')[0]}; "
+                "drop it"
+            )

@@ -1,0 +1,164 @@
+"""What a run leaves behind: its rows, its loggers, how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from tensordict import TensorDictBase
+
+from klrl.checkpoint import Counters
+from klrl.config import Config
+from klrl.curves import draw_curves
+from klrl.errors import Interrupted
+from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL
+from klrl.learner import Learned
+from klrl.loggers import JsonlLogger, Logger, read_rows, wandb_run
+from klrl.metrics import Row, check_row
+from klrl.progress import Progress, duration
+from klrl.run_folder import RunFolder
+
+
+def make_row(
+    counters: Counters,
+    batch: TensorDictBase,
+    kl: ReferenceKL | None,
+    measured: Mapping[str, torch.Tensor],
+    learned: Learned,
+    klpen: bool,
+    seconds: float,
+) -> Row:
+    """One line of ``metrics.jsonl``; names and units in :mod:`klrl.metrics`.
+
+    Args:
+        counters: of the iteration that was just done.
+        batch: its rollout [N, T], charged.
+        kl: KL(policy||reference) of the run, None for ``kl=none``.
+        measured: that KL of the rollout by every estimator.
+        learned: what the update gave.
+        klpen: whether the loss has a beta.
+        seconds: what the iteration took.
+    """
+    after = batch.get("next")
+    shaped = _mean(after.get("reward"))
+    row: Row = {
+        "iteration": counters.iteration,
+        "frames": counters.frames,
+        "reward/raw": shaped,
+        "reward/shaped": shaped,
+        "kl/ref/coef": 0.0,
+        "kl/ref/penalty": 0.0,
+        "kl/old/exact": learned.kl_old,
+        "loss/objective": learned.objective,
+        "loss/critic": learned.critic,
+        "loss/entropy": learned.entropy,
+        "policy/entropy": learned.policy_entropy,
+        "learner/grad_norm": learned.grad_norm,
+        "learner/lr": learned.lr,
+        "learner/epochs": learned.epochs,
+        "time/iteration": seconds,
+        "time/frames_per_second": batch.numel() / seconds,
+    }
+    row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
+    if kl is not None:
+        row["kl/ref/coef"] = kl.coef
+        if kl.transform is not None:
+            row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
+            row["kl/ref/penalty"] = kl.coef * _mean(after.get(KL_KEY))
+        if kl.loss_estimator is not None:
+            row["loss/kl_ref"] = learned.kl_ref
+    if klpen:
+        row["kl/old/beta"] = learned.beta
+        row["learner/alpha"] = learned.alpha
+    row.update(_episodes(after))
+    return check_row(row)
+
+
+def _mean(value: torch.Tensor) -> float:
+    """Mean in float64: the ledger's identity holds to rounding of the rewards themselves."""
+    return float(value.double().mean())
+
+
+def _episodes(after: TensorDictBase) -> Row:
+    """Return and length of the episodes that ended in a rollout; nothing where none did."""
+    ended = after.get("done")
+    if not ended.any():
+        return {"reward/episodes": 0}
+    return {
+        "reward/episode": _mean(after.get("episode_reward")[ended]),
+        "reward/episode_length": _mean(after.get("step_count")[ended]),
+        "reward/episodes": int(ended.sum()),
+    }
+
+
+@contextmanager
+def keep_status(files: RunFolder, config: Config, counters: Counters) -> Iterator[None]:
+    """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
+    status = "failed"
+    try:
+        yield
+        status = "finished"
+    except (Interrupted, KeyboardInterrupt):
+        status = "interrupted"
+        raise
+    finally:
+        files.close(status, frames=counters.frames)
+        rows = read_rows(files.metrics) if files.metrics.exists() else []
+        if rows:
+            draw_curves(rows, files.curves, f"{config.env.id}  {files.path.name}  {status}")
+        if status != "finished":
+            print(f"{status} at {counters.frames:,} frames; run folder: {files.path}")
+
+
+@contextmanager
+def recording(
+    files: RunFolder,
+    config: Config,
+    counters: Counters,
+    *,
+    group: str | None,
+    wandb_id: str,
+    resume: bool,
+) -> Iterator[tuple[Callable[[Row], None], Progress]]:
+    """Open the run's files, wandb and the progress line; close them whatever happens.
+
+    Yields:
+        A function that takes a row, and the progress line.
+    """
+    metrics = JsonlLogger(files.metrics, after=counters.frames if resume else None)
+    total = config.iterations * config.frames_per_iteration
+    settings = dataclasses.asdict(config)
+    try:
+        with (
+            wandb_run(config.logger, files.path, settings, group, wandb_id) as others,
+            Progress(total, done=counters.frames) as progress,
+        ):
+            loggers: list[Logger] = [metrics, *others]
+
+            def record(row: Row) -> None:
+                for logger in loggers:
+                    logger.log(row)
+                progress.show(row)
+
+            yield record, progress
+    finally:
+        metrics.close()
+    print(summary(files, counters.frames))
+
+
+def summary(files: RunFolder, frames: int) -> str:
+    """The closing lines of a finished run."""
+    rows = read_rows(files.metrics)
+    last = rows[-1] if rows else {}
+    lines = [f"finished {frames:,} frames in {duration(sum(r['time/iteration'] for r in rows))}"]
+    evaluated = [row["eval/return"] for row in rows if "eval/return" in row]
+    if evaluated:
+        lines.append(f"  evaluation return {evaluated[-1]:.1f} (best {max(evaluated):.1f})")
+    if "kl/ref/exact" in last:
+        lines.append(
+            f"  KL(policy||reference) {last['kl/ref/exact']:.4f} nats, "
+            f"penalty {last['kl/ref/penalty']:.4f} per frame at coef {last['kl/ref/coef']:g}"
+        )
+    return "\n".join([*lines, f"  run folder: {files.path}"])
