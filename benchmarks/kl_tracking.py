@@ -25,12 +25,13 @@ def run(folder: Path, words: list[str]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", type=float, default=0.3, help="nats per frame")
+    parser.add_argument("--coef", type=float, default=0.3, help="kl.coef at the start")
     parser.add_argument("--frames", type=int, default=200_000)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     args = parser.parse_args()
-    target = f"controller.target={args.target}"
+    target, coef = f"controller.target={args.target}", f"kl.coef={args.coef}"
     choices = {
-        "fixed (coef 0.1)": ["controller=fixed"],
+        f"fixed (coef {args.coef})": ["controller=fixed"],
         "adaptive": ["controller=adaptive", target],
         "dual": ["controller=dual", target],
     }
@@ -40,7 +41,7 @@ def main() -> None:
         means, shares, returns = [], [], []
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                rows = run(Path(folder), [*words, f"seed={seed}", f"frames={args.frames}"])
+                rows = run(Path(folder), [*words, coef, f"seed={seed}", f"frames={args.frames}"])
             half = [row["kl/ref/exact"] / args.target for row in rows[len(rows) // 2 :]]
             means.append(statistics.mean(half))
             shares.append(sum(0.75 <= kl <= 1.25 for kl in half) / len(half))

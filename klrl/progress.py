@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -59,7 +60,9 @@ class Progress:
         if "reward/episode" in row:
             self._returns.append(row["reward/episode"])
         if self._live:
-            self._stream.write("\r\x1b[2K" + self.line())
+            # A wrapped line could not be taken back.
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write("\r\x1b[2K" + self.line()[:width])
             self._stream.flush()
 
     def say(self, text: str) -> None:
