@@ -1,15 +1,33 @@
-"""KL to a reference policy: estimators, transforms, references."""
+"""KL to a reference policy: estimators, transforms, references.
+
+The Ray-backed transforms are looked up when they are asked for: importing this package imports neither
+ray nor transformers.
+"""
+
+from importlib import import_module
+from typing import Any
 
 from klrl.kl.divergence import estimate_kl, exact_kl
 from klrl.kl.legacy import KLRewardTransform
 from klrl.kl.reference import freeze
 from klrl.kl.retrieve import KLComputation, RetrieveLogProb
+from klrl.kl.retrieve_kl import RetrieveKL
 
 __all__ = [
     "KLComputation",
     "KLRewardTransform",
+    "RayRetrieveKL",
+    "RetrieveKL",
     "RetrieveLogProb",
     "estimate_kl",
     "exact_kl",
     "freeze",
 ]
+
+_LAZY = {"RayRetrieveKL": "klrl.kl.ray"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,8 +43,11 @@ def full_key(key: Key, name: str) -> Key:
 
 
 def mask_key(key: Key) -> Key:
-    """Beside ("log_probs", "full") stands ("log_probs", "mask"): the tokens to charge."""
-    return (*key[:-1], "mask")
+    """Beside ("log_probs", "full") stands "log_probs_mask": the tokens to charge.
+
+    Not below "log_probs": in an environment that is a TensorClass with fields of its own.
+    """
+    return as_key((*key[:-2], f"{key[-2]}_mask"))
 
 
 def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
