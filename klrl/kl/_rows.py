@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -61,10 +61,13 @@ def set_rows(
         tensordict: batch [B].
         key: where to.
         rows: B tensors; equal shapes unless ``ragged``.
-        ragged: write a nested tensor (which a stack of TensorDicts takes apart again).
+        ragged: write a nested tensor; a stack of TensorDicts takes a row for each.
         layout: of the nested tensor, strided or jagged; default strided.
     """
-    if ragged:
+    if isinstance(tensordict, LazyStackedTensorDict) and tensordict.stack_dim == 0:
+        for sample, row in zip(tensordict.tensordicts, rows, strict=True):
+            sample.set(key, row)
+    elif ragged:
         nested = torch.nested.as_nested_tensor(rows, layout=layout or torch.strided)
         tensordict.set(key, nested)
     else:
