@@ -12,6 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torchrl.envs import Transform
 
 from klrl.kl.base import Key
 
@@ -72,6 +73,17 @@ def set_rows(
         tensordict.set(key, nested)
     else:
         tensordict.set(key, torch.stack(rows))
+
+
+def for_rows(tensordict: TensorDictBase, ragged: bool, transform: Transform) -> TensorDictBase:
+    """The TensorDict to write rows to: inside an environment a stack of B, where they are ragged.
+
+    A rollout stacks its steps, and torch cannot stack nested tensors.
+    """
+    plain = not isinstance(tensordict, LazyStackedTensorDict)
+    if ragged and plain and transform.parent is not None:
+        return tensordict.to_lazystack(0)
+    return tensordict
 
 
 def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:

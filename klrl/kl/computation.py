@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
 from klrl.kl import _charge, _language
-from klrl.kl._rows import check_side, either, is_ragged, set_rows
+from klrl.kl._rows import check_side, either, for_rows, is_ragged, set_rows
 from klrl.kl.base import Key, NextTransform, as_key, reward_like, zeros_at_reset
 from klrl.kl.divergence import ESTIMATORS, estimate_kl
 
@@ -110,6 +110,7 @@ class KLComputation(NextTransform):
         )
         kl = _charge.token_kl(*rows, masks, self.estimator)
         reward = either(next_tensordict, next_tensordict, self.reward_key)
+        next_tensordict = for_rows(next_tensordict, ragged, self)
         set_rows(next_tensordict, self.kl_key, kl, ragged)
         if self.raw_key is not None and reward is not None:
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.data import Composite
 
 from klrl.kl import _charge, _language
-from klrl.kl._rows import check_side, either, lengths, read_value, set_rows, to_rows
+from klrl.kl._rows import check_side, either, for_rows, lengths, read_value, set_rows, to_rows
 from klrl.kl._tokens import Encoded
 from klrl.kl.base import Key, NextTransform, as_key, zeros_at_reset
 from klrl.kl.computation import per_token_spec
@@ -107,6 +107,7 @@ class KLRewardTransform(NextTransform):
         self.reward_in, keys = check_keys(in_keys, out_keys)
         self.reward_out, self.kl_key, self.ref_key = keys
         super().__init__(in_keys=[self.reward_in, *map(as_key, ref_model.in_keys)], out_keys=keys)
+        self._pad_output = ref_model.pad_output
         self.ref_model = ref_model if device is None else ref_model.to(device)
         self.log_prob_key = _language.full_key(log_prob_key, "log_prob_key")
         self.add_to_reward, self.assistant_only, self.detach = add_to_reward, assistant_only, detach
@@ -119,7 +120,7 @@ class KLRewardTransform(NextTransform):
     @property
     def pad_output(self) -> bool:
         """Whether the results are dense: what the reference is set to."""
-        return self.ref_model.pad_output
+        return self._pad_output
 
     @property
     def tokenizer(self) -> Any:
@@ -164,6 +165,7 @@ class KLRewardTransform(NextTransform):
         arranged, ragged = _language.arrange(
             list(written.values()), encoded, self.pad_output, self.padding_side
         )
+        next_tensordict = for_rows(next_tensordict, ragged, self)
         for name, rows in zip(written, arranged, strict=True):
             set_rows(next_tensordict, name, [row.unsqueeze(-1) for row in rows], ragged)
         return next_tensordict

@@ -17,7 +17,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.kl import _language
-from klrl.kl._rows import check_side, set_rows
+from klrl.kl._rows import check_side, for_rows, set_rows
 from klrl.kl._tokens import check_template_kwargs
 from klrl.kl.base import Key, NextTransform, as_key, score, zeros_at_reset
 from klrl.kl.computation import KLComputation, refuse_second_charge
@@ -101,6 +101,7 @@ class RetrieveLogProb(NextTransform):
         super().__init__(
             in_keys=list(model.in_keys), out_keys=[k for k in (self.key, self.mask_key) if k]
         )
+        self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
         self.assistant_only, self.detach = assistant_only, detach
         self.template_kwargs = check_template_kwargs(tokenizer_kwargs)
@@ -142,9 +143,10 @@ class RetrieveLogProb(NextTransform):
         )
         rows = _language.score(model, tensordict, encoded, self.sampled_at())
         (rows, masks), ragged = _language.arrange(
-            [rows, encoded.charged], encoded, model.pad_output, self.padding_side
+            [rows, encoded.charged], encoded, self.pad_output, self.padding_side
         )
         layout = getattr(model, "layout", None)
+        next_tensordict = for_rows(next_tensordict, ragged, self)
         set_rows(next_tensordict, self.key, rows, ragged, layout)
         set_rows(next_tensordict, self.mask_key, masks, ragged, layout)
         return next_tensordict

@@ -238,7 +238,10 @@ class CollectorPolicy:
         Raises:
             ValueError: the transform stands in no environment, or no collector runs it.
         """
-        container = transform.container
+        try:
+            container = transform.container
+        except ValueError:  # what TorchRL raises for a part of a Compose without environment
+            container = None
         if container is None:
             raise ValueError(
                 "gen_model='from_collector', and the transform stands in no environment: append it "
