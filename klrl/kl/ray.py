@@ -6,6 +6,7 @@ Keys and specs live in each environment; only steps go to the actor. Needs the e
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,24 +20,39 @@ from klrl.kl.retrieve_kl import FROM_COLLECTOR, RetrieveKL, check_one_of
 __all__ = ["RayKLRewardTransform", "RayRetrieveKL"]
 
 
-def start_ray() -> Any:
+def start_ray(**options: Any) -> Any:
     """Import Ray, and start it on this machine where it does not run and no cluster is named.
 
     It listens on loopback alone, without a dashboard. ``RAY_ADDRESS`` names a cluster to join.
 
+    Args:
+        **options: more arguments of ``ray.init``.
+
     Raises:
         ImportError: Ray is not installed.
     """
+    joins = "RAY_ADDRESS" in os.environ
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not joins:
+        # Ray 2.60 turns a loopback address given to init into the machine's own; this keeps it, and
+        # is read when ray is imported.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError as error:
         raise ImportError("service_backend='ray' needs Ray: pip install 'klrl[ray]'") from error
-    if not ray.is_initialized():
-        if "RAY_ADDRESS" in os.environ:
-            ray.init()
-        else:
-            ray.init(include_dashboard=False, _node_ip_address="127.0.0.1")
+    if ray.is_initialized():
+        return ray
+    if joins:
+        ray.init(**options)
+        return ray
+    ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+    if not ray.util.get_node_ip_address().startswith("127."):
+        warnings.warn(
+            "ray was imported before klrl could set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0, and listens on "
+            "every address of this machine: set it before the first import of ray",
+            stacklevel=2,
+        )
     return ray
 
 
@@ -171,7 +187,7 @@ class RayRetrieveKL(Served):
 
     Raises:
         ValueError: a model missing, or given with its factory; "from_collector", whose policy lives in
-            another process; ``detach=False``. The actor's own errors keep their type.
+            another process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """
 
@@ -236,8 +252,8 @@ class RayKLRewardTransform(Served):
         **kwargs: of KLRewardTransform.
 
     Raises:
-        ValueError: the reference missing, or given with its factory; ``detach=False``. The actor's
-            own errors keep their type.
+        ValueError: the reference missing, or given with its factory; ``detach=False``. Errors
+            of a step keep their type.
         ImportError: Ray is not installed.
     """
 
