@@ -33,10 +33,6 @@ def start_ray(**options: Any) -> Any:
     """
     joins = "RAY_ADDRESS" in os.environ
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not joins:
-        # Ray 2.60 turns a loopback address given to init into the machine's own; this keeps it, and
-        # is read when ray is imported.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError as error:
@@ -46,14 +42,26 @@ def start_ray(**options: Any) -> Any:
     if joins:
         ray.init(**options)
         return ray
+    _keep_to_loopback()
     ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)
     if not ray.util.get_node_ip_address().startswith("127."):
         warnings.warn(
-            "ray was imported before klrl could set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0, and listens on "
-            "every address of this machine: set it before the first import of ray",
+            "this version of Ray listens on every address of this machine: start it yourself, with "
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment",
             stacklevel=2,
         )
     return ray
+
+
+def _keep_to_loopback() -> None:
+    """Ray 2.60 turns a loopback address given to ``init`` into the machine's own, unless this is off.
+
+    The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
+    """
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 class Service:
