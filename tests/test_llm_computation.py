@@ -1,4 +1,4 @@
-"""KLComputation on tokens: formats, masks, scores and refusals, against arithmetic written out here."""
+"""KLComputation on tokens: formats, masks, scores and refusals, against arithmetic."""
 
 from __future__ import annotations
 
@@ -174,10 +174,10 @@ def test_no_reward_counts_as_zero_and_an_uncharged_one_stays() -> None:
 
 def test_refusals_name_both_sides() -> None:
     gen, ref = log_probs(3, 3), log_probs(3, 3, seed=1)
+    without = dense(gen, ref)
+    del without["next", REF[0]]
     with pytest.raises(KeyError, match="ref_log_probs.*RetrieveLogProb before"):
-        batch = dense(gen, ref)
-        del batch["next", REF[0]]
-        KLComputation()(batch)
+        KLComputation()(without)
     with pytest.raises(ValueError, match="two keys"):
         KLComputation(GEN, GEN)
     with pytest.raises(ValueError, match="padding_side=up"):
@@ -188,22 +188,20 @@ def test_refusals_name_both_sides() -> None:
         KLComputation()(dense(gen, log_probs(4, 4)))
     with pytest.raises(ValueError, match=r"sample 1.*\(3,\).*\(2,\)"):
         KLComputation()(nested(log_probs(2, 3), log_probs(2, 2)))
+    mixed, ragged = dense(gen, ref), nested(log_probs(2, 3), log_probs(2, 3))
+    mixed["next", REF[0]] = ragged["next", REF[0]]
     with pytest.raises(ValueError, match="pad_output mismatch.*dense.*ragged"):
-        batch = dense(gen, ref)
-        batch["next", "ref_log_probs"] = nested(log_probs(2, 3), log_probs(2, 3))[
-            "next", "ref_log_probs"
-        ]
-        KLComputation()(batch)
+        KLComputation()(mixed)
     with pytest.raises(ValueError, match=r"reward has shape \(2, 1\), the KL \(3,\)"):
         KLComputation()(dense(gen, ref, torch.zeros(2, 2, 1)))
-    with pytest.raises(ValueError, match="nothing tells which of them are the response"):
+    with pytest.raises(ValueError, match="nothing tells which are the response"):
         KLComputation()(dense(gen, ref, torch.zeros(2, 1, 1)))
+    silent = {"all_assistant_mask": torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()}
     with pytest.raises(ValueError, match="no valid response token"):
-        masks = {"all_assistant_mask": torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()}
-        KLComputation()(dense(gen, ref, torch.zeros(2, 1), masks=masks))
+        KLComputation()(dense(gen, ref, torch.zeros(2, 1), masks=silent))
+    longer = {"all_attention_mask": torch.ones(2, 4).bool()}
     with pytest.raises(ValueError, match=r"\[4, 4\].*\[3, 3\]"):
-        masks = {"all_attention_mask": torch.ones(2, 4).bool()}
-        KLComputation()(dense(gen, ref, torch.zeros(2, 1), masks=masks))
+        KLComputation()(dense(gen, ref, torch.zeros(2, 1), masks=longer))
 
 
 def test_batches_of_different_size_name_both_sizes() -> None:

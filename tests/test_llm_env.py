@@ -69,14 +69,14 @@ def _assistant(content: str) -> dict:
 
 
 def messages(history) -> list[dict]:
-    return list(
+    return [
         {"role": role, "content": content}
         for role, content in zip(history.role, history.content, strict=True)
-    )
+    ]
 
 
 def reset(env):
-    """From a stack of TensorDicts: TorchRL's rollout cannot stack ragged steps onto another root."""
+    """From a stack of TensorDicts: a rollout cannot stack ragged steps onto another root."""
     return env.reset(TensorDict({"query": QUERIES}, [2]).to_lazystack(0))
 
 
@@ -192,7 +192,7 @@ def test_from_collector_says_what_is_missing() -> None:
 @pytest.mark.parametrize("pad_output", [True, False])
 @pytest.mark.parametrize("turns", [1, 3])
 def test_the_llm_reward_transform_in_a_chat(turns: int, pad_output: bool) -> None:
-    """Against the sampler's own log-probs; TorchRL's sampler forgets the first token (see upstream)."""
+    """Against the sampler's own log-probs; TorchRL's forgets the first token (see upstream)."""
     model, reference = network(), network(seed=1)
     ref = wrapper(reference, "tokens", pad_output=pad_output)
     env = TransformedEnv(

@@ -1,4 +1,4 @@
-"""Log-probs, masks, KLs and rewards of tokens against plain transformers, one sequence at a time."""
+"""Log-probs, masks, KLs and rewards of tokens against plain transformers, one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def token_rows(seed: int = 3, sizes=((3, 5), (7, 2), (4, 6))) -> list[tuple[Tens
 
 
 def padded(rows: list[tuple[Tensor, Tensor]], side: str, pad: int, extra: int = 0) -> TensorDict:
-    """A batch in klrl's layout ("both": prompt padded left, response right), or padded on one side."""
+    """A batch in klrl's layout ("both": prompt padded left, response right), or one-sided."""
     width = [max(len(pair[i]) for pair in rows) + extra for i in (0, 1)]
     ids, real, assistant = [], [], []
     for prompt, response in rows:
@@ -65,9 +65,7 @@ def by_hand(rows, model, reference, estimator: str) -> list[Tensor]:
     for prompt, response in rows:
         ids = torch.cat([prompt, response])
         r = (alone(model, ids) - alone(reference, ids))[len(prompt) :].double()
-        kls.append(
-            {"k1": r, "k2": r**2 / 2, "k3": torch.exp(-r) - 1 + r}[estimator].float()
-        )
+        kls.append({"k1": r, "k2": r**2 / 2, "k3": torch.exp(-r) - 1 + r}[estimator].float())
     return kls
 
 
@@ -236,9 +234,7 @@ def test_padding_without_a_mask_is_found_at_the_ends_and_eos_is_kept() -> None:
     model = wrapper(network(), "tokens", tokenizer=toy)
     found = RetrieveLogProb(model, assistant_only=False)(batch)["next", "log_probs", "full"]
     for row, kept, pair in zip(found, real, rows, strict=True):
-        torch.testing.assert_close(
-            row[kept], alone(network(), torch.cat(pair)), atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(row[kept], alone(network(), torch.cat(pair)), atol=1e-5, rtol=0)
         assert not row[~kept].any()
 
 

@@ -34,7 +34,9 @@ def error_of_their_forward(model, data: TensorDict, **kwargs) -> float:
         out = wrapper(model, "tokens", **kwargs)(data.clone())
     found = out.get(("log_probs", "full"))
     worst = 0.0
-    for row, real, pair in zip(found, data["masks", "all_attention_mask"], token_rows(), strict=True):
+    for row, real, pair in zip(
+        found, data["masks", "all_attention_mask"], token_rows(), strict=True
+    ):
         worst = max(worst, float((row[real] - alone(model, torch.cat(pair))).abs().max()))
     return worst
 
@@ -111,7 +113,9 @@ def test_a_new_version_writes_into_the_policys_tokenizer_kwargs() -> None:
 def test_a_wrong_key_in_the_spec_keeps_them_out_of_any_environment(kind: str) -> None:
     """RetrieveLogProb registers "kl_penalty". Klrl's own: tests/test_llm_env.py."""
     gen, ref = (wrapper(network(), log_probs_key=key) for key in ("gen", "ref"))
-    transform = TheirRetrieveLogProb(gen) if kind == "RetrieveLogProb" else TheirRetrieveKL(gen, ref)
+    transform = (
+        TheirRetrieveLogProb(gen) if kind == "RetrieveLogProb" else TheirRetrieveKL(gen, ref)
+    )
     env = TransformedEnv(ChatEnv(batch_size=(2,), tokenizer=tokenizer()), transform)
     with pytest.raises(KeyError, match="unaccounted for"):
         _ = env.full_observation_spec

@@ -1,7 +1,7 @@
 """KL to a reference policy: estimators, transforms, references.
 
-The Ray-backed transforms are looked up when they are asked for: importing this package imports neither
-ray nor transformers.
+The Ray-backed transforms are looked up when they are asked for: importing this package imports
+neither ray nor transformers.
 """
 
 from importlib import import_module

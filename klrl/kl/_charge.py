@@ -48,7 +48,7 @@ def charged_tokens(
     """The tokens that are charged, [T_i] bool, or None where the data tell nothing about it.
 
     First what :class:`RetrieveLogProb` wrote beside its log-probs, then ("masks",
-    "all_assistant_mask"), then the attention mask minus the prompt's length, then the attention mask.
+    "all_assistant_mask"), then the attention mask, minus the prompt's length if there is one.
 
     Raises:
         ValueError: masks that differ from each other, or from the log-probs in length.
@@ -121,7 +121,7 @@ def token_rewards(
         if row.shape == (*divergence.shape, 1):
             placed.append(row)
         elif row.numel() == 1:
-            placed.append(_on_last(row, divergence, masks and masks[index], index))
+            placed.append(_on_last(row, divergence, masks[index] if masks else None, index))
         else:
             raise ValueError(
                 f"sample {index}: the reward has shape {tuple(row.shape)}, the KL "
@@ -134,8 +134,8 @@ def token_rewards(
 def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tensor:
     if mask is None:
         raise ValueError(
-            f"one score for {kl.shape[0]} tokens, and nothing tells which of them are the response: "
-            "give ('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
+            f"one score for {kl.shape[0]} tokens, and nothing tells which are the response: give "
+            "('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
             "('tokens', 'prompt')"
         )
     positions = mask.nonzero()
@@ -146,5 +146,5 @@ def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tens
 
 
 def charge(rewards: list[Tensor], kl: list[Tensor], coeff: Tensor) -> list[Tensor]:
-    """reward - coeff * KL, [T_i, 1]."""
+    """Reward - coeff * KL, [T_i, 1]."""
     return [r - coeff * row.unsqueeze(-1) for r, row in zip(rewards, kl, strict=True)]

@@ -1,11 +1,12 @@
 """Log-probs of given tokens under a causal language model.
 
 The one place where klrl goes around TorchRL 0.14.1's ``TransformersWrapper``. Its forward
-passes the attention mask by position (where GPT-2 takes its cache: an error), pads on the left without
-position ids, finds padding by value (where pad == eos it drops EOS), returns wrong numbers with
-``pad_model_input=False``, ignores the temperature, and leaves dropout on in training mode. Here every sequence is stripped of its
-padding by position and padded on the right: a causal network cannot look there, so the numbers of a
-sequence depend on nothing but its own tokens. tests/test_llm_upstream.py tells when the faults are gone.
+passes the attention mask by position (where GPT-2 takes its cache: an error), pads on the left
+without position ids, finds padding by value (where pad == eos it drops EOS), returns wrong numbers
+with ``pad_model_input=False``, ignores the temperature, and leaves dropout on in training mode.
+Here every sequence is stripped of its padding by position and padded on the right: a causal network
+cannot look there, so the numbers of a sequence depend on nothing but its own tokens.
+tests/test_llm_upstream.py tells when the faults are gone.
 """
 
 from __future__ import annotations

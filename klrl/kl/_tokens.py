@@ -3,8 +3,8 @@
 Three masks of every sequence, all by position:
 - ``attention``: real tokens;
 - ``scored``: tokens whose log-prob is kept, the others are zero;
-- ``charged``: tokens that the policy produced in this very step. Earlier turns of a conversation were
-  charged when they were produced.
+- ``charged``: tokens that the policy produced in this very step. Earlier turns of a conversation
+  were charged when they were produced.
 """
 
 from __future__ import annotations
@@ -43,12 +43,6 @@ class Encoded:
     scored: list[Tensor]
     charged: list[Tensor]
     dense: bool
-
-    def without_padding(self) -> Encoded:
-        """The real tokens alone, as ragged rows."""
-        fields = (self.ids, self.attention, self.scored, self.charged)
-        cut = ([r[m] for r, m in zip(rows, self.attention, strict=True)] for rows in fields)
-        return Encoded(*cut, dense=False)
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -128,7 +122,9 @@ def _render(history: Any, tokenizer: Any, template: Mapping[str, Any]) -> tuple[
     return ids, [row[mask].bool() for row, mask in zip(assistant, attention, strict=True)]
 
 
-def encode_text(texts: list[str], prompts: list[str] | None, tokenizer: Any, kwargs: Any) -> Encoded:
+def encode_text(
+    texts: list[str], prompts: list[str] | None, tokenizer: Any, kwargs: Any
+) -> Encoded:
     """Tokenise B texts; the tokens after each prompt are charged, all where there is none."""
     kept = {key: value for key, value in kwargs.items() if key not in _PADDING_KWARGS}
 
@@ -163,7 +159,9 @@ def encode_tokens(
     """
     value = read_value(tensordict, key)
     if value is None:
-        raise KeyError(f"no token ids at {key}: the batch holds {sorted(map(str, tensordict.keys()))}")
+        raise KeyError(
+            f"no token ids at {key}: the batch holds {sorted(map(str, tensordict.keys()))}"
+        )
     ids, ragged = to_rows(value), is_ragged(value)
     attention = _mask_rows(tensordict, ATTENTION_KEY, ids)
     if attention is None:

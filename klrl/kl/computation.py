@@ -20,14 +20,14 @@ class KLComputation(NextTransform):
 
     reward <- reward - coeff * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
 
-    Log-probs are looked for below "next", then at the root. Writes ``("next", kl_key)``, without the
-    coefficient, in nats.
+    Log-probs are looked for below "next", then at the root. Writes ``("next", kl_key)``, without
+    the coefficient, in nats.
 
     - One action per step: log-probs [...], the batch's shape; reward and KL [..., 1].
-    - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1]. A
-      scalar score goes to the last charged token. Charged are the tokens that ``RetrieveLogProb``
-      marked, else ("masks", "all_assistant_mask"), else the attention mask minus the prompt; the KL of
-      all others is zero. No reward counts as 0.
+    - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
+      A scalar score goes to the last charged token. Charged are the tokens that ``RetrieveLogProb``
+      marked, else ("masks", "all_assistant_mask"), else the attention mask minus the prompt; the KL
+      of all others is zero. No reward counts as 0.
 
     Args:
         gen_log_probs_full_key: log pi(a|s).
@@ -125,7 +125,9 @@ class KLComputation(NextTransform):
     ) -> Any:
         found = either(next_tensordict, tensordict, key)
         if found is None:
-            raise KeyError(f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before")
+            raise KeyError(
+                f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before"
+            )
         return found
 
     @property
@@ -141,7 +143,7 @@ class KLComputation(NextTransform):
         return zeros_at_reset(tensordict_reset, spec, self.new_keys)
 
     def _in_language_env(self) -> bool:
-        """Whether the log-probs of the environment are per token: by their spec, else by its kind."""
+        """Whether the environment's log-probs are per token: by their spec, else by its kind."""
         parent = self.parent
         spec = parent.full_observation_spec
         if self.gen_key in spec.keys(include_nested=True):
@@ -149,7 +151,7 @@ class KLComputation(NextTransform):
         return hasattr(parent.base_env, "input_mode")
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the KL and the raw reward, shaped like the reward; per token the KL has a token axis."""
+        """Add the KL and the raw reward, shaped like the reward; a KL of tokens has their axis."""
         per_token = self._in_language_env()
         for key in self.new_keys:
             if per_token and key == self.kl_key:
@@ -162,7 +164,9 @@ class KLComputation(NextTransform):
         """A charged reward has no bounds, and for tokens a token axis."""
         if self.add_to_reward:
             reward_spec[self.reward_key] = (
-                per_token_spec(reward_spec, 1) if self._in_language_env() else reward_like(self.parent)
+                per_token_spec(reward_spec, 1)
+                if self._in_language_env()
+                else reward_like(self.parent)
             )
         return reward_spec
 

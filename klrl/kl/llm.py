@@ -1,7 +1,7 @@
 """The LLM-side KLRewardTransform: log-probs kept from sampling against a reference's.
 
-:class:`~klrl.kl.RetrieveKL` scores the policy again and so depends on nothing that the sampler wrote;
-this transform is for data that already hold the sampler's log-probs.
+:class:`~klrl.kl.RetrieveKL` scores the policy again and so depends on nothing that the sampler
+wrote; this transform is for data that already hold the sampler's log-probs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from klrl.kl.computation import per_token_spec
 from klrl.kl.divergence import k1
 from klrl.kl.retrieve_kl import one_of, wants_ray
 
-__all__ = ["KLRewardTransform", "RayKLRewardTransform"]
+__all__ = ["KLRewardTransform", "RayKLRewardTransform"]  # noqa: F822  (found by __getattr__)
 
 
 def __getattr__(name: str) -> Any:
@@ -36,10 +36,11 @@ def __getattr__(name: str) -> Any:
 class KLRewardTransform(NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
-    log pi is what the policy wrote while it sampled, at ``log_prob_key`` [B, T] or, where that holds
-    the response alone, at its sibling "response", put behind the prompt. log pi_ref is the reference's
-    for the same tokens. A scalar score goes to the last charged token. Three keys are written below
-    "next": the charged reward, the KL without coef and log pi_ref, each [B, T, 1] (or nested), in nats.
+    log pi is what the policy wrote while it sampled, at ``log_prob_key`` [B, T] or, where that
+    holds the response alone, at its sibling "response", put behind the prompt. log pi_ref is the
+    reference's for the same tokens. A scalar score goes to the last charged token. Three keys are
+    written below "next": the charged reward, the KL without coef and log pi_ref, each [B, T, 1] (or
+    nested), in nats.
 
     Charged are, with ``assistant_only``, the tokens of ("masks", "all_assistant_mask"), else the
     attention mask minus the length of ("tokens", "prompt"); without it, all tokens.
@@ -253,9 +254,9 @@ def _listed(name: str, keys: Any) -> list[Key]:
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
     """Leave out the first charged token of every sequence where the sampler did not score it.
 
-    TorchRL 0.14.1's ``TransformersWrapper`` sets the log-prob of the first response token to 0 while
-    it generates. Taken for certainty, that adds -log pi_ref, several nats, to the KL of every sequence.
-    tests/test_llm_upstream.py tells when the fault is gone.
+    TorchRL 0.14.1's ``TransformersWrapper`` sets the log-prob of the first response token to 0
+    while it generates. Taken for certainty, that adds -log pi_ref, several nats, to the KL of every
+    sequence. tests/test_llm_upstream.py tells when the fault is gone.
     """
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):

@@ -54,7 +54,8 @@ def start_ray(**options: Any) -> Any:
 
 
 def _keep_to_loopback() -> None:
-    """Ray 2.60 turns a loopback address given to ``init`` into the machine's own, unless this is off.
+    """Ray 2.60 turns a loopback address given to ``init`` into the machine's own, unless this is
+    off.
 
     The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
     """
@@ -146,7 +147,9 @@ class Served(Compose):
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward_key = getattr(self.transforms[-1], "reward_key", "reward")
         if reward_key != "reward":
-            raise ValueError(f"the environment's reward is {reward_key}: with Ray it must be 'reward'")
+            raise ValueError(
+                f"the environment's reward is {reward_key}: with Ray it must be 'reward'"
+            )
         sent = [_to_send(td) for td in (tensordict.exclude("next"), next_tensordict)]
         written = self._ask("step", *sent)
         if next_tensordict.device is not None:
@@ -194,8 +197,8 @@ class RayRetrieveKL(Served):
         **kwargs: of RetrieveKL.
 
     Raises:
-        ValueError: a model missing, or given with its factory; "from_collector", whose policy lives in
-            another process; ``detach=False``. Errors of a step keep their type.
+        ValueError: a model missing, or given with its factory; "from_collector", whose policy lives
+            in another process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """
 
@@ -286,7 +289,11 @@ class RayKLRewardTransform(Served):
             **kwargs,
         }
         super().__init__(
-            KLRewardTransform, arguments, num_cpus=num_cpus, num_gpus=num_gpus, actor_name=actor_name
+            KLRewardTransform,
+            arguments,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            actor_name=actor_name,
         )
 
     @property

@@ -31,21 +31,22 @@ class RetrieveLogProb(NextTransform):
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
     - A control actor scores the action: shape [...], one number per step.
-    - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False. Beside them, at
-      ``("next", "log_probs_mask")`` (after the key's name), stand the tokens that the policy produced in this step, [B, T] bool:
-      in a conversation earlier turns keep their log-probs, and are not charged again. Padding and
-      the first token are zero.
+    - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False. Beside
+      them, at ``("next", "log_probs_mask")`` (after the key's name), stand the tokens that the
+      policy produced in this step, [B, T] bool: in a conversation earlier turns keep their
+      log-probs, and are not charged again. Padding and the first token are zero.
 
     Args:
-        model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and its
-            action) are read from the transition.
+        model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
+            its action) are read from the transition.
         log_probs_full_key: where to write; default ``("log_probs", "full")``, for a wrapper
             ``(model.log_probs_key, "full")``.
         assistant_only: wrappers: zero the log-probs of all but assistant tokens. Needs
             ``input_mode="history"``.
         tokenizer_kwargs: wrappers in history mode: more arguments of the chat template.
         detach: keep the result out of the gradient.
-        device: move the model there, for good; data go there for the call and the result comes back.
+        device: move the model there, for good; data go there for the call and the result comes
+            back.
         tokenizer: wrappers: in place of the wrapper's, for the chat template, for text, and to find
             the padding of dense ids without a mask.
         padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Ids that
@@ -97,10 +98,11 @@ class RetrieveLogProb(NextTransform):
                 if value is not None:
                     raise ValueError(f"{name} is for LLM wrappers: {type(model).__name__} is none")
             self.key = as_key(log_probs_full_key or ("log_probs", "full"))
-        self.mask_key = _language.mask_key(self.key) if self.is_language else None
-        super().__init__(
-            in_keys=list(model.in_keys), out_keys=[k for k in (self.key, self.mask_key) if k]
-        )
+        out_keys = [self.key]
+        if self.is_language:
+            self.mask_key = _language.mask_key(self.key)
+            out_keys.append(self.mask_key)
+        super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
         self.assistant_only, self.detach = assistant_only, detach

@@ -1,6 +1,6 @@
 """RetrieveKL: the log-probs of two models and their KL, in one transform.
 
-    RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation
+RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ FROM_COLLECTOR = "from_collector"
 class RetrieveKL(Compose):
     """KL of a policy to a reference, retrieved from both models and charged to the reward.
 
-    The models are two LLM wrappers, or two control actors. Both are scored on the same tokens at the
-    same temperature. What is written and how it is charged: :class:`~klrl.kl.RetrieveLogProb` and
-    :class:`~klrl.kl.KLComputation`.
+    The models are two LLM wrappers, or two control actors. Both are scored on the same tokens at
+    the same temperature. What is written and how it is charged: :class:`~klrl.kl.RetrieveLogProb`
+    and :class:`~klrl.kl.KLComputation`.
 
     Args:
-        gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy of
-            the collector, looked up at the first step, with its live weights.
+        gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
+            of the collector, looked up at the first step, with its live weights.
         ref_model: the reference, set up to score.
         gen_model_factory: makes ``gen_model``, instead of it.
         ref_model_factory: makes ``ref_model``, instead of it.
-        assistant_only: keep the log-probs of assistant tokens alone; needs ``input_mode="history"``.
+        assistant_only: keep the log-probs of assistant tokens alone; needs
+            ``input_mode="history"``.
         history_key: where the conversation stands; another than "history" overrules the models'
             input keys.
         tokenizer_kwargs: more arguments of the chat template.
@@ -51,11 +52,13 @@ class RetrieveKL(Compose):
         use_ray_service: the older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`~klrl.kl.ray.RayRetrieveKL`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
-        **kwargs: more arguments of both RetrieveLogProb: ``temperature``; default that of the policy.
+        **kwargs: more arguments of both RetrieveLogProb: ``temperature``; default that of the
+            policy.
 
     Raises:
         ValueError: a model missing, or given with its factory; ``generate=True``, ``pad_output`` or
-            ``log_probs_key`` that do not fit each other; equal keys; no collector at the first step.
+            ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
+            step.
         TypeError: an argument that nothing reads.
     """
 
