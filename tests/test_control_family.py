@@ -64,7 +64,7 @@ def transforms(reference: nn.Module, actor: nn.Module, reward: object) -> dict[s
         "retrieve": Compose(
             RetrieveLogProb(actor, log_probs_full_key="log_prob"),
             RetrieveLogProb(reference, log_probs_full_key="ref_log_prob"),
-            KLComputation("log_prob", "ref_log_prob", coeff=COEF, kl_key="kl"),
+            KLComputation("log_prob", "ref_log_prob", coeff=COEF, kl_key="kl", reward_key=reward),
         ),
         "log-prob alone": ReferenceModelLogProbTransform(reference),
     }

@@ -1,4 +1,11 @@
-"""KL to a reference policy: estimators, transforms, references, controllers."""
+"""KL to a reference policy: estimators, transforms, references, controllers.
+
+The Ray-backed transforms are looked up when they are asked for: importing this package imports
+neither ray nor transformers.
+"""
+
+from importlib import import_module
+from typing import Any
 
 from klrl.kl.constrained import (
     KLConstrainedTransform,
@@ -16,6 +23,7 @@ from klrl.kl.divergence import estimate_kl, exact_kl, masked_mean
 from klrl.kl.legacy import KLRewardTransform
 from klrl.kl.reference import freeze
 from klrl.kl.retrieve import KLComputation, RetrieveLogProb
+from klrl.kl.retrieve_kl import RetrieveKL
 
 __all__ = [
     "AdaptiveKLController",
@@ -25,7 +33,9 @@ __all__ = [
     "KLConstrainedTransform",
     "KLDivergenceTransform",
     "KLRewardTransform",
+    "RayRetrieveKL",
     "ReferenceModelLogProbTransform",
+    "RetrieveKL",
     "RetrieveLogProb",
     "RewardAdjustmentTransform",
     "ScheduledKLController",
@@ -34,3 +44,11 @@ __all__ = [
     "freeze",
     "masked_mean",
 ]
+
+_LAZY = {"RayRetrieveKL": "klrl.kl.ray"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

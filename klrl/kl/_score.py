@@ -1,0 +1,85 @@
+"""Log-probs of given tokens under a causal language model.
+
+The one place where klrl goes around TorchRL 0.14.1's ``TransformersWrapper``. Its forward
+passes the attention mask by position (where GPT-2 takes its cache: an error), pads on the left
+without position ids, finds padding by value (where pad == eos it drops EOS), returns wrong numbers
+with ``pad_model_input=False``, ignores the temperature, and leaves dropout on in training mode.
+Here every sequence is stripped of its padding by position and padded on the right: a causal network
+cannot look there, so the numbers of a sequence depend on nothing but its own tokens.
+tests/test_llm_upstream.py tells when the faults are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+
+def token_log_probs(
+    network: nn.Module, ids: list[Tensor], attention: list[Tensor], temperature: float = 1.0
+) -> list[Tensor]:
+    """Log softmax(logits / temperature) of every token given those before it.
+
+    Args:
+        network: a causal LM of ``transformers``: (input_ids, attention_mask) -> logits.
+        ids: B rows [T_i] of token ids.
+        attention: B rows [T_i], True at real tokens; pads may stand on both sides.
+        temperature: at which the tokens were sampled.
+
+    Returns:
+        B rows [T_i], nats, float32 at least, on the device of ``ids``; zero at padding and at the
+        first real token, which nothing precedes.
+
+    Raises:
+        ValueError: a row without tokens, or longer than the network's positions.
+    """
+    real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
+    _check_lengths(network, real)
+    device = next(network.parameters()).device
+    tokens = pad_sequence(real, batch_first=True, padding_value=0).to(device)
+    mask = pad_sequence([torch.ones_like(row) for row in real], batch_first=True).to(device)
+    with evaluating(network):
+        output: Any = network(input_ids=tokens, attention_mask=mask, use_cache=False)
+    logits = output.logits[:, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    # [B, V, T-1] against [B, T-1]: the log-prob of token t stands at t.
+    scored = -cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    return [_spread(row, found) for row, found in zip(scored, attention, strict=True)]
+
+
+def _spread(scored: Tensor, attention: Tensor) -> Tensor:
+    """Put the log-probs of real tokens 1.. back to their positions; zeros elsewhere."""
+    positions = attention.nonzero().squeeze(-1)[1:]
+    scored = scored[: positions.numel()].to(attention.device)
+    spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
+    return spread.index_put((positions,), scored)
+
+
+def _check_lengths(network: nn.Module, rows: list[Tensor]) -> None:
+    empty = [index for index, row in enumerate(rows) if row.numel() == 0]
+    if empty:
+        raise ValueError(f"samples {empty} hold no token: there is nothing to score")
+    limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
+    longest = max(row.numel() for row in rows)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"{longest} tokens: more than the model's max_position_embeddings={limit}; truncate"
+        )
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode for every submodule, then the mode that each had."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
