@@ -130,12 +130,17 @@ class KLRewardTransform(NextTransform):
         Raises:
             AttributeError: neither has one.
         """
-        found = self._tokenizer
+        given = self._tokenizer
+        found = getattr(self.ref_model, "tokenizer", None) if given is None else given
         if found is None:
-            found = getattr(self.ref_model, "tokenizer", None)
-        if found is None:
-            raise AttributeError("the ref_model has no tokenizer: give KLRewardTransform one")
+            raise AttributeError
         return found
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here after a property has raised AttributeError, whose words are lost.
+        if name == "tokenizer":
+            raise AttributeError("the ref_model has no tokenizer: give KLRewardTransform one")
+        return super().__getattr__(name)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         key = as_key(self.ref_model.in_keys[0])
