@@ -94,7 +94,29 @@ class ScheduledKLController(FixedKLController):
         return {"coef": self.coef, "seen": self.seen}
 
 
-class AdaptiveKLController(FixedKLController):
+class _MultipliedKLController(FixedKLController):
+    """A coefficient that is multiplied towards a target, within bounds above 0.
+
+    Raises:
+        ValueError: a target of 0, or a start outside the bounds.
+    """
+
+    def __init__(self, coef: float, target: float, coef_min: float, coef_max: float) -> None:
+        super().__init__(coef)
+        if target <= 0:
+            raise ValueError(f"target={target}: give nats > 0")
+        if not 0 < coef_min <= coef <= coef_max:
+            raise ValueError(
+                f"coef={coef}: this controller multiplies it; start it within "
+                f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
+            )
+        self.target, self.coef_min, self.coef_max = target, coef_min, coef_max
+
+    def _multiply(self, factor: float) -> None:
+        self.coef = min(max(self.coef * factor, self.coef_min), self.coef_max)
+
+
+class AdaptiveKLController(_MultipliedKLController):
     """e = clip(KL / target - 1, -.2, .2); coef *= 1 + e n / horizon (Ziegler et al. 2019).
 
     TorchRL 0.14's class of that name moves the other way.
@@ -115,18 +137,15 @@ class AdaptiveKLController(FixedKLController):
         coef_min: float = 1e-6,
         coef_max: float = 1e6,
     ) -> None:
-        super().__init__(coef)
-        _check_multiplied(coef, target, coef_min, coef_max)
-        self.target, self.horizon = target, horizon
-        self.coef_min, self.coef_max = coef_min, coef_max
+        super().__init__(coef, target, coef_min, coef_max)
+        self.horizon = horizon
 
     def _move(self, kl: float, n: int) -> None:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        moved = self.coef * (1 + error * n / (self.horizon or 10 * n))
-        self.coef = min(max(moved, self.coef_min), self.coef_max)
+        self._multiply(1 + error * n / (self.horizon or 10 * n))
 
 
-class DualKLController(FixedKLController):
+class DualKLController(_MultipliedKLController):
     """log coef += lr (KL / target - 1): ascent on the multiplier of KL <= target.
 
     Args:
@@ -145,25 +164,13 @@ class DualKLController(FixedKLController):
         coef_min: float = 1e-6,
         coef_max: float = 1e6,
     ) -> None:
-        super().__init__(coef)
-        _check_multiplied(coef, target, coef_min, coef_max)
-        self.target, self.lr = target, lr
-        self.coef_min, self.coef_max = coef_min, coef_max
+        super().__init__(coef, target, coef_min, coef_max)
+        self.lr = lr
 
     def _move(self, kl: float, n: int) -> None:
-        low, high = math.log(self.coef_min), math.log(self.coef_max)
-        moved = math.log(self.coef) + self.lr * (kl / self.target - 1)
-        self.coef = math.exp(min(max(moved, low), high))
-
-
-def _check_multiplied(coef: float, target: float, coef_min: float, coef_max: float) -> None:
-    if target <= 0:
-        raise ValueError(f"target={target}: give nats > 0")
-    if not 0 < coef_min <= coef <= coef_max:
-        raise ValueError(
-            f"coef={coef}: this controller multiplies it; start it within "
-            f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
-        )
+        step = self.lr * (kl / self.target - 1)
+        # A KL far above its target would overflow exp; no bound is further away than e^50.
+        self._multiply(math.exp(min(max(step, -50.0), 50.0)))
 
 
 def make_controller(config: ControllerConfig, coef: float, frames: int) -> FixedKLController:

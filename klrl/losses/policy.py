@@ -6,6 +6,7 @@ anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`, once p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class Coefficients:
     kl_ref: Tensor
 
 
-class PolicyLoss:
+class PolicyLoss(ABC):
     """What both losses share; subclasses say how much a policy gains on a minibatch.
 
     Args:
@@ -145,11 +146,11 @@ class PolicyLoss:
         """KL(old||new) per frame [B], in closed form."""
         return self.family.kl({k: batch[k] for k in self.family.param_keys}, params)
 
+    @abstractmethod
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
         """What the policy gains per frame [B]."""
-        raise NotImplementedError
 
 
 class KLPENLoss(PolicyLoss):
