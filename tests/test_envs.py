@@ -89,7 +89,9 @@ def test_any_observation_space_is_flattened(env_id: str, size: int) -> None:
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "HalfCheetah-v5", "Hopper-v5"])
 def test_specs_hold(env_id: str) -> None:
-    check_env_specs(make_env(config(env_id), seed=0))
+    env = make_env(config(env_id), seed=0)
+    check_env_specs(env)  # raises where a spec and a rollout differ
+    assert env.reset()["observation"].shape == env.observation_spec["observation"].shape
 
 
 def test_kwargs_reach_the_simulator() -> None:

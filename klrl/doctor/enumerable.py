@@ -1,6 +1,9 @@
 """Policies whose every action or episode can be enumerated, so that expectations are sums.
 
-The random problems are those of the published figures: the same generator, seed and order of draws.
+The random problems of the gradient and sequence tables are those of the published figures: the same
+generator, seed and order of draws. The placement table's problem is not published; its chain was
+found by searching seeds and scales for the three published KLs, and the twelve figures of its
+gradients then agreed without having been looked for.
 """
 
 from __future__ import annotations
