@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torchrl.objectives.value import GAE
+from torch import Tensor
 
 from klrl.config import AdvantageConfig
 
@@ -18,7 +19,12 @@ LEARNER_REWARD = "reward_learner"
 def make_advantage(
     config: AdvantageConfig, critic: TensorDictModule, reward_scale: float
 ) -> Callable[[TensorDictBase], TensorDictBase]:
-    """TorchRL's GAE over the shaped and scaled reward.
+    """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
+
+    TorchRL's GAE costs as much as a sixth of an iteration: it evaluates the critic on both ends of
+    every transition, and builds padded trajectories. Here the value after a step is that of the
+    next row, and the critic is asked again only where an episode or the rollout ends. Tests hold
+    it to TorchRL's numbers.
 
     Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
     the environment returned; terminated ones are not.
@@ -31,12 +37,49 @@ def make_advantage(
     Returns:
         A function that writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
     """
-    gae = GAE(gamma=config.gamma, lmbda=config.lmbda, value_network=critic, average_gae=False)
-    gae.set_keys(reward=LEARNER_REWARD)
+    value_of = critic.module
 
     @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
-        batch.set(("next", LEARNER_REWARD), batch.get(("next", "reward")) * reward_scale)
-        return gae(batch)
+        after = batch.get("next")
+        reward = after.get("reward") * reward_scale
+        value = value_of(batch.get("observation"))
+        value_after = _values_after(batch, value, value_of)
+        alive = (~after.get("terminated")).to(value.dtype)
+        goes_on = (~after.get("done")).to(value.dtype)
+        delta = reward + config.gamma * alive * value_after - value
+        advantage = discounted(delta, config.gamma * config.lmbda * goes_on)
+        after.set(LEARNER_REWARD, reward)
+        batch.set("state_value", value)
+        batch.set("advantage", advantage)
+        batch.set("value_target", advantage + value)
+        return batch
 
     return estimate
+
+
+def _values_after(
+    batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """V(s_t+1) [N, T, 1]: the next row's, or the critic's own where there is no next row."""
+    ends = batch.get(("next", "done"))[..., 0].clone()
+    ends[:, -1] = True
+    after = value.roll(-1, dims=1)
+    after[ends] = value_of(batch.get(("next", "observation"))[ends])
+    return after
+
+
+def discounted(delta: Tensor, decay: Tensor) -> Tensor:
+    """A_t = delta_t + decay_t A_t+1, backwards over T; [N, T, 1], on any device.
+
+    On Python's own numbers: 0.1 us an entry whatever the shape, where a tensor operation costs 2.
+    """
+    rows = zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True)
+    sums = [_backwards(deltas, decays) for deltas, decays in rows]
+    return delta.new_tensor(sums).unsqueeze(-1)
+
+
+def _backwards(deltas: list[float], decays: list[float]) -> list[float]:
+    pairs = zip(reversed(deltas), reversed(decays), strict=True)
+    found = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
+    return found[:0:-1]

@@ -88,6 +88,7 @@ def _checked(key: str, value: Any, rule: Any) -> Any:
     if not rule or (value is None and rule.get("optional", True)):
         return value
     if "allowed" in rule:
+        value = "false" if value is False else value
         if value not in rule["allowed"]:
             raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
         return value

@@ -37,7 +37,7 @@ def number(
 
 def choice(*allowed: str) -> Any:
     """Declare a setting with a closed list of values."""
-    return field(default=MISSING, metadata={"allowed": allowed})
+    return field(default=MISSING, metadata={"allowed": allowed, "optional": False})
 
 
 # ---------------------------------------------------------------------------------------- groups
@@ -216,6 +216,8 @@ class LearnerConfig:
 
     epochs: int = number(ge=1)
     minibatches: int = number(ge=1)
+    # Any: YAML reads a bare false as a boolean.
+    compile: Any = choice("auto", "false", "jit", "aot")
 
 
 @dataclass
@@ -238,7 +240,7 @@ class AdamWConfig(OptimConfig):
 
 @dataclass
 class CollectorConfig:
-    """TorchRL's collector."""
+    """Rollouts in this process."""
 
     name: str = MISSING
     steps: int = number(ge=1)
@@ -332,6 +334,11 @@ class Config:
         """Rollouts that cover ``frames``, the last one whole."""
         return math.ceil(self.frames / self.frames_per_iteration)
 
+    @property
+    def gradient_steps(self) -> int:
+        """Minibatches over the whole run."""
+        return self.iterations * self.learner.epochs * self.learner.minibatches
+
 
 GROUPS = (
     "env",
@@ -368,7 +375,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "loss": {"klpen": KLPENConfig, "clip": ClipConfig},
     "learner": {"ppo": LearnerConfig},
     "optim": {"adam": OptimConfig, "adamw": AdamWConfig},
-    "collector": {"torchrl": CollectorConfig},
+    "collector": {"local": CollectorConfig},
     "logger": {"wandb": WandbConfig, "none": LoggerConfig},
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase
 from klrl.advantage import make_advantage
 from klrl.checkpoint import Checkpoints, Counters
 from klrl.checks import to_config
+from klrl.compiled import decide
 from klrl.config import (
     CheckpointReferenceConfig,
     Config,
@@ -29,7 +30,7 @@ from klrl.evaluate import evaluate_policy
 from klrl.interrupt import StopRequest
 from klrl.kl.build import ReferenceKL, make_reference_kl
 from klrl.kl.controllers import make_controller
-from klrl.kl.measure import annotate, measure_reference_kl
+from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import freeze, make_reference_rule, memory_bytes
 from klrl.learner import Learned, Learner
 from klrl.load import load_agent, load_reference
@@ -39,7 +40,7 @@ from klrl.models.actor import device_of
 from klrl.preflight import check_machine
 from klrl.progress import Progress
 from klrl.record import keep_status, make_row, recording
-from klrl.rollout import TorchRLRollout
+from klrl.rollout import Rollout, make_rollout
 from klrl.run_folder import RunFolder, new_folder
 from klrl.seeds import derived_seed
 
@@ -73,8 +74,8 @@ def run(
     files = RunFolder(Path(folder)) if folder is not None else None
     if files is not None and files.exists and not resume:
         raise ConfigError(f"folder={folder}: holds a run already; give another, or resume it")
-    described = files.manifest.get("reference") if files is not None and resume else None
-    experiment = Experiment(config, described, resumed=resume)
+    before = files.manifest if files is not None and resume else None
+    experiment = Experiment(config, before)
     files = files or RunFolder(new_folder())
     experiment.train(files, group=group, resume=resume)
     return files.path
@@ -85,8 +86,9 @@ class Experiment:
 
     Args:
         config: the job.
-        described: on resume, what the manifest says of a reference from another run.
-        resumed: the weights will come from this run's own checkpoint, not from ``actor.init``.
+        before: on resume, the run's manifest: how its update was compiled, and what a reference
+            from another run was. Weights will come from the run's own checkpoint, not
+            ``actor.init``.
 
     Raises:
         ConfigError: an environment, a policy or a reference cannot be built.
@@ -95,9 +97,7 @@ class Experiment:
     def __init__(
         self,
         config: Config,
-        described: Mapping[str, Any] | None = None,
-        *,
-        resumed: bool = False,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
         self.device = device_of(config.device)
@@ -110,9 +110,11 @@ class Experiment:
             normalize=config.env.normalize_observation,
             separate=config.loss.separate_losses,
         )
-        if config.actor.init is not None and not resumed:
+        if config.actor.init is not None and before is None:
             load_agent(config.actor.init, self.agent)
-        self.reference, self.described = self._make_reference(env, described)
+        self.reference, self.described = self._make_reference(
+            env, before.get("reference") if before else None
+        )
         env.close()
         self.agent.modules.to(self.device)
         self.reference.to(self.device)
@@ -124,7 +126,9 @@ class Experiment:
         coef = config.kl.coef if isinstance(config.kl, LegacyKLConfig) else 0.0
         self.controller = make_controller(config.controller, coef, config.frames)
         estimator = None if self.kl is None else self.kl.loss_estimator
-        self.learner = Learner(config, self.agent, estimator)
+        # Kept on resume: with more frames, auto might choose another.
+        mode = (before or {}).get("compile") or decide(config, self.device)
+        self.learner = Learner(config, self.agent, estimator, mode)
 
     # ------------------------------------------------------------------------------- the loop
 
@@ -135,7 +139,12 @@ class Experiment:
             checkpoints = self._checkpoints(files)
             if resume:
                 self.take_up(checkpoints)
-            manifest = files.open(self.config, device=str(self.device), reference=self.described)
+            manifest = files.open(
+                self.config,
+                device=str(self.device),
+                reference=self.described,
+                compile=self.learner.mode,
+            )
             stack.enter_context(keep_status(files, self.config, self.counters))
             record, progress = stack.enter_context(
                 recording(
@@ -148,7 +157,8 @@ class Experiment:
                 )
             )
             self._say_where_it_starts(progress, resume)
-            rollout = self._make_rollout()
+            self.learner.say = progress.say
+            rollout = self._make_rollout(progress.say)
             stack.callback(rollout.close)
             if not resume:
                 self.save(checkpoints, improved=False, stopping=True)
@@ -172,9 +182,9 @@ class Experiment:
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
         if self.kl is None:
             return {}
+        annotate(batch, self.reference, self.agent.family)
         if self.kl.transform is not None and not self.kl.online:
             self.kl.transform(batch)
-        annotate(batch, self.reference, self.agent.family)
         measured = measure_reference_kl(batch, self.agent.family)
         for name, value in measured.items():
             if not torch.isfinite(value):
@@ -259,14 +269,17 @@ class Experiment:
         return freeze(self.agent.actor), None
 
     def _make_kl(self) -> ReferenceKL | None:
-        kl = make_reference_kl(self.config.kl, self.agent.actor, self.reference)
+        kl = make_reference_kl(self.config.kl, self.agent.actor, AnnotatedReference(self.reference))
         return None if kl is None else kl.to(self.device)
 
-    def _make_rollout(self) -> TorchRLRollout:
+    def _make_rollout(self, say: Callable[[str], None] = print) -> Rollout:
         seed = derived_seed(self.config.seed, "train", self.counters.iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         env = make_env(self.config.env, seed=seed, transforms=online)
-        return TorchRLRollout(env, self.agent.actor, self.config.collector.steps, self.device)
+        rollout, why = make_rollout(self.config.collector, env, self.agent, self.device)
+        if why is not None:
+            say(why)
+        return rollout
 
     def _checkpoints(self, files: RunFolder) -> Checkpoints:
         components = {

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.config import AdamWConfig, ClipConfig, Config, KLPENConfig, OptimConfig
+from klrl.compiled import Prepared, check_inputs, prepare
+from klrl.config import ClipConfig, Config, KLPENConfig
 from klrl.errors import NonFiniteError
 from klrl.losses import BetaRule, line_search, make_beta_rule, make_loss
-from klrl.losses.policy import Coefficients, LossTerms
 from klrl.models.actor import Agent, trainable
-
-#: What the learner reads of a batch beside the family's parameters and sample.
-BATCH_KEYS = ("observation", "action_log_prob", "advantage", "value_target", "state_value")
+from klrl.update import METRICS, Adam, Columns, Problem
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,33 @@ class Learned:
 class Learner:
     """PPO's update: policy and critic from one rollout, then beta from its KL.
 
+    The gradient steps themselves are :mod:`klrl.update`'s, run as :mod:`klrl.compiled` prepares
+    them; nothing waits for the device between two minibatches.
+
     Args:
         config: the job.
-        agent: the networks, changed in place.
+        agent: the networks, changed in place; their parameters become views of one tensor.
         reference_estimator: how the loss charges KL(policy||reference), if it does.
+        mode: how the step runs: false, jit or aot.
     """
 
     def __init__(
-        self, config: Config, agent: Agent, reference_estimator: str | None = None
+        self,
+        config: Config,
+        agent: Agent,
+        reference_estimator: str | None = None,
+        mode: str = "false",
     ) -> None:
-        self.config, self.agent = config, agent
+        self.config, self.agent, self.mode = config, agent, mode
         self.loss = make_loss(config.loss, agent.family, reference_estimator)
         self.beta_rule: BetaRule = make_beta_rule(config.loss)
         self.parameters = trainable(agent)
-        self.optimizer = make_optimizer(config.optim, self.parameters)
+        self.optimizer = Adam(self.parameters)
         self._target_kl = config.loss.target_kl if isinstance(config.loss, ClipConfig) else None
+        #: Told what the step is, at the first minibatch.
+        self.say: Callable[[str], None] = lambda _: None
+        self._columns: Columns | None = None
+        self._prepared: Prepared | None = None
 
     def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
         """Learn from a rollout.
@@ -78,39 +88,26 @@ class Learner:
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
-        lr, beta = self._anneal(progress), self.beta_rule.beta
+        lr, beta = self._lr(progress), self.beta_rule.beta
         frames = self._flatten(batch)
         actor_before = [p.detach().clone() for p in self.agent.policy_net.parameters()]
-        steps: list[tuple[LossTerms, Tensor]] = []
+        coefficients = frames["advantage"].new_tensor([lr, beta, kl_coef])
+        made: list[Tensor] = []
         epochs = 0
         while epochs < self.config.learner.epochs:
             epochs += 1
-            made = [self._step(minibatch, kl_coef) for minibatch in self._minibatches(frames)]
-            _require_finite(made)
-            steps += made
+            made += self._epoch(frames, coefficients)
             if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
                 break
+        metrics = torch.stack(made).double().cpu()
+        _require_finite(metrics, self.config.learner.minibatches)
         kl_old = self.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
         alpha, kl_old = self._hold(frames, actor_before, kl_old)
-
-        def mean(name: str) -> float:
-            return float(torch.stack([getattr(terms, name) for terms, _ in steps]).mean())
-
-        return Learned(
-            mean("objective"),
-            mean("critic"),
-            mean("entropy"),
-            mean("policy_entropy"),
-            kl_ref=mean("kl_ref"),
-            kl_old=kl_old,
-            alpha=alpha,
-            beta=beta,
-            grad_norm=float(torch.stack([norm for _, norm in steps]).mean()),
-            lr=lr,
-            epochs=epochs,
-        )
+        mean = dict(zip(METRICS, metrics.mean(0).tolist(), strict=True))
+        del mean["kl_old"]  # of minibatches, in the midst of the update
+        return Learned(**mean, kl_old=kl_old, alpha=alpha, beta=beta, lr=lr, epochs=epochs)
 
     def _hold(
         self, frames: dict[str, Tensor], actor_before: list[Tensor], kl: float
@@ -126,84 +123,80 @@ class Learner:
             parameters, actor_before, lambda: self.kl_old(frames), kl, loss.dtarg
         )
 
-    def _step(self, minibatch: dict[str, Tensor], kl_coef: float) -> tuple[LossTerms, Tensor]:
-        """One gradient step; returns its loss terms and the gradient's norm."""
-        observation = minibatch["observation"]
-        params = self._params(observation)
-        value = self.agent.value_net(observation).squeeze(-1)
-        coefficients = Coefficients(
-            beta=value.new_tensor(self.beta_rule.beta), kl_ref=value.new_tensor(kl_coef)
-        )
-        terms = self.loss(params, value, minibatch, coefficients)
-        self.optimizer.zero_grad()
-        terms.total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm)
-        self.optimizer.step()
-        if self.beta_rule.every_forward:
-            self.beta_rule.update(float(terms.kl_old))
-        return terms, norm
+    def _epoch(self, frames: dict[str, Tensor], coefficients: Tensor) -> list[Tensor]:
+        """One pass: every frame once, shuffled, in equal parts; the metrics of each step."""
+        frames = {**frames, **self.loss.draw(frames)}
+        count = frames["observation"].shape[0]
+        # The order comes from the CPU's generator, the same on every device.
+        order = torch.randperm(count).to(frames["observation"].device)
+        if self._columns is None:
+            self._columns = Columns(frames)
+        rows = self._columns.pack(frames)[order]
+        minibatches = rows.chunk(self.config.learner.minibatches)
+        state = self.optimizer.tensors
+        prepared = self._prepare((*state, minibatches[0], coefficients))
+        if not self.beta_rule.every_forward:
+            return [prepared.step(*state, part, coefficients) for part in minibatches]
+        made = []
+        for part in minibatches:
+            coefficients[1] = self.beta_rule.beta
+            made.append(prepared.step(*state, part, coefficients))
+            self.beta_rule.update(float(made[-1][METRICS.index("kl_old")]))
+        return made
+
+    def _prepare(self, example: tuple[Tensor, ...]) -> Prepared:
+        """The step, made at the first minibatch; later ones must look like it."""
+        if self._prepared is None:
+            assert self._columns is not None
+            problem = Problem(self.agent, self.loss, self.config.optim, self._columns)
+            self._prepared = prepare(self.mode, problem, example, self.say)
+            self._example = example
+            self.say(self._prepared.told)
+        check_inputs(self._example, example)
+        return self._prepared
 
     @torch.no_grad()
     def kl_old(self, frames: dict[str, Tensor]) -> float:
         """Mean KL(old||new) over a rollout in closed form, nats per frame."""
-        old = {key: frames[key] for key in self.agent.family.param_keys}
-        return float(self.agent.family.kl(old, self._params(frames["observation"])).mean())
-
-    def _params(self, observation: Tensor) -> dict[str, Tensor]:
-        outputs = self.agent.policy_net(observation)
-        return dict(zip(self.agent.family.param_keys, outputs, strict=True))
+        keys = self.agent.family.param_keys
+        outputs = self.agent.policy_net.of_normalized(frames["observation"])
+        new = dict(zip(keys, outputs, strict=True))
+        return float(self.agent.family.kl({key: frames[key] for key in keys}, new).mean())
 
     def _flatten(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """[N, T, ...] -> [N T, ...], advantages and values without their last dimension."""
+        """[N, T, ...] -> [N T, ...], advantages and values without their last dimension.
+
+        Observations come out normalised: the statistics stand still until the next rollout.
+        """
         family = self.agent.family
+        keys = ("action_log_prob", "advantage", "value_target", "state_value")
         flat = {
             key: batch.get(key).flatten(0, 1)
-            for key in {*BATCH_KEYS, *family.param_keys, family.sample_key}
+            for key in (*keys, *family.param_keys, family.sample_key)
         }
         for key in ("advantage", "value_target", "state_value"):
             flat[key] = flat[key].squeeze(-1)
         if self.loss.reference_estimator is not None:
             for key in ("log_prob", *family.param_keys):
                 flat[f"ref_{key}"] = batch.get(("ref", key)).flatten(0, 1)
+        with torch.no_grad():
+            observation = batch.get("observation").flatten(0, 1)
+            flat["observation"] = self.agent.policy_net.normalizer(observation)
         return flat
 
-    def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Every frame once, shuffled, in equal parts."""
-        count = frames["observation"].shape[0]
-        order = torch.randperm(count).to(frames["observation"].device)
-        for index in order.chunk(self.config.learner.minibatches):
-            yield {key: value[index] for key, value in frames.items()}
-
-    def _anneal(self, progress: float) -> float:
+    def _lr(self, progress: float) -> float:
         """Linear from lr to lr_floor."""
         c = self.config.optim
-        lr = c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        return lr
+        return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
 
-def make_optimizer(
-    config: OptimConfig, parameters: list[torch.nn.Parameter]
-) -> torch.optim.Optimizer:
-    """Adam or AdamW, in torch's fused form."""
-    if isinstance(config, AdamWConfig):
-        return torch.optim.AdamW(
-            parameters, config.lr, eps=config.eps, weight_decay=config.weight_decay, fused=True
-        )
-    return torch.optim.Adam(parameters, config.lr, eps=config.eps, fused=True)
-
-
-def _require_finite(steps: list[tuple[LossTerms, Tensor]]) -> None:
-    """Name the first term, of the first minibatch of an epoch, that is not finite."""
-    names = ("loss/objective", "loss/critic", "loss/entropy", "loss/kl_ref", "gradient")
-    values = torch.stack(
-        [torch.stack([t.objective, t.critic, t.entropy, t.kl_ref, norm]) for t, norm in steps]
-    )
-    bad = (~torch.isfinite(values)).nonzero()
+def _require_finite(metrics: Tensor, minibatches: int) -> None:
+    """Name the first term, of the first minibatch, that is not finite."""
+    bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
-        minibatch, term = bad[0].tolist()
+        step, term = bad[0].tolist()
+        name = "gradient" if METRICS[term] == "grad_norm" else f"loss/{METRICS[term]}"
         raise NonFiniteError(
-            f"{names[term]} is {float(values[minibatch, term])} in minibatch {minibatch}; "
-            "lower optim.lr or look at the rewards"
+            f"{name} is {float(metrics[step, term])} in minibatch {step % minibatches} of epoch "
+            f"{step // minibatches + 1}; lower optim.lr or look at the rewards"
         )

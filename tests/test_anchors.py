@@ -12,6 +12,7 @@ from klrl.experiment import Experiment
 from klrl.kl.reference import EMAReference, PeriodicReference, freeze
 from klrl.models.mlp import ObservationNormalizer
 from klrl.resume import stored_config
+from klrl.run_folder import RunFolder
 from tests.conftest import QUICK
 from tests.test_run import exits, rows_of, timeless
 
@@ -64,9 +65,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     """The first iteration after resume differs in its episodes, not in reference or coefficient."""
     words = (f"reference={reference}", f"controller={controller}", "kl.coef=0.5", "optim.lr=0.01")
     exits(*QUICK, *words, "frames=192", "hydra.run.dir=run")
-    stopped = Experiment(stored_config(Path("run")), resumed=True)
-    from klrl.run_folder import RunFolder
-
+    stopped = Experiment(stored_config(Path("run")), RunFolder(Path("run")).manifest)
     stopped.take_up(stopped._checkpoints(RunFolder(Path("run"))))
     rows = rows_of(Path("run"))
     assert stopped.kl.coef == stopped.controller.coef != 0.5

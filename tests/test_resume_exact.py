@@ -27,7 +27,7 @@ from klrl.run_folder import RunFolder
 from tests.test_resume_exact import next_row
 
 torch.set_num_threads(1)
-experiment = Experiment(stored_config(Path("run")), resumed=True)
+experiment = Experiment(stored_config(Path("run")), RunFolder(Path("run")).manifest)
 experiment.take_up(experiment._checkpoints(RunFolder(Path("run"))))
 print(json.dumps(next_row(experiment, TensorDict.load("batch"))))
 """

@@ -10,6 +10,7 @@ from torchrl.envs import Compose, Transform
 from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig
 from klrl.kl.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.kl.legacy import KLRewardTransform
+from klrl.kl.measure import AnnotatedReference
 from klrl.kl.retrieve import KLComputation, RetrieveLogProb
 
 #: Where the KL stands below "next" in every control batch.
@@ -62,7 +63,7 @@ class ReferenceKL(nn.Module):
 def make_reference_kl(
     config: KLConfig,
     actor: ProbabilisticTensorDictSequential,
-    reference: ProbabilisticTensorDictSequential,
+    reference: ProbabilisticTensorDictSequential | AnnotatedReference,
 ) -> ReferenceKL | None:
     """Build the transform of ``kl.mode``; None for ``kl=none``.
 
@@ -81,7 +82,7 @@ def make_reference_kl(
 def _retrieve(
     config: RetrieveKLConfig,
     actor: ProbabilisticTensorDictSequential,
-    reference: ProbabilisticTensorDictSequential,
+    reference: ProbabilisticTensorDictSequential | AnnotatedReference,
 ) -> ReferenceKL:
     loss_estimator = None if config.placement == "reward" else config.estimator
     if config.placement == "loss":
@@ -117,7 +118,9 @@ def _retrieve(
     )
 
 
-def _legacy(config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential) -> ReferenceKL:
+def _legacy(
+    config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential | AnnotatedReference
+) -> ReferenceKL:
     transform = KLRewardTransform(
         reference,
         coef=config.coef,

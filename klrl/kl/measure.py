@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from klrl.kl.divergence import ESTIMATORS
 from klrl.models.distributions import Family
@@ -28,6 +31,41 @@ def annotate(
     for key, value in ref.items():
         batch.set(("ref", key), value)
     batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
+
+
+class AnnotatedReference(nn.Module):
+    """pi_ref, which looks its answers up in a batch that :func:`annotate` has written them into.
+
+    A reference costs one forward per rollout, however many transforms ask it. Batches without an
+    annotation (single steps of an environment) are evaluated.
+
+    Args:
+        reference: the frozen policy; its attributes are this module's too.
+    """
+
+    def __init__(self, reference: ProbabilisticTensorDictSequential) -> None:
+        super().__init__()
+        self.reference = reference
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "reference":  # while it is being copied or unpickled
+                raise
+            return getattr(self.reference, name)
+
+    def log_prob(self, batch: TensorDictBase) -> Tensor:
+        """log pi_ref(a|s), [N, T]."""
+        known = batch.get(("ref", "log_prob"), None)
+        return self.reference.log_prob(batch) if known is None else known
+
+    def get_dist(self, batch: TensorDictBase) -> Distribution:
+        """pi_ref(.|s)."""
+        known = batch.get("ref", None)
+        if known is None:
+            return self.reference.get_dist(batch)
+        return self.reference.build_dist_from_params(known)
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from klrl.config import ClipConfig, KLPENConfig, LossConfig
@@ -86,8 +85,8 @@ class PolicyLoss(ABC):
             params: the new policy's parameters at the minibatch's observations.
             value: the new critic's values [B].
             batch: ``action_log_prob, advantage, value_target, state_value`` [B], the family's
-                sample, the old policy's parameters, and where the loss charges KL to the
-                reference ``ref_log_prob`` [B] and ``ref_<parameter>``.
+                sample, the old policy's parameters, where the loss charges KL to the reference
+                ``ref_log_prob`` [B] and ``ref_<parameter>``, and what :meth:`draw` gives.
             coefficients: beta and the reference's.
         """
         c = self.config
@@ -102,7 +101,7 @@ class PolicyLoss(ABC):
             value, batch["value_target"], batch["state_value"], c.loss_critic_type, c.clip_value
         )
         critic = c.critic_coeff * self._reduce(distance)
-        entropy_loss, mean_entropy = self._entropy(params)
+        entropy_loss, mean_entropy = self._entropy(params, batch.get("entropy_noise"))
         kl_ref = self._kl_ref(log_prob, params, batch, coefficients.kl_ref)
         return LossTerms(
             total=objective + critic + entropy_loss + kl_ref,
@@ -132,15 +131,28 @@ class PolicyLoss(ABC):
             )
         return coef * self._reduce(kl)
 
-    def _entropy(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _entropy(self, params: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """(-entropy_coeff * entropy, reduced; mean entropy in nats)."""
         c = self.config
         if not c.entropy_bonus or c.entropy_coeff == 0:
-            with torch.no_grad():
-                entropy = self.family.entropy(params, c.samples_mc_entropy)
+            params = {key: value.detach() for key, value in params.items()}
+            entropy = self.family.entropy(params, noise)
             return entropy.new_zeros(()), entropy.mean()
-        entropy = self.family.entropy(params, c.samples_mc_entropy)
+        entropy = self.family.entropy(params, noise)
         return -c.entropy_coeff * self._reduce(entropy), entropy.detach().mean()
+
+    def draw(self, batch: Minibatch) -> dict[str, Tensor]:
+        """The random numbers of one evaluation, which is a pure function of them.
+
+        Args:
+            batch: [B, ...], with the old policy's parameters.
+
+        Returns:
+            ``entropy_noise`` [B, samples, A] where the entropy has no closed form.
+        """
+        old = {key: batch[key] for key in self.family.param_keys}
+        noise = self.family.entropy_noise(old, self.config.samples_mc_entropy)
+        return {} if noise is None else {"entropy_noise": noise}
 
     def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
         """KL(old||new) per frame [B], in closed form."""
@@ -168,9 +180,19 @@ class KLPENLoss(PolicyLoss):
         """In closed form, or (to compare) the mean of log old - log new over samples of old."""
         if self.config.kl_old == "exact":
             return super().kl_old(params, batch)
-        old = {key: batch[key] for key in self.family.param_keys}
-        sample = self.family.sample(old, self.config.samples_mc_kl)
-        return (self.family.log_prob(old, sample) - self.family.log_prob(params, sample)).mean(0)
+        sample = batch["old_sample"]
+        old = {key: batch[key].unsqueeze(1) for key in self.family.param_keys}
+        new = {key: params[key].unsqueeze(1) for key in self.family.param_keys}
+        return (self.family.log_prob(old, sample) - self.family.log_prob(new, sample)).mean(1)
+
+    def draw(self, batch: Minibatch) -> dict[str, Tensor]:
+        """Also ``old_sample`` [B, samples_mc_kl, ...], where KL(old||new) is sampled."""
+        drawn = super().draw(batch)
+        if self.config.kl_old == "sampled":
+            old = {key: batch[key] for key in self.family.param_keys}
+            sample = self.family.sample(old, self.config.samples_mc_kl)
+            drawn["old_sample"] = sample.movedim(0, 1)
+        return drawn
 
 
 class ClipLoss(PolicyLoss):
@@ -187,8 +209,7 @@ class ClipLoss(PolicyLoss):
 
     def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
         """Measured only: outside the graph."""
-        with torch.no_grad():
-            return super().kl_old(params, batch)
+        return super().kl_old({key: value.detach() for key, value in params.items()}, batch)
 
 
 def _mean(value: Tensor) -> Tensor:

@@ -39,8 +39,20 @@ class Family(Protocol):
     def kl(self, p: Params, q: Params) -> Tensor:
         """KL(p || q) in closed form, shape [...]."""
 
-    def entropy(self, params: Params, samples: int = 1) -> Tensor:
-        """Entropy, shape [...]; ``samples`` only where there is no closed form."""
+    def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
+        """Entropy, shape [...]; ``noise`` only where there is no closed form."""
+
+    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
+        """What :meth:`entropy` needs drawn, [..., samples, A]; None for a closed form."""
+
+    def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
+        """What :meth:`act` needs drawn, one row [width] for each entry of ``shape``."""
+
+    def act(self, params: Params, noise: Tensor) -> Tensor:
+        """The sample that noise gives under these parameters; a draw of the distribution."""
+
+    def action(self, sample: Tensor) -> Tensor:
+        """The action behind a sample."""
 
     def sample(self, params: Params, samples: int) -> Tensor:
         """Draws without gradient, shape [samples, ...]."""
@@ -70,9 +82,25 @@ class Normal:
         shift = ((p["loc"] - q["loc"]) / q["scale"]) ** 2
         return 0.5 * (variance_ratio + shift - 1 - variance_ratio.log()).sum(-1)
 
-    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+    def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """sum_i 1/2 + log(2 pi) / 2 + log sigma_i."""
         return (0.5 + _HALF_LOG_2PI + params["scale"].log()).sum(-1)
+
+    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
+        """None: the entropy has a closed form."""
+        return None
+
+    def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
+        """Standard normals [*shape, A]."""
+        return torch.randn(*shape, width)
+
+    def act(self, params: Params, noise: Tensor) -> Tensor:
+        """Mu + sigma * noise."""
+        return params["loc"] + params["scale"] * noise
+
+    def action(self, sample: Tensor) -> Tensor:
+        """The sample itself."""
+        return sample
 
     def sample(self, params: Params, samples: int) -> Tensor:
         """Draws of the Gaussian, shape [samples, ..., A]."""
@@ -111,12 +139,23 @@ class TanhNormalFamily(Normal):
         half_width = (0.5 * (self.high - self.low)).to(u)
         return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
-    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+    def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """H(u) + E[log |da/du|], the expectation over reparametrised draws of u."""
-        shape = (samples, *params["loc"].shape)
-        noise = torch.randn(shape, dtype=params["loc"].dtype, device=params["loc"].device)
-        slope = self.log_slope(params["loc"] + params["scale"] * noise).mean(0)
+        assert noise is not None, "no closed form: give entropy_noise(...)"
+        loc, scale = params["loc"].unsqueeze(-2), params["scale"].unsqueeze(-2)
+        slope = self.log_slope(loc + scale * noise).mean(-1)
         return super().entropy(params) + slope
+
+    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
+        """Standard normals [..., samples, A]."""
+        loc = params["loc"]
+        shape = (*loc.shape[:-1], samples, loc.shape[-1])
+        return torch.randn(shape, dtype=loc.dtype, device=loc.device)
+
+    def action(self, sample: Tensor) -> Tensor:
+        """Low + (high - low) (tanh(u) + 1) / 2."""
+        half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
+        return low + half_width * (sample.tanh() + 1)
 
     # KL is invariant under a shared bijection, so kl() is that of the Gaussians before tanh.
 
@@ -145,10 +184,26 @@ class Categorical:
         log_p, log_q = _log_p(p), _log_p(q)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    def entropy(self, params: Params, samples: int = 1) -> Tensor:
+    def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """-sum_a p(a) log p(a)."""
         log_p = _log_p(params)
         return -(log_p.exp() * log_p).sum(-1)
+
+    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
+        """None: the entropy has a closed form."""
+        return None
+
+    def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
+        """Standard Gumbel variables [*shape, K]."""
+        return -torch.empty(*shape, width).exponential_().log()
+
+    def act(self, params: Params, noise: Tensor) -> Tensor:
+        """Argmax_a logits(a) + Gumbel noise, a draw of softmax(logits) (Maddison et al. 2014)."""
+        return (params["logits"] + noise).argmax(-1)
+
+    def action(self, sample: Tensor) -> Tensor:
+        """The sample itself."""
+        return sample
 
     def sample(self, params: Params, samples: int) -> Tensor:
         """Draws [samples, ...]."""

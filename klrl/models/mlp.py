@@ -107,7 +107,11 @@ class PolicyNet(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
         """(loc, scale), each [..., A], or (logits,) [..., K]."""
-        out = self.head(self.trunk(self.normalizer(observation)))
+        return self.of_normalized(self.normalizer(observation))
+
+    def of_normalized(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """The same from an observation that is normalised already."""
+        out = self.head(self.trunk(observation))
         if self.log_std is None:
             return (out,)
         return out, self.log_std.exp().expand_as(out)
@@ -131,7 +135,11 @@ class ValueNet(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """The state value [..., 1]."""
-        hidden = self.trunk(self.normalizer(observation))
+        return self.of_normalized(self.normalizer(observation))
+
+    def of_normalized(self, observation: Tensor) -> Tensor:
+        """The same from an observation that is normalised already."""
+        hidden = self.trunk(observation)
         return self.head(hidden.detach() if self.detach_trunk else hidden)
 
 

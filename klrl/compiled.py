@@ -1,0 +1,270 @@
+"""How the update's step runs: eager, compiled in this process, or from a package built once.
+
+    false   eager
+    jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
+    aot     an ahead-of-time package: built once (half a minute, with a C++ compiler), kept in the
+            user's cache, loaded in a hundredth of a second
+    auto    aot for a run with enough steps to pay for the build, else false; on a GPU jit
+
+On a GPU the step is also captured as a CUDA graph. A package computes wrong numbers in silence when
+its inputs have other shapes, strides or types: they are checked before each rollout's updates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from klrl.config import Config, LossConfig, OptimConfig
+from klrl.update import Problem, Step, eager_step, pure_step
+
+#: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
+AUTO_STEPS = 10_000
+
+#: Settings that a step does not read, or gets as a tensor: one package serves all their values.
+NOT_COMPILED = {
+    *("lr", "lr_floor", "beta", "dtarg", "increment", "decrement", "beta_rule", "gain"),
+    *("line_search", "beta_min", "beta_max", "target_kl"),
+}
+
+#: The files that a step is made of.
+_SOURCES = ("models", "losses", "kl/divergence.py", "update.py", "compiled.py")
+
+
+def decide(config: Config, device: torch.device) -> str:
+    """What ``auto`` stands for: by the settings and the kind of device alone."""
+    asked = config.learner.compile
+    if asked != "auto":
+        return asked
+    if device.type == "cuda":
+        return "jit"
+    return "aot" if config.gradient_steps >= AUTO_STEPS else "false"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step that is ready to be called.
+
+    Attributes:
+        step: the function.
+        mode: false, jit or aot, as it came to be.
+        told: what was done, for people.
+    """
+
+    step: Step
+    mode: str
+    told: str
+
+
+def prepare(
+    mode: str,
+    problem: Problem,
+    example: Sequence[Tensor],
+    say: Callable[[str], None] = lambda _: None,
+) -> Prepared:
+    """Make the step of a mode.
+
+    Args:
+        mode: false, jit or aot.
+        problem: what the step is built from.
+        example: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
+        say: told before something takes long.
+    """
+    device = example[0].device
+    if mode != "false" and device.type == "cpu" and not _compiler():
+        told = f"update: eager; learner.compile={mode} needs a C++ compiler, and there is none"
+        return Prepared(eager_step(problem), "false", told)
+    if mode == "aot" and device.type != "cpu":
+        mode = "jit"
+    if mode == "false":
+        return _captured_on_gpu(Prepared(eager_step(problem), mode, "update: eager"), example)
+    if mode == "jit":
+        step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
+        told = "update: torch.compile, at the first minibatch"
+        return _captured_on_gpu(Prepared(step, mode, told), example)
+    return _package(problem, example, say)
+
+
+def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Refuse inputs that a package would misread.
+
+    Raises:
+        RuntimeError: another shape, stride, type or device.
+    """
+    for i, (expected, value) in enumerate(zip(example, given, strict=True)):
+        theirs, ours = _layout(value), _layout(expected)
+        if theirs != ours:
+            raise RuntimeError(f"input {i} of the compiled update is {theirs}, built for {ours}")
+
+
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+# ------------------------------------------------------------------------------------ packages
+
+
+def cache_dir() -> Path:
+    """Where packages are kept: ``$XDG_CACHE_HOME/klrl``, else ``~/.cache/klrl``."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "klrl" / "update"
+
+
+def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
+    """A name that two updates share when one package serves both.
+
+    It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
+    networks, the action's bounds, torch's version, its threads and the processor.
+    """
+    family = problem.agent.family
+    told = (
+        torch.__version__,
+        torch.get_num_threads(),
+        _processor(),
+        _sources(),
+        type(problem.loss).__name__,
+        _compiled_settings(problem.loss.config),
+        problem.loss.reference_estimator,
+        type(problem.optim).__name__,
+        _compiled_settings(problem.optim),
+        str(problem.agent.policy_net),
+        str(problem.agent.value_net),
+        problem.agent.value_net.detach_trunk,
+        problem.agent.policy_net.trunk is problem.agent.value_net.trunk,
+        type(family).__name__,
+        {k: v.tolist() for k, v in vars(family).items() if isinstance(v, Tensor)},
+        str(problem.columns.shapes),
+        [_layout(value) for value in example],
+    )
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
+
+
+def _compiled_settings(config: LossConfig | OptimConfig) -> dict[str, Any]:
+    return {key: value for key, value in asdict(config).items() if key not in NOT_COMPILED}
+
+
+def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
+    path = cache_dir() / f"{package_key(problem, example)}.pt2"
+    started = time.perf_counter()
+    told = f"update: package {path.name[:8]} loaded"
+    if not path.exists():
+        say("compiling the update, once for this kind of run (learner.compile=false does without)")
+        build_package(problem, example, path)
+        seconds = time.perf_counter() - started
+        told = f"update: compiled in {seconds:.0f} s, kept in {path.parent} for the next runs"
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    run = loader.run
+
+    def step(*given: Tensor) -> Tensor:
+        return run(list(given))[0]
+
+    return Prepared(step, "aot", told)
+
+
+def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> None:
+    """Trace, export and compile the step; the file appears whole or not at all."""
+    from torch._inductor import aoti_compile_and_package
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        # torch 2.13's exporter warns about its own use of LeafSpec.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        # The step writes into its arguments: tracing must not touch the run's own.
+        graph = make_fx(pure_step(problem))(*_copies(example))
+        exported = torch.export.export(graph, tuple(_copies(example)))
+        partial = Path(folder) / path.name
+        aoti_compile_and_package(exported, package_path=str(partial))
+        partial.replace(path)
+
+
+def _copies(example: Sequence[Tensor]) -> list[Tensor]:
+    return [value.detach().clone() for value in example]
+
+
+def _compiler() -> str | None:
+    """The C++ compiler that torch would call."""
+    return next((found for name in ("c++", "g++", "clang++") if (found := _which(name))), None)
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(os.environ.get("CXX", name))
+
+
+def _processor() -> str:
+    """Model and instruction set: a package holds machine code."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    seen = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return torch.backends.cpu.get_cpu_capability() + "".join(sorted(set(seen)))
+
+
+def _sources() -> str:
+    """A hash over the files that the step is made of."""
+    here = Path(__file__).parent
+    files = [f for name in _SOURCES for f in sorted((here / name).rglob("*.py")) or [here / name]]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------- GPU
+
+
+def _captured_on_gpu(prepared: Prepared, example: Sequence[Tensor]) -> Prepared:
+    if example[0].device.type != "cuda":
+        return prepared
+    told = f"{prepared.told}, captured as a CUDA graph"
+    return Prepared(Captured(prepared.step, example), prepared.mode, told)
+
+
+class Captured:
+    """A step as one CUDA graph: parameters and moments where they lie, minibatches copied in.
+
+    Args:
+        step: changes its first four arguments in place.
+        example: its arguments; the first four are the ones that it will always get.
+    """
+
+    def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
+        *self._state, rows, coef = example
+        self._rows, self._coef = rows.clone(), coef.clone()
+        before = _copies(self._state)
+        stream = torch.cuda.Stream(rows.device)
+        stream.wait_stream(torch.cuda.current_stream(rows.device))
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # kernels are chosen, and compiled, before a capture
+                step(*self._state, self._rows, self._coef)
+        torch.cuda.current_stream(rows.device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._metrics = step(*self._state, self._rows, self._coef)
+        for value, old in zip(self._state, before, strict=True):
+            value.copy_(old)
+
+    def __call__(
+        self,
+        flat: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        count: Tensor,
+        rows: Tensor,
+        coef: Tensor,
+    ) -> Tensor:
+        """Run the graph; its metrics are copied out, since the next run overwrites them."""
+        self._rows.copy_(rows)
+        self._coef.copy_(coef)
+        self._graph.replay()
+        return self._metrics.clone()

@@ -1,0 +1,216 @@
+"""One gradient step of PPO as a function of tensors alone, so that it can be compiled.
+
+    step(flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics
+
+``flat`` [P] holds every parameter of policy and critic once; the modules' own parameters are views
+of it, so what the step writes is what they are. ``rows`` [B, C] is a minibatch with its entries
+side by side. Learning rate, beta and kl.coef come as a tensor: as Python numbers each new value
+would be compiled anew. Nothing else moves between steps: the observation statistics stand still
+during an update, and so observations come normalised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from klrl.config import AdamWConfig, OptimConfig
+from klrl.losses.policy import Coefficients, LossTerms, PolicyLoss
+from klrl.models import Agent
+from klrl.models.actor import trainable
+
+#: Adam's decay rates (Kingma and Ba 2015).
+BETA1, BETA2 = 0.9, 0.999
+
+#: What a step returns, in this order.
+METRICS = (*(f.name for f in fields(LossTerms) if f.name != "total"), "grad_norm")
+
+#: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics; changes the first four.
+Step = Callable[..., Tensor]
+
+
+class Columns:
+    """Named tensors [B, ...] side by side in one float32 matrix [B, C].
+
+    One gather shuffles all of them, and a compiled step has one input whose shape can be checked.
+    Integers (actions) are exact as float32 up to 2^24.
+
+    Args:
+        example: the tensors of one batch; shapes behind B and types are taken from it.
+
+    Raises:
+        TypeError: a type that float32 does not hold.
+    """
+
+    def __init__(self, example: Mapping[str, Tensor]) -> None:
+        for key, value in example.items():
+            if value.dtype not in (torch.float32, torch.int64):
+                raise TypeError(f"{key} is {value.dtype}: a minibatch holds float32 and int64")
+        self.shapes = {key: (value.shape[1:], value.dtype) for key, value in example.items()}
+        self.widths = [shape.numel() for shape, _ in self.shapes.values()]
+
+    def pack(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """One matrix [B, C]."""
+        parts = (frames[key].float().flatten(1) if frames[key].ndim > 1 else
+                 frames[key].float().unsqueeze(1) for key in self.shapes)  # fmt: skip
+        return torch.cat(list(parts), 1)
+
+    def unpack(self, rows: Tensor) -> dict[str, Tensor]:
+        """The named tensors again, as views where they are float32."""
+        parts = rows.split(self.widths, 1)
+        return {
+            key: part.reshape(-1, *shape).to(dtype)
+            for part, (key, (shape, dtype)) in zip(parts, self.shapes.items(), strict=True)
+        }
+
+
+class _Networks(nn.Module):
+    """Policy and critic on normalised observations, as one module whose parameters are counted."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.policy, self.value = agent.policy_net, agent.value_net
+
+    def forward(self, normalized: Tensor) -> tuple[Tensor, ...]:
+        """(the family's parameters..., value [B])."""
+        value = self.value.of_normalized(normalized).squeeze(-1)
+        return (*self.policy.of_normalized(normalized), value)
+
+
+class Adam:
+    """The optimiser's state, over one flat tensor that all parameters are views of.
+
+    Args:
+        parameters: each once; from now on they are views of :attr:`flat`.
+
+    Attributes:
+        flat, exp_avg, exp_avg_sq: [P].
+        count: steps made, a scalar float tensor.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+        offset = 0
+        for p in parameters:
+            p.data = self.flat[offset : offset + p.numel()].view(p.shape)
+            offset += p.numel()
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = self.flat.new_zeros(())
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What a step changes in place."""
+        return self.flat, self.exp_avg, self.exp_avg_sq, self.count
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moments; the parameters are in their modules."""
+        return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's moments up, in place."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a step is built from; all of it is constant during a run.
+
+    Attributes:
+        agent: the networks.
+        loss: the loss.
+        optim: the optimiser group.
+        columns: the layout of a minibatch.
+    """
+
+    agent: Agent
+    loss: PolicyLoss
+    optim: OptimConfig
+    columns: Columns
+
+
+def loss_terms(
+    problem: Problem, outputs: tuple[Tensor, ...], batch: Mapping[str, Tensor], coef: Tensor
+) -> LossTerms:
+    """The loss of a minibatch from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
+    *params, value = outputs
+    named = dict(zip(problem.agent.family.param_keys, params, strict=True))
+    return problem.loss(named, value, batch, Coefficients(beta=coef[1], kl_ref=coef[2]))
+
+
+def _adam(problem: Problem, adam: tuple[Tensor, ...], gradient: Tensor, lr: Tensor) -> Tensor:
+    """Clip the gradient, move moments and parameters in place; returns the norm before clipping.
+
+    Kingma and Ba (2015), algorithm 1; AdamW's decay is Loshchilov and Hutter's (2019).
+    """
+    flat, exp_avg, exp_avg_sq, count = adam
+    optim = problem.optim
+    norm = gradient.norm()
+    # torch.nn.utils.clip_grad_norm_'s factor, its 1e-6 included.
+    gradient = gradient * (optim.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    count.add_(1)
+    exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
+    exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    # 1 - b^t as -expm1(t log b): in float32 the difference itself would lose four digits at t = 1.
+    mean = exp_avg / -torch.expm1(count * math.log(BETA1))
+    spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
+    if isinstance(optim, AdamWConfig):
+        flat.mul_(1 - lr * optim.weight_decay)
+    flat.sub_(lr * mean / spread)
+    return norm
+
+
+def _metrics(terms: LossTerms, norm: Tensor) -> Tensor:
+    return torch.stack([*(getattr(terms, name).detach() for name in METRICS[:-1]), norm.detach()])
+
+
+def eager_step(problem: Problem) -> Step:
+    """The step by autograd on the modules themselves."""
+    networks, parameters = _Networks(problem.agent), trainable(problem.agent)
+
+    def step(
+        flat: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, count: Tensor, rows: Tensor, coef: Tensor
+    ) -> Tensor:
+        batch = problem.columns.unpack(rows)
+        terms = loss_terms(problem, networks(batch["observation"]), batch, coef)
+        gradients = torch.autograd.grad(terms.total, parameters)
+        with torch.no_grad():
+            gradient = torch.cat([g.reshape(-1) for g in gradients])
+            norm = _adam(problem, (flat, exp_avg, exp_avg_sq, count), gradient, coef[0])
+            return _metrics(terms, norm)
+
+    return step
+
+
+def pure_step(problem: Problem) -> Step:
+    """The same step, the gradient taken of a function of the flat parameters (torch.func)."""
+    networks = _Networks(problem.agent)
+    names = {id(p): name for name, p in networks.named_parameters()}
+    parameters = trainable(problem.agent)
+    sizes = [p.numel() for p in parameters]
+    shapes = [(names[id(p)], p.shape) for p in parameters]
+
+    def loss_of(flat: Tensor, rows: Tensor, coef: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        batch = problem.columns.unpack(rows)
+        parts = zip(flat.split(sizes), shapes, strict=True)
+        weights = {name: part.view(shape) for part, (name, shape) in parts}
+        # A shared trunk is one module, reached by either name. Tying the names would swap it twice
+        # and leave the swapped tensors behind (torch 2.13).
+        outputs = torch.func.functional_call(
+            networks, weights, (batch["observation"],), tie_weights=False
+        )
+        terms = loss_terms(problem, outputs, batch, coef)
+        return terms.total, tuple(getattr(terms, name) for name in METRICS[:-1])
+
+    def step(
+        flat: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, count: Tensor, rows: Tensor, coef: Tensor
+    ) -> Tensor:
+        gradient, terms = torch.func.grad(loss_of, has_aux=True)(flat, rows, coef)
+        norm = _adam(problem, (flat, exp_avg, exp_avg_sq, count), gradient, coef[0])
+        return torch.stack([*terms, norm])
+
+    return step

@@ -1,0 +1,267 @@
+"""The update's step: eager against torch's own Adam, the pure form and the compiled ones."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from klrl import compiled
+from klrl.compiled import check_inputs, decide, package_key, prepare
+from klrl.experiment import Experiment
+from klrl.learner import Learner
+from klrl.update import METRICS, Columns, Problem, eager_step, loss_terms, pure_step
+
+CPU = torch.device("cpu")
+
+#: Every branch of loss, family and optimiser; the third word list is what the loss charges.
+CASES = {
+    "klpen": (),
+    "clip": ("loss=clip", "loss.clip_value=0.2", "env=cartpole"),
+    "tanh": ("actor=tanh_normal", "loss.samples_mc_entropy=3", "optim=adamw"),
+    "sampled": ("loss.kl_old=sampled", "loss.samples_mc_kl=4", "kl.placement=loss"),
+    "sampled_discrete": ("loss.kl_old=sampled", "loss.samples_mc_kl=4", "env=cartpole"),
+    "split": ("kl.placement=split", "kl.estimator=exact", "loss.reduction=sum"),
+    "k2": ("kl.placement=loss", "kl.estimator=k2", "actor.share_trunk=true"),
+    "separate": ("actor.share_trunk=true", "loss.separate_losses=true", "loss.beta_rule=forward"),
+}
+
+
+def made(settings, *words: str):
+    """An experiment with a charged rollout; weights away from the reference's."""
+    torch.manual_seed(0)
+    config = settings("kl.coef=0.3", "optim.lr=0.003", "learner.epochs=1", *words)
+    experiment = Experiment(config)
+    with torch.no_grad():
+        for parameter in experiment.agent.modules.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    rollout = experiment._make_rollout()
+    batch = rollout.collect()
+    rollout.close()
+    experiment.charge_kl(batch)
+    experiment.estimate_advantage(batch)
+    return experiment, batch
+
+
+def minibatch(experiment: Experiment, batch) -> tuple[Problem, list[torch.Tensor]]:
+    """What a step is built from, and arguments for it."""
+    learner = experiment.learner
+    frames = learner._flatten(batch)
+    frames |= learner.loss.draw(frames)
+    columns = Columns(frames)
+    rows = columns.pack(frames)[: batch.numel() // 2]
+    coefficients = torch.tensor([0.003, 0.7, 0.3])
+    problem = Problem(experiment.agent, learner.loss, experiment.config.optim, columns)
+    return problem, [*learner.optimizer.tensors, rows, coefficients]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_pure_step_is_the_eager_one(case: str, settings) -> None:
+    """100 steps with moving coefficients, parameters and metrics to 1e-5."""
+    experiment, batch = made(settings, *CASES[case])
+    problem, arguments = minibatch(experiment, batch)
+    pure = pure_step(problem)
+    state = [x.clone() for x in arguments[:4]]
+    eager = eager_step(problem)
+    first = arguments[0].clone()
+    for i in range(100):
+        arguments[5][1:] *= 1.001
+        arguments[5][0] = 0.003 * (1 - i / 100)
+        mine = pure(*state, *arguments[4:])
+        theirs = eager(*arguments)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state[0], arguments[0], rtol=1e-5, atol=1e-5)
+    assert float((arguments[0] - first).abs().max()) > 0.01
+    assert float(arguments[3]) == 100
+
+
+def test_columns_come_back_as_they_went_in() -> None:
+    torch.manual_seed(0)
+    frames = {
+        "a": torch.randn(7, 3),
+        "b": torch.randint(0, 2**24, (7,)),
+        "c": torch.randn(7),
+        "d": torch.randn(7, 2, 4),
+    }
+    columns = Columns(frames)
+    rows = columns.pack(frames)
+    assert rows.shape == (7, 3 + 1 + 1 + 8)
+    for key, value in columns.unpack(rows).items():
+        assert value.dtype == frames[key].dtype
+        assert torch.equal(value, frames[key]), key
+    with pytest.raises(TypeError, match="e is torch.float64"):
+        Columns({"e": torch.zeros(2, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("optim", ["adam", "adamw"])
+def test_the_optimiser_is_torchs(optim: str, settings) -> None:
+    """100 steps of eager_step against clip_grad_norm_ and torch's unfused Adam, in float32."""
+    experiment, batch = made(settings, f"optim={optim}")
+    problem, arguments = minibatch(experiment, batch)
+    twin = copy.deepcopy(experiment.agent)
+    parameters = list(dict.fromkeys(twin.modules.parameters()))
+    config = experiment.config.optim
+    decay = {"weight_decay": config.weight_decay} if optim == "adamw" else {}
+    kind = torch.optim.AdamW if optim == "adamw" else torch.optim.Adam
+    theirs = kind(parameters, 0.003, eps=config.eps, foreach=False, **decay)
+    step = eager_step(problem)
+    frames = problem.columns.unpack(arguments[4])
+    for _ in range(100):
+        metrics = step(*arguments)
+        outputs = twin.policy_net.of_normalized(frames["observation"])
+        value = twin.value_net.of_normalized(frames["observation"]).squeeze(-1)
+        terms = loss_terms(problem, (*outputs, value), frames, arguments[5])
+        theirs.zero_grad()
+        terms.total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        theirs.step()
+        assert float(metrics[-1]) == pytest.approx(float(norm), rel=1e-3)
+    mine = dict(experiment.agent.modules.named_parameters())
+    for name, value in twin.modules.named_parameters():
+        torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
+    """After an update, a checkpoint's load and a move of the normaliser."""
+    experiment, batch = made(settings)
+    learner = experiment.learner
+    learner.update(batch, 0.0)
+    experiment.agent.modules.load_state_dict(copy.deepcopy(experiment.agent.modules.state_dict()))
+    storage = learner.optimizer.flat.untyped_storage().data_ptr()
+    for parameter in learner.parameters:
+        assert parameter.untyped_storage().data_ptr() == storage
+
+
+def learn(settings, mode: str, *words: str) -> tuple[torch.Tensor, list[dict]]:
+    """Parameters and metrics after 104 steps: 13 epochs of 8 minibatches."""
+    experiment, batch = made(
+        settings, *words, f"learner.compile={mode}", "learner.epochs=13", "learner.minibatches=8"
+    )
+    told: list[str] = []
+    experiment.learner.say = told.append
+    learned = experiment.learner.update(batch, 0.0, 0.3)
+    assert told[-1].startswith("update: ")
+    return experiment.learner.optimizer.flat.clone(), [vars(learned)]
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A package cache of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "klrl" / "update"
+
+
+def test_a_package_agrees_with_eager_and_is_built_once(settings, cache, monkeypatch) -> None:
+    """Categorical, clipped, with KL in the loss: 104 updates to 1e-5."""
+    words = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exact")
+    eager, told = learn(settings, "false", *words)
+    built, same = learn(settings, "aot", *words)
+    torch.testing.assert_close(built, eager, rtol=1e-5, atol=1e-5)
+    for name in told[0]:
+        assert same[0][name] == pytest.approx(told[0][name], rel=1e-4, abs=1e-5), name
+    assert len(list(cache.glob("*.pt2"))) == 1
+
+    def refuse(*_):
+        raise AssertionError("the package was there already")
+
+    monkeypatch.setattr(compiled, "build_package", refuse)
+    again, _ = learn(settings, "aot", *words)
+    assert torch.equal(again, built)
+
+
+def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
+    """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
+    torch._dynamo.reset()
+    eager, _ = learn(settings, "false")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        experiment, batch = made(
+            settings, "learner.compile=jit", "learner.epochs=13", "learner.minibatches=8"
+        )
+        learner = experiment.learner
+        learner.update(batch, 0.0, 0.3)
+        torch.testing.assert_close(learner.optimizer.flat, eager, rtol=1e-5, atol=1e-5)
+        learner.beta_rule.beta = 0.123
+        learner.update(batch, 0.5, 0.45)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    example = [torch.zeros(4, 3)]
+    check_inputs(example, [torch.ones(4, 3)])
+    for wrong in (torch.zeros(5, 3), torch.zeros(4, 3).double(), torch.zeros(3, 4).t()):
+        with pytest.raises(RuntimeError, match="input 0 of the compiled update"):
+            check_inputs(example, [wrong])
+
+
+def test_a_package_has_another_name_for_everything_that_matters(settings, monkeypatch) -> None:
+    def key(*words: str, rows: int | None = None) -> str:
+        experiment, batch = made(settings, *words)
+        problem, arguments = minibatch(experiment, batch)
+        arguments[4] = arguments[4][:rows]
+        return package_key(problem, arguments)
+
+    base = key()
+    assert key() == base
+    tensors = ("seed=5", "optim.lr=0.001", "kl.coef=0.9", "loss.beta=3", "loss.dtarg=0.02")
+    assert key(*tensors) == base, "these come as tensors, or are not read"
+    others = [
+        key("loss.critic_coeff=0.7"),
+        key("loss.entropy_coeff=0.02"),
+        key("optim.max_grad_norm=0.9"),
+        key("optim=adamw"),
+        key("loss=clip"),
+        key("actor.hidden=[8,8]"),
+        key("actor.activation=relu"),
+        key("actor.share_trunk=true"),
+        key("actor.share_trunk=true", "loss.separate_losses=true"),
+        key("kl.placement=loss"),
+        key("kl.placement=loss", "kl.estimator=k3"),
+        key("actor=tanh_normal"),
+        key("env=cartpole"),
+        key(rows=16),
+    ]
+    monkeypatch.setattr(compiled, "_processor", lambda: "another")
+    others.append(key())
+    assert len({base, *others}) == len(others) + 1
+
+
+def test_without_a_compiler_it_is_eager_and_says_so(settings, monkeypatch) -> None:
+    experiment, batch = made(settings)
+    monkeypatch.setattr(compiled, "_compiler", lambda: None)
+    problem, arguments = minibatch(experiment, batch)
+    for mode in ("aot", "jit"):
+        prepared = prepare(mode, problem, arguments)
+        assert prepared.mode == "false"
+        assert "needs a C++ compiler" in prepared.told
+        assert prepared.step(*arguments).shape == (len(METRICS),)
+
+
+def test_auto_is_decided_by_the_settings(settings) -> None:
+    short, long = settings("learner.compile=auto"), settings("frames=10_000_000")
+    assert decide(short, CPU) == "false"
+    assert decide(long, CPU) == "aot"
+    assert decide(long, torch.device("cuda")) == "jit"
+    assert decide(settings("learner.compile=jit"), CPU) == "jit"
+    off = settings("frames=10_000_000", "learner.compile=false")
+    assert decide(off, CPU) == "false"
+    assert decide(replace(off, learner=replace(off.learner, compile="auto")), CPU) == "aot"
+
+
+def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) -> None:
+    """On a GPU each read would wait for the device: one per iteration, however many minibatches."""
+    reads = {"count": 0}
+    plain = torch.Tensor.__float__
+
+    def counted(self):
+        reads["count"] += 1
+        return plain(self)
+
+    counts = []
+    for minibatches in (2, 16):
+        experiment, batch = made(settings, f"learner.minibatches={minibatches}")
+        assert isinstance(experiment.learner, Learner)
+        reads["count"] = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "__float__", counted)
+            experiment.learner.update(batch, 0.0)
+        counts.append(reads["count"])
+    assert counts[0] == counts[1]

@@ -1,0 +1,243 @@
+"""``collector=vector`` against TorchRL's own collector, given the same actions, key by key."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    InitTracker,
+    ObservationNorm,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+)
+
+from klrl.config import ActorConfig, CollectorConfig, EnvConfig, GaussianActorConfig
+from klrl.envs import VectorGymEnv, make_env
+from klrl.errors import NonFiniteError
+from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from klrl.models import Agent, make_agent
+from klrl.models.distributions import Normal
+from klrl.rollout import TorchRLRollout, VectorRollout, make_rollout
+from klrl.rollout.acting import NumpyActing, TorchActing, make_acting
+
+CPU = torch.device("cpu")
+COPIES, STEPS = 3, 130
+
+
+def make_actor(distribution: str, env, activation: str = "tanh") -> Agent:
+    plain = {"hidden": [16, 16], "activation": activation, "share_trunk": False}
+    config: ActorConfig = ActorConfig(distribution="categorical", **plain)
+    if distribution != "categorical":
+        config = GaussianActorConfig(distribution=distribution, init_std=0.7, **plain)
+    agent = make_agent(config, env, normalize=True, separate=False)
+    with torch.no_grad():
+        for parameter in agent.modules.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return agent
+
+
+class Scripted(TensorDictModuleBase):
+    """The policy, with the samples that another rollout took."""
+
+    def __init__(self, agent: Agent, batches: list[TensorDictBase]) -> None:
+        super().__init__()
+        self.in_keys = ["observation"]
+        family = agent.family
+        self.out_keys = [*family.param_keys, "action", "action_log_prob"]
+        if family.sample_key != "action":
+            self.out_keys.append(family.sample_key)
+        self.agent, self.batches, self.step = agent, batches, 0
+        self.net = agent.policy_net
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        family = self.agent.family
+        index, t = divmod(self.step, STEPS)
+        self.step += 1
+        script = self.batches[index][:, t]
+        with torch.no_grad():
+            outputs = self.agent.policy_net(td["observation"])
+        params = dict(zip(family.param_keys, outputs, strict=True))
+        for key, value in params.items():
+            td[key] = value
+        for key in {"action", family.sample_key}:
+            td[key] = script[key]
+        td["action_log_prob"] = family.log_prob(params, script[family.sample_key])
+        return td
+
+
+CASES = {
+    "pendulum": ("Pendulum-v1", "normal", None),
+    "tanh_normal": ("Pendulum-v1", "tanh_normal", None),
+    "cartpole": ("CartPole-v1", "categorical", None),
+    "hopper": ("Hopper-v5", "normal", None),
+    "legacy_online": (
+        "CartPole-v1",
+        "categorical",
+        lambda agent: [
+            KLRewardTransform(agent.actor, 0.3, kl_key="kl_penalty", raw_reward_key="reward_raw")
+        ],
+    ),
+    "constrained_online": (
+        "Hopper-v5",
+        "tanh_normal",
+        lambda agent: [KLConstrainedTransform(agent.actor, 0.3), RewardScaling(0.0, 2.0)],
+    ),
+    "normed": ("Hopper-v5", "normal", lambda _: [ObservationNorm(0.5, 2.0, ["observation"])]),
+    "stacked": (
+        "CartPole-v1",
+        "categorical",
+        lambda _: [CatFrames(N=3, dim=-1, in_keys=["observation"])],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_actions_give_the_same_batch(case: str) -> None:
+    """Two rollouts in a row, over several ends of episodes; every key of either side."""
+    env_id, distribution, more = CASES[case]
+
+    def env_with(agent: Agent | None) -> TransformedEnv:
+        extra = more(agent) if more and (agent or "online" not in case) else []
+        base = VectorGymEnv(env_id, COPIES, seed=5)
+        return TransformedEnv(base, Compose(RewardSum(), StepCounter(), *extra))
+
+    agent = make_actor(distribution, env_with(None))
+    native = VectorRollout(env_with(agent), agent, STEPS, CPU)
+    mine = [native.collect().clone() for _ in range(2)]
+    native.close()
+    assert torch.cat([b["next", "done"] for b in mine]).any()
+    scripted = Scripted(agent, mine)
+    stock = TorchRLRollout(env_with(agent), scripted, STEPS, CPU)
+    scripted.step = 0  # TorchRL has tried it on a made-up observation
+    for batch in mine:
+        theirs = stock.collect()
+        keys = set(theirs.keys(include_nested=True, leaves_only=True))
+        assert set(batch.keys(include_nested=True, leaves_only=True)) == keys
+        assert batch.names == theirs.names
+        for key in keys:
+            assert batch[key].dtype == theirs[key].dtype, key
+            mine_, theirs_ = batch[key].double(), theirs[key].double()
+            assert float((mine_ - theirs_).abs().mean()) <= 1e-6, key
+            # A log-prob is a sum of terms of order 10, in float32, of matrix products whose
+            # order of summation depends on the batch: single ones differ in the sixth digit.
+            torch.testing.assert_close(mine_, theirs_, rtol=1e-6, atol=1e-5, msg=key)
+    stock.close()
+
+
+@pytest.mark.parametrize("distribution", ["normal", "tanh_normal", "categorical"])
+def test_actions_are_draws_of_the_policy(distribution: str) -> None:
+    """Standardised samples are standard normal; frequencies are the mean probabilities."""
+    env_id = "CartPole-v1" if distribution == "categorical" else "Pendulum-v1"
+    env = make_env(EnvConfig(env_id, {}, 8, True, 1.0), seed=0)
+    agent = make_actor(distribution, env)
+    batch = VectorRollout(env, agent, 2500, CPU).collect()
+    if distribution == "categorical":
+        p = batch["logits"].softmax(-1)[..., 1]
+        took = (batch["action"] == 1).float()
+        spread = float((p * (1 - p)).sum().sqrt())
+        assert abs(float((took - p).sum())) < 4 * spread
+        assert 0.02 < float(p.mean()) < 0.98
+    else:
+        z = (batch[agent.family.sample_key] - batch["loc"]) / batch["scale"]
+        assert float(z.mean()) == pytest.approx(0.0, abs=4 / 2500**0.5 / 8**0.5)
+        assert float(z.std()) == pytest.approx(1.0, abs=0.02)
+        assert abs(float((z[:, 1:] * z[:, :-1]).mean())) < 0.03, "no noise is used twice"
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
+@pytest.mark.parametrize("distribution", ["normal", "tanh_normal", "categorical"])
+def test_numpy_and_torch_act_alike(distribution: str, activation: str) -> None:
+    env_id = "CartPole-v1" if distribution == "categorical" else "Hopper-v5"
+    env = make_env(EnvConfig(env_id, {}, 5, True, 1.0), seed=0)
+    agent = make_actor(distribution, env, activation)
+    assert agent.normalizer is not None
+    agent.normalizer.update(3 + 2 * torch.randn(50, agent.normalizer.mean.shape[0]))
+    observation = torch.randn(5, agent.normalizer.mean.shape[0]).numpy() * 4
+    made = (
+        NumpyActing(agent.policy_net, agent.family),
+        TorchActing(agent.policy_net, agent.family, CPU),
+    )
+    for noisy in (False, True):
+        found = []
+        for acting in made:
+            torch.manual_seed(9)
+            if noisy:
+                acting.begin(2, 5)
+            sample = acting.sample(1 if noisy else 0, observation)
+            found.append((sample, acting.action(sample)))
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    if isinstance(agent.family, Normal):
+        modes = agent.policy_net(torch.from_numpy(observation))[0].detach()
+        quiet = NumpyActing(agent.policy_net, agent.family).sample(0, observation)
+        np.testing.assert_allclose(quiet, modes, rtol=1e-5, atol=1e-5)
+
+
+def test_gelu_acts_in_torch() -> None:
+    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=0)
+    assert isinstance(make_acting(make_actor("normal", env, "gelu"), CPU), TorchActing)
+
+
+def test_numpy_follows_weights_that_are_replaced() -> None:
+    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=0)
+    agent = make_actor("normal", env)
+    acting = make_acting(agent, CPU)
+    observation = np.ones((1, 3), np.float32)
+    before = acting.sample(0, observation)
+    for parameter in agent.modules.parameters():
+        parameter.data = parameter.data + 1.0
+    acting.begin(1, 1)
+    acting._noise = None
+    assert not np.allclose(acting.sample(0, observation), before)
+
+
+@pytest.mark.parametrize(("name", "transform"), [("InitTracker", InitTracker())])
+def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> None:
+    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0), seed=0, transforms=(transform,))
+    agent = make_actor("normal", env)
+    rollout, why = make_rollout(CollectorConfig("vector", 4), env, agent, CPU)
+    assert isinstance(rollout, TorchRLRollout)
+    assert why is not None
+    assert name in why
+    assert rollout.collect().batch_size == (2, 4)
+    rollout.close()
+
+
+def test_a_simulator_that_diverges_is_named() -> None:
+    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0), seed=0)
+    agent = make_actor("normal", env)
+    rollout = VectorRollout(env, agent, 4, CPU)
+    step = env.base_env.step_native
+
+    def broken(action):
+        observation, reward, *ends = step(action)
+        observation = observation.copy()
+        observation[1] = np.nan
+        return (observation, reward, *ends)
+
+    env.base_env.step_native = broken
+    with pytest.raises(NonFiniteError, match=r"observation of Pendulum-v1 \(copy 1\)"):
+        rollout.collect()
+
+
+def test_the_stock_collector_is_still_a_choice(settings) -> None:
+    from klrl.experiment import Experiment
+
+    for name, kind in (("torchrl", TorchRLRollout), ("vector", VectorRollout)):
+        rollout = Experiment(settings(f"collector={name}"))._make_rollout()
+        assert type(rollout) is kind
+        assert isinstance(rollout.collect(), TensorDict)
+        rollout.close()
+
+
+def test_nn_modules_other_than_mlps_act_in_torch() -> None:
+    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=0)
+    agent = make_actor("normal", env)
+    agent.policy_net.trunk.append(nn.LayerNorm(16))
+    assert isinstance(make_acting(agent, CPU), TorchActing)
