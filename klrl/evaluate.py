@@ -16,9 +16,9 @@ from klrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from tensordict.nn import ProbabilisticTensorDictSequential
 
     from klrl.config import EnvConfig
+    from klrl.models import Agent
 
 #: A longer episode counts with its return so far: some environments never end one.
 MAX_STEPS = 10_000
@@ -48,40 +48,44 @@ class Evaluation:
 
 
 def evaluate_policy(
-    actor: ProbabilisticTensorDictSequential,
-    config: EnvConfig,
-    *,
-    episodes: int,
-    seed: int,
-    device: torch.device,
+    agent: Agent, config: EnvConfig, *, episodes: int, seed: int, device: torch.device
 ) -> Evaluation:
     """Play ``episodes`` deterministic episodes in fresh copies of the environment.
 
     Each copy plays a number of episodes that is fixed beforehand: taking the first that finish
     would favour short ones.
-    """
-    import torch
-    from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-    from klrl.envs import make_env
+    Raises:
+        NonFiniteError: a step returned NaN or infinity.
+    """
+    import numpy as np
+
+    from klrl.envs import VectorGymEnv
+    from klrl.rollout.acting import make_acting
 
     copies = min(episodes, MAX_COPIES)
-    quota = torch.tensor([episodes // copies + (i < episodes % copies) for i in range(copies)])
-    env = make_env(config, seed=seed, num_envs=copies)
-    played = torch.zeros(copies, dtype=torch.long)
+    quota = np.array([episodes // copies + (i < episodes % copies) for i in range(copies)])
+    env = VectorGymEnv(config.id, copies, kwargs=dict(config.kwargs), seed=seed)
+    acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
+    played, length = np.zeros(copies, int), np.zeros(copies, int)
+    total = np.zeros(copies)
     returns: list[float] = []
     try:
-        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-            carry = env.reset()
-            while (played < quota).any():
-                acted = actor(carry.to(device)).to("cpu")
-                stepped, carry = env.step_and_maybe_reset(acted)
-                after = stepped["next"]
-                ended = after["done"].squeeze(-1) | (after["step_count"].squeeze(-1) >= MAX_STEPS)
-                counted = ended & (played < quota)
-                returns += after["episode_reward"].squeeze(-1)[counted].tolist()
-                # A copy that never ends plays no second episode.
-                played += torch.where(after["done"].squeeze(-1), counted.long(), counted * quota)
+        observation = env.reset_native()
+        while (played < quota).any():
+            seen = env.finite("observation", observation, "in an evaluation").numpy()
+            action = acting.action(acting.sample(0, seen))
+            observation, reward, terminated, truncated = env.step_native(action)
+            total += env.finite("reward", reward, "in an evaluation").numpy()
+            length += 1
+            done = terminated | truncated
+            counted = (done | (length >= MAX_STEPS)) & (played < quota)
+            returns += total[counted].tolist()
+            # A copy that never ends plays no second episode.
+            played += np.where(done, counted, counted * quota)
+            if done.any():
+                total[done] = length[done] = 0
+                observation = env.reset_native(done)
     finally:
         env.close()
     return Evaluation(returns)
@@ -136,16 +140,16 @@ def _main(args: argparse.Namespace) -> None:
 
     import torch
 
-    from klrl.load import load_policy
+    from klrl.load import trained_agent
     from klrl.models.actor import device_of
     from klrl.resume import stored_config
     from klrl.seeds import derived_seed
 
     torch.set_num_threads(1)
     device = device_of(args.device)
-    actor = load_policy(folder, args.checkpoint, str(device))
+    agent = trained_agent(folder, args.checkpoint, str(device))
     result = evaluate_policy(
-        actor,
+        agent,
         stored_config(folder).env,
         episodes=args.episodes,
         seed=derived_seed(args.seed, "evaluate"),

@@ -217,7 +217,7 @@ class Experiment:
         if every == 0 or (counters.iteration % every and not last):
             return False
         result = evaluate_policy(
-            self.agent.actor,
+            self.agent,
             self.config.env,
             episodes=self.config.eval.episodes,
             seed=derived_seed(self.config.seed, "eval"),

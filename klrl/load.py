@@ -33,6 +33,11 @@ def load_policy(
     Raises:
         ConfigError: no such run or checkpoint.
     """
+    return trained_agent(run, which, device).actor
+
+
+def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> Agent:
+    """Policy and critic of a run, frozen; arguments as :func:`load_policy`."""
     folder = find_run(str(run), "run")
     check_device(device)
     config = stored_config(folder)
@@ -40,7 +45,8 @@ def load_policy(
     agent = agent_like(describe_policy(config), env)
     env.close()
     load_component(folder, which, "agent", agent.modules, torch.device(device))
-    return agent.actor.to(device).requires_grad_(False).eval()
+    agent.modules.to(device).requires_grad_(False).eval()
+    return agent
 
 
 def load_agent(run: str, agent: Agent) -> None:

@@ -440,7 +440,7 @@ def test_evaluation_is_gymnasiums_return_of_the_same_policy(settings) -> None:
         experiment.agent.policy_net.head.weight.zero_()
         experiment.agent.policy_net.head.bias.fill_(1.0)
     result = evaluate_policy(
-        experiment.agent.actor, config.env, episodes=3, seed=17, device=torch.device("cpu")
+        experiment.agent, config.env, episodes=3, seed=17, device=torch.device("cpu")
     )
     expected = []
     for copy in range(3):
