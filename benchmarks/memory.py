@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT, save
+from benchmarks.results import ROOT, environment, save
 
 ENOUGH = 1.05
 START_LIMIT = 3.0
@@ -50,10 +49,6 @@ main(sys.argv[1:])
 """
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
-
-
 # ----------------------------------------------------------------------------------------- start
 
 
@@ -63,7 +58,7 @@ def start_seconds(words: Sequence[str]) -> dict[str, float]:
         command = [sys.executable, "-c", FIRST_FRAME, *words, f"hydra.run.dir={folder}/run"]
         begun = time.time()
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False
+            command, capture_output=True, text=True, cwd=folder, env=environment(), check=False
         )
     told = [line.split() for line in done.stdout.splitlines() if line.startswith("FIRST")]
     if not told:
@@ -105,7 +100,7 @@ def watch(frames: int, words: Sequence[str]) -> list[tuple[int, float]]:
             [*command, f"hydra.run.dir={folder}/run"],
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd=ROOT,
+            cwd=folder,
             env=environment(),
         )
         try:

@@ -22,6 +22,13 @@ START = "<!-- measured: written by benchmarks/results.py -->"
 END = "<!-- end of measured -->"
 
 
+def environment() -> dict[str, str]:
+    """Of a process to be measured: one thread, this checkout, nothing sent to wandb."""
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    fixed = {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"}
+    return {**os.environ, **dict.fromkeys(threads, "1"), **fixed}
+
+
 def cpu_name() -> str:
     """The processor's model, without marketing."""
     info = Path("/proc/cpuinfo")

@@ -17,15 +17,16 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.common import ENV_IDS, versions
-from benchmarks.results import ROOT, save, throughput
+from benchmarks.results import ROOT, environment, save, throughput
 
 TIMEOUT = 900
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 Line = dict[str, Any]
 
 
@@ -103,7 +104,7 @@ def contenders(workload: Workload, quick: bool) -> list[Contender]:
     if workload == WORKLOADS[0] and not quick:
         found.insert(-1, SERIAL)
     if path := os.environ.get("KLRL_FLOOR"):
-        found.append(GivenFloor("given floor", path, iterations=40))
+        found.append(GivenFloor("given floor", str(Path(path).resolve()), iterations=40))
     return found
 
 
@@ -117,14 +118,16 @@ def run_text(command: Sequence[str]) -> str:
         Failed: it ended with an error, or not in time.
     """
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **ONE_THREAD, "WANDB_MODE": "offline"},
-            timeout=TIMEOUT,
-        )
+        # In a folder of its own: MuJoCo leaves its log wherever it runs.
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                cwd=folder,
+                env=environment(),
+                timeout=TIMEOUT,
+            )
     except subprocess.TimeoutExpired as error:
         raise Failed(f"not done in {TIMEOUT} s") from error
     if done.returncode:
