@@ -117,7 +117,7 @@ def half_cheetah(args: argparse.Namespace) -> dict[str, Any]:
     """Must show: klrl's median is not below the peer's minimum."""
     print(f"HalfCheetah-v5, {CHEETAH_FRAMES:,} frames", flush=True)
     iterations = -(-CHEETAH_FRAMES // 2048)
-    words = [*klrl_words(args), *CHEETAH]
+    words = [*klrl_words(args), *CHEETAH, "kl.coef=0"]
     jobs = {
         f"klrl ({args.compile}), klpen": ("klrl_loop", iterations, words),
         f"klrl ({args.compile}), clip": ("klrl_loop", iterations, [*words, "loss=clip"]),

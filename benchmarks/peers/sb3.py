@@ -41,9 +41,9 @@ ZOO = {
 class Watch(BaseCallback):
     """Laps, and the episodes that end."""
 
-    def __init__(self, clock: Clock, reward_scale: float, curve: bool) -> None:
+    def __init__(self, clock: Clock, curve: bool) -> None:
         super().__init__()
-        self.clock, self.scale, self.with_curve = clock, reward_scale, curve
+        self.clock, self.with_curve = clock, curve
 
     def _on_training_start(self) -> None:
         self.clock.start()
@@ -61,17 +61,20 @@ class Watch(BaseCallback):
     def _on_step(self) -> bool:
         if self.with_curve:
             infos = self.locals["infos"]
-            returns = [i["episode"]["r"] / self.scale for i in infos if "episode" in i]
+            returns = [i["episode"]["r"] for i in infos if "episode" in i]
             self.clock.ended(self.num_timesteps, returns)
         return True
 
 
 def make_env(args: argparse.Namespace) -> VecEnv:
-    """Copies in this process (DummyVecEnv), each in a Monitor."""
-    wrapper = None
+    """Copies in this process (DummyVecEnv); Monitor sees the reward before it is scaled."""
+    scaled = {}
     if args.reward_scale != 1:
-        wrapper = lambda env: gym.wrappers.TransformReward(env, lambda r: r * args.reward_scale)  # noqa: E731
-    return make_vec_env(ENV_IDS[args.env], args.n, seed=args.seed, wrapper_class=wrapper)
+        scaled = {
+            "wrapper_class": gym.wrappers.TransformReward,
+            "wrapper_kwargs": {"func": lambda reward: reward * args.reward_scale},
+        }
+    return make_vec_env(ENV_IDS[args.env], args.n, seed=args.seed, **scaled)
 
 
 def make_model(args: argparse.Namespace) -> PPO:
@@ -115,7 +118,7 @@ def main() -> None:
         model.set_logger(configure(folder, ["csv"]))
         watch_phases(model, clock)
         frames = args.n * args.t * args.iterations
-        model.learn(frames, callback=Watch(clock, args.reward_scale, args.curve), log_interval=1)
+        model.learn(frames, callback=Watch(clock, args.curve), log_interval=1)
     for lap in clock.laps:
         lap["rollout"] -= lap["advantage"]  # SB3 computes it inside its collect_rollouts
     report("Stable-Baselines3", args, clock)
