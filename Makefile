@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke sweep lint format types wheel in-band clean
+.PHONY: help run test smoke sweep lint format types wheel in-band bench bench-quick clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -46,6 +46,16 @@ wheel: $(READY) ## build dist/*.whl
 
 in-band: $(READY) ## measure how beta rules hold KL(old||new) (about 15 minutes)
 	$(BIN)/python benchmarks/in_band.py
+
+$(VENV)/.bench: $(READY) pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes the results (1 hour)
+	$(BIN)/python -m benchmarks.throughput
+
+bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)
+	$(BIN)/python -m benchmarks.throughput --quick
 
 clean: ## remove what the targets made, outputs/ excepted
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

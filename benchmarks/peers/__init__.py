@@ -1,0 +1,1 @@
+"""The contenders of ``benchmarks/throughput.py``: each runs alone and prints one line of JSON."""

@@ -1,0 +1,221 @@
+"""What all contenders share: their arguments, their clock, the line of JSON that they print.
+
+Nothing here imports torch or klrl, so that a contender pays for its own imports only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ENV_IDS = {"pendulum": "Pendulum-v1", "half_cheetah": "HalfCheetah-v5"}
+
+#: Packages whose versions decide a figure; those that are not installed are left out.
+PACKAGES = (
+    "klrl",
+    "torch",
+    "torchrl",
+    "tensordict",
+    "stable-baselines3",
+    "gymnasium",
+    "mujoco",
+    "numpy",
+)
+
+
+def make_parser(about: str | None) -> argparse.ArgumentParser:
+    """The settings that are equal for all contenders; the defaults are Stable-Baselines3's."""
+    parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
+    parser.add_argument("--env", choices=ENV_IDS, default="pendulum")
+    parser.add_argument("--n", type=int, default=8, help="copies of the environment")
+    parser.add_argument("--t", type=int, default=256, help="steps of each copy per rollout")
+    parser.add_argument("--iterations", type=int, default=6, help="the first one is not counted")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--minibatches", type=int, default=32, help="per epoch")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--gamma", type=float, default=0.99)
+    parser.add_argument("--lmbda", type=float, default=0.95)
+    parser.add_argument("--reward-scale", type=float, default=1.0, help="for the learner only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--curve", action="store_true", help="print the return of every episode")
+    return parser
+
+
+# ---------------------------------------------------------------------------------------- clock
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process, all its threads, and its children, ended or alive."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + _of_living(os.getpid())
+
+
+def _of_living(pid: int) -> float:
+    """CPU time of the living descendants, such as a logger's service; 0 where there is no /proc."""
+    total = 0.0
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:  # it ended in between
+            continue
+        for child in children:
+            total += _of_process(child) + _of_living(int(child))
+    return total
+
+
+def _of_process(pid: str) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    # The command's name may contain blanks; what follows its bracket does not. See proc(5).
+    fields = stat.rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+class Clock:
+    """CPU time by iteration and phase.
+
+    ``start`` when everything is built, ``lap`` at the end of each iteration. Phases are read with
+    process_time (0.6 us), which sees no children; the sum over an iteration does.
+    """
+
+    def __init__(self) -> None:
+        self.import_seconds = time.process_time()
+        self.laps: list[dict[str, float]] = []
+        self.curve: list[dict[str, Any]] = []
+        self._built = time.perf_counter()
+        self.phases: dict[str, float] = defaultdict(float)
+        self.now = time.process_time
+
+    def start(self) -> None:
+        """The first iteration begins."""
+        self.left_out = 0.0
+        self.build_seconds = time.perf_counter() - self._built
+        self._started = self._cpu = cpu_seconds()
+        self._wall = time.perf_counter()
+        self.phases.clear()
+
+    def lap(self) -> None:
+        """An iteration ended."""
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        spent = {"cpu": cpu - self._cpu, "wall": wall - self._wall}
+        self.laps.append({**spent, **self.phases})
+        self.phases.clear()
+        self._cpu, self._wall = cpu, wall
+
+    def resume(self) -> None:
+        """Leave out what happened since the last ``lap``."""
+        self.left_out += cpu_seconds() - self._cpu
+        self._cpu, self._wall = cpu_seconds(), time.perf_counter()
+        self.phases.clear()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Book the CPU time of a block."""
+        before = self.now()
+        try:
+            yield
+        finally:
+            self.phases[name] += self.now() - before
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, its CPU time booked; cheaper than ``phase`` in a loop."""
+        phases, now = self.phases, self.now
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = now()
+            result = function(*args, **kwargs)
+            phases[name] += now() - before
+            return result
+
+        return call
+
+    def ended(self, frames: int, returns: list[float]) -> None:
+        """Note the episodes that ended, with the frames and the CPU seconds since ``start``."""
+        if returns:
+            spent = cpu_seconds() - self._started - self.left_out
+            self.curve.append({"frames": frames, "cpu": round(spent, 3), "returns": returns})
+
+
+def report(
+    name: str, args: argparse.Namespace, clock: Clock, *, compiled: bool = False, **more: Any
+) -> None:
+    """Print the line.
+
+    Args:
+        name: of the contender.
+        args: of ``make_parser``.
+        clock: its laps.
+        compiled: whether the first iteration (or the building) compiled something.
+        more: further entries.
+    """
+    counted = clock.laps[1:]
+    if not counted:
+        raise SystemExit(f"{name}: one iteration is not enough, the first is not counted")
+    frames = args.n * args.t * len(counted)
+    cpu, wall = (sum(lap[key] for lap in counted) for key in ("cpu", "wall"))
+    first, usual = clock.laps[0], {k: statistics.median(x[k] for x in counted) for k in counted[0]}
+    beyond = {key: max(first[key] - usual[key], 0.0) for key in ("cpu", "wall")}
+    line = {
+        "name": name,
+        "env": args.env,
+        "n": args.n,
+        "t": args.t,
+        "frames": frames,
+        "cpu_seconds": round(cpu, 4),
+        "wall_seconds": round(wall, 4),
+        "frames_per_cpu_second": round(frames / cpu, 1),
+        "frames_per_second": round(frames / wall, 1),
+        "phases": _phases(counted, frames, cpu),
+        "import_cpu_seconds": round(clock.import_seconds, 2),
+        "build_seconds": round(clock.build_seconds, 2),
+        "first_iteration_seconds": round(first["wall"], 2),
+        "compile_seconds": round(clock.build_seconds + beyond["wall"], 2) if compiled else 0.0,
+        "compile_cpu_seconds": round(beyond["cpu"], 2) if compiled else 0.0,
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "versions": versions(),
+        **more,
+    }
+    if args.curve:
+        line["curve"] = clock.curve
+    print(json.dumps(line), file=sys.__stdout__, flush=True)
+
+
+def _phases(laps: list[dict[str, float]], frames: int, cpu: float) -> dict[str, float]:
+    """us of CPU per frame: disjoint phases and the rest.
+
+    Contenders book ``rollout`` as a whole and ``env`` inside of it; ``policy`` is what remains.
+    """
+    sums: dict[str, float] = defaultdict(float)
+    for lap in laps:
+        for key in lap.keys() - {"cpu", "wall"}:
+            sums[key] += lap[key]
+    rollout = sums.pop("rollout", 0.0)
+    found = {"env": sums.pop("env", 0.0)}
+    found["policy"] = rollout - found["env"]
+    found.update(sorted(sums.items()))
+    found["other"] = cpu - sum(found.values())
+    return {key: round(value / frames * 1e6, 2) for key, value in found.items()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is installed here, without their build tags."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

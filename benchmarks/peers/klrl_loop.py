@@ -1,0 +1,158 @@
+"""klrl through its public runner: normalisation, KL to the reference and metrics.jsonl on.
+
+Evaluation is off, and checkpoints (one before, one at the end) are not counted: the others have
+neither. ``--compile`` chooses among what this klrl has; without the setting only ``false`` runs.
+Words for the command line may follow, as in ``klrl_loop --compile false kl=legacy``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from benchmarks.peers.common import Clock, make_parser, report
+
+MODES = ("false", "jit", "aot")
+
+
+def make_words(args: argparse.Namespace) -> list[str]:
+    """The job; settings that this klrl does not have are left out."""
+    words = [
+        f"env={args.env}",
+        f"frames={args.n * args.t * args.iterations}",
+        f"seed={args.seed}",
+        f"device={args.device}",
+        "logger=none",
+        "eval.every=0",
+        "checkpoint.every=1000000000",
+    ]
+    if has_collector("vector"):
+        words.append(f"collector={args.collector}")
+    if has_compile():
+        words.append(f"learner.compile={args.compile}")
+    if not args.preset:
+        words += [
+            f"env.num_envs={args.n}",
+            f"env.reward_scale={args.reward_scale}",
+            f"collector.steps={args.t}",
+            f"learner.epochs={args.epochs}",
+            f"learner.minibatches={args.minibatches}",
+            f"advantage.gamma={args.gamma}",
+            f"advantage.lmbda={args.lmbda}",
+            f"optim.lr={args.lr}",
+            f"optim.lr_floor={args.lr}",
+            "actor.init_std=1",
+        ]
+    given = {word.split("=")[0] for word in args.words}
+    return [*(word for word in words if word.split("=")[0] not in given), *args.words]
+
+
+def has_collector(name: str) -> bool:
+    from klrl.config import conf_dir
+
+    return (conf_dir() / "collector" / f"{name}.yaml").exists()
+
+
+def has_compile() -> bool:
+    from klrl.config import LearnerConfig
+
+    return "compile" in LearnerConfig.__dataclass_fields__
+
+
+def timed_experiment(clock: Clock, curve: bool) -> type:
+    """klrl's Experiment, its phases booked; an iteration ends where ``save`` begins."""
+    from klrl.experiment import Experiment
+
+    class Timed(Experiment):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.estimate_advantage = clock.timed("advantage", self.estimate_advantage)
+            self.charge_kl = clock.timed("kl", self.charge_kl)
+            self.move_anchor = clock.timed("kl", self.move_anchor)
+            self.learn = clock.timed("update", self.learn)
+            self.begun = False
+
+        def _make_rollout(self) -> Any:
+            rollout = super()._make_rollout()
+            rollout.collect = clock.timed("rollout", rollout.collect)
+            return rollout
+
+        def make_row(self, batch: Any, *rest: Any) -> Any:
+            if curve:
+                ended = batch["next", "done"].transpose(0, 1)
+                returns = batch["next", "episode_reward"].transpose(0, 1)[ended]
+                clock.ended(self.counters.frames, returns.tolist())
+            return super().make_row(batch, *rest)
+
+        def save(self, *args: Any, **kwargs: Any) -> None:
+            if self.begun:
+                clock.lap()
+            super().save(*args, **kwargs)
+            clock.resume() if self.begun else clock.start()
+            self.begun = True
+
+    return Timed
+
+
+def time_simulator(clock: Clock) -> None:
+    """Book ``env`` where Gymnasium steps, for whichever collector."""
+    from gymnasium.vector import SyncVectorEnv
+
+    step = SyncVectorEnv.step
+    now, phases = clock.now, clock.phases
+
+    def timed_step(self: Any, actions: Any) -> Any:
+        before = now()
+        result = step(self, actions)
+        phases["env"] += now() - before
+        return result
+
+    SyncVectorEnv.step = timed_step
+
+
+def train(args: argparse.Namespace, clock: Clock) -> dict[str, Any]:
+    """Run; returns what of the job is to be reported."""
+    import klrl.experiment
+    from klrl.__main__ import compose
+    from klrl.checks import to_config
+
+    config = to_config(compose(make_words(args)))
+    args.n, args.t = config.env.num_envs, config.collector.steps
+    clock.import_seconds = clock.now()
+    time_simulator(clock)
+    klrl.experiment.Experiment = timed_experiment(clock, args.curve)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        klrl.experiment.run(config, Path(folder) / "run")
+    return {
+        "collector": config.collector.name,
+        "compile": getattr(config.learner, "compile", "false"),
+        "kl": config.kl.mode,
+        "loss": config.loss.name,
+    }
+
+
+def main() -> None:
+    clock = Clock()
+    parser = make_parser(__doc__)
+    parser.add_argument("--compile", choices=MODES, default="false")
+    parser.add_argument("--collector", choices=("vector", "torchrl"), default="vector")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--preset", action="store_true", help="the env's own settings")
+    parser.add_argument("words", nargs="*", help="further words for klrl's command line")
+    args = parser.parse_args()
+    name = "klrl eager" if args.compile == "false" else f"klrl {args.compile}"
+    if args.compile != "false" and not has_compile():
+        raise SystemExit(f"{name}: this klrl has no learner.compile")
+    about = train(args, clock)
+    report(name, args, clock, compiled=args.compile != "false", **about)
+
+
+if __name__ == "__main__":
+    main()
