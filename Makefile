@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke sweep lint format types wheel in-band bench bench-quick clean
+.PHONY: help run test smoke sweep lint format types wheel in-band gpu bench bench-quick clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -56,6 +56,9 @@ bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes 
 
 bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)
 	$(BIN)/python -m benchmarks.throughput --quick
+
+gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
+	$(BIN)/python -m benchmarks.gpu
 
 clean: ## remove what the targets made, outputs/ excepted
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

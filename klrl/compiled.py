@@ -6,8 +6,9 @@
             user's cache, loaded in a hundredth of a second
     auto    aot for a run with enough steps to pay for the build, else false; on a GPU jit
 
-On a GPU the step is also captured as a CUDA graph. A package computes wrong numbers in silence when
-its inputs have other shapes, strides or types: they are checked before each rollout's updates.
+On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means jit. A package computes
+wrong numbers in silence when its inputs have other shapes, strides or types: they are checked
+before each rollout's updates.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def prepare(
     if mode == "aot" and device.type != "cpu":
         mode = "jit"
     if mode == "false":
-        return _captured_on_gpu(Prepared(eager_step(problem), mode, "update: eager"), example)
+        return Prepared(eager_step(problem), mode, "update: eager")
     if mode == "jit":
         step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
         told = "update: torch.compile, at the first minibatch"

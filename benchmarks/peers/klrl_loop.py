@@ -79,8 +79,8 @@ def timed_experiment(clock: Clock, curve: bool) -> type:
             self.learn = clock.timed("update", self.learn)
             self.begun = False
 
-        def _make_rollout(self) -> Any:
-            rollout = super()._make_rollout()
+        def _make_rollout(self, *args: Any) -> Any:
+            rollout = super()._make_rollout(*args)
             rollout.collect = clock.timed("rollout", rollout.collect)
             return rollout
 
