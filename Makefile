@@ -51,7 +51,7 @@ $(VENV)/.bench: $(READY) pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
-bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes the results (1 hour)
+bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes the results (45 minutes)
 	$(BIN)/python -m benchmarks.throughput
 
 bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)

@@ -50,7 +50,8 @@ def save(section: str, data: dict[str, Any]) -> Path:
     path = FOLDER / f"{machine()}.json"
     whole = json.loads(path.read_text()) if path.exists() else {}
     whole["machine"] = {"cpu": cpu_name(), "name": machine(), "system": platform.system()}
-    whole[section] = {"versions": versions(), **data}
+    # A part that was not measured this time stays.
+    whole[section] = {**whole.get(section, {}), "versions": versions(), **data}
     path.write_text(json.dumps(whole, indent=1, sort_keys=False) + "\n")
     write_page(whole)
     return path

@@ -1,6 +1,6 @@
 """Frames per CPU-second of klrl, of its peers and of a floor, on the same work.
 
-    python -m benchmarks.throughput             # about half an hour; writes the results
+    python -m benchmarks.throughput             # about 45 minutes; writes the results
     python -m benchmarks.throughput --quick     # two short rounds of one workload; writes nothing
 
 Contenders are processes of their own, one at a time, alternated (A B C A B C), on one thread.
@@ -249,11 +249,13 @@ def scale(contender: Contender, args: argparse.Namespace) -> list[Line]:
     sizes = {n: FRAMES_PER_ROLLOUT // n for n in COPIES}
     iterations = max(3, round(contender.iterations * args.length / 2))
     tasks = {
-        str(n): lambda n=n, t=t: contender.run(Workload("pendulum", n, t), iterations)
+        f"{n} x {t}": lambda n=n, t=t: contender.run(Workload("pendulum", n, t), iterations)
         for n, t in sizes.items()
     }
     summary = summarise(rounds(tasks, min(3, args.rounds)))
-    return [{"n": n, "t": t, "name": contender.name, **summary[str(n)]} for n, t in sizes.items()]
+    return [
+        {"n": n, "t": t, "name": contender.name, **summary[f"{n} x {t}"]} for n, t in sizes.items()
+    ]
 
 
 def kl_cost(contender: Contender, args: argparse.Namespace) -> list[Line]:

@@ -1,0 +1,112 @@
+"""The arithmetic of ``benchmarks/``; the measurements themselves are no tests."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import results
+from benchmarks.memory import frames_done, size_near
+from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
+from benchmarks.sample_efficiency import crossing
+from benchmarks.throughput import Failed, run_line, summarise
+
+BURN = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    return make_parser("about").parse_args(words)
+
+
+def test_cpu_time_counts_a_child_alive_and_ended():
+    before = cpu_seconds()
+    child = subprocess.Popen(
+        [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    alive = cpu_seconds() - before
+    child.communicate(b"\n")
+    ended = cpu_seconds() - before
+    assert alive >= 0.45
+    assert ended >= 0.45
+
+
+def test_a_report_leaves_the_first_iteration_out(monkeypatch):
+    said = []
+    monkeypatch.setattr("builtins.print", lambda line, **_: said.append(json.loads(line)))
+    clock = Clock()
+    clock.build_seconds = 2.0
+    clock.laps = [
+        {"cpu": 9.0, "wall": 9.0, "rollout": 1.0},
+        {"cpu": 1.0, "wall": 1.5, "rollout": 0.5, "env": 0.25, "update": 0.25},
+        {"cpu": 1.0, "wall": 2.5, "rollout": 0.5, "env": 0.25, "update": 0.25},
+    ]
+    report("it", arguments("--n", "10", "--t", "100"), clock, compiled=True)
+    (line,) = said
+    assert line["frames"] == 2000
+    assert line["frames_per_cpu_second"] == 1000
+    assert line["frames_per_second"] == 500
+    # Two seconds of CPU over 2000 frames are 1000 us per frame.
+    assert line["phases"] == {"env": 250, "policy": 250, "update": 250, "other": 250}
+    assert line["compile_seconds"] == 2.0 + 9.0 - 2.0
+    assert line["compile_cpu_seconds"] == 9.0 - 1.0
+
+
+def test_ratios_are_taken_within_a_round():
+    def line(speed: float) -> dict:
+        return {"frames_per_cpu_second": speed, "compile_seconds": 0.0, "phases": {"update": 1.0}}
+
+    found = {
+        "klrl eager": [line(10.0), line(40.0), line(30.0)],
+        "Stable-Baselines3": [line(1.0), line(2.0), line(10.0)],
+        "floor": ["no compiler"],
+    }
+    summary = summarise(found)
+    ratios = summary["klrl eager"]["ratios"]
+    assert ratios == {"Stable-Baselines3": {"median": 10.0, "min": 3.0, "max": 20.0}}
+    assert summary["floor"] == {"error": "no compiler"}
+    assert "no compiler" in results.speeds(summary)
+
+
+def test_a_contender_that_fails_says_why():
+    with pytest.raises(Failed, match="ValueError: no"):
+        run_line([sys.executable, "-c", "raise ValueError('no')"])
+    with pytest.raises(Failed, match="not JSON"):
+        run_line([sys.executable, "-c", "print('not JSON')"])
+
+
+def test_the_crossing_is_where_twenty_episodes_first_reach_the_target():
+    curve = [
+        {"frames": 100, "cpu": 1.0, "returns": [-100.0] * 10},  # ten are not enough
+        {"frames": 200, "cpu": 2.0, "returns": [-400.0] * 10},  # mean -250
+        {"frames": 300, "cpu": 3.0, "returns": [0.0] * 10},  # mean -200
+        {"frames": 400, "cpu": 4.0, "returns": [0.0] * 10},
+    ]
+    assert crossing({"curve": curve, "compile_cpu_seconds": 0.5}) == (300, 2.5)
+    assert crossing({"curve": curve[:2], "compile_cpu_seconds": 0.5})[0] == float("inf")
+
+
+def test_memory_reads_whole_lines_only(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert frames_done(path) == 0
+    path.write_text('{"frames": 10}\n{"frames": 20}\n{"fra')
+    assert frames_done(path) == 20
+    seen = [(100, 1.0), (105, 2.0), (109, 3.0), (500, 9.0), (970, 4.0)]
+    assert size_near(seen, 1000, 0.1) == 2.0
+    assert size_near(seen, 1000, 0.99) == 4.0  # none within 1 %: the nearest
+
+
+def test_the_page_keeps_what_is_written_by_hand(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
+    page.write_text(f"above\n{results.START}\nold\n{results.END}\nbelow\n")
+    monkeypatch.setattr(results, "PAGE", page)
+    results.write_page({"machine": {"name": "a cpu"}})
+    results.write_page({"machine": {"name": "another"}})
+    text = page.read_text()
+    assert text.startswith("above\n")
+    assert text.endswith("\nbelow\n")
+    assert "another" in text
+    assert "old" not in text
+    assert "a cpu" not in text
