@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -96,22 +97,60 @@ def _sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int)
 def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
     """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
 
-    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
-    zero would be a lie.
-
     Args:
         tensordict: the transition.
         keys: where the policy writes its log-probs, one per head.
         like: a tensor of the log-prob's shape.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob.
     """
-    if all(tensordict.get(key, None) is not None for key in keys):
+    if has_all(tensordict, keys):
         return _sum_heads(tensordict, keys, tensordict.ndim)
+    return unsampled(tensordict, keys[0], like)
+
+
+def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
+    """Whether every key is there."""
+    return all(tensordict.get(key, None) is not None for key in keys)
+
+
+def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
+    """NaN, with a warning: an action that no policy sampled.
+
+    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
+    zero would be a lie.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``.
+    """
+    if _in_parallel_env(tensordict):
+        raise RuntimeError(
+            f"no {key} in a worker of ParallelEnv, which sends it the action alone: put "
+            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
+        )
     warnings.warn(
-        f"no {keys[0]} in the data: a random action has no KL to the reference, "
+        f"no {key} in the data: a random action has no KL to the reference, "
         "and its charged reward is NaN; collect with the policy",
-        stacklevel=3,
+        stacklevel=4,
     )
     return torch.full_like(like, torch.nan)
+
+
+def _in_parallel_env(tensordict: TensorDictBase) -> bool:
+    """Whether a transition came through the shared buffers of a ParallelEnv.
+
+    TorchRL does not tell a worker's environment that it is one; but there all data, the action
+    included, stand in shared memory. On a GPU everything always does, which tells nothing.
+    """
+    if multiprocessing.parent_process() is None:
+        return False
+    leaves = tensordict.exclude("next").values(True, True)
+    return all(
+        leaf.device.type == "cpu" and leaf.is_shared()
+        for leaf in leaves
+        if isinstance(leaf, Tensor)
+    )
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:

@@ -23,6 +23,7 @@ from klrl.kl.base import (
     Key,
     NextTransform,
     as_key,
+    has_all,
     log_prob_keys,
     one_key,
     refuse_second_charge,
@@ -30,6 +31,7 @@ from klrl.kl.base import (
     reward_of,
     sampled_log_prob,
     score,
+    unsampled,
     zeros_at_reset,
 )
 from klrl.kl.divergence import ESTIMATORS, estimate_kl, exact_kl
@@ -95,6 +97,8 @@ class KLDivergenceTransform(NextTransform):
 
     Raises:
         ValueError: an unknown estimator, or ``exact`` without a reference.
+        KeyError: the data lacks ``ref_log_prob_key``, or for ``exact`` the parameters.
+        RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
     """
 
     def __init__(
@@ -136,12 +140,20 @@ class KLDivergenceTransform(NextTransform):
         self, reference: ProbabilisticTensorDictSequential, tensordict: TensorDictBase
     ) -> Tensor:
         device = next(reference.parameters()).device
+        data_device = tensordict.get(reference.dist_sample_keys[0]).device
+        keys = [as_key(key) for key in reference.dist_params_keys]
+        if not has_all(tensordict, keys):
+            if has_all(tensordict, self.log_prob_keys):
+                raise KeyError(
+                    f"no {keys} in the data: estimator=exact compares distributions; keep the "
+                    "parameters that the policy writes"
+                )
+            return unsampled(
+                tensordict, self.log_prob_keys[0], torch.zeros(tensordict.shape, device=data_device)
+            )
         ref_dist = reference.get_dist(tensordict.copy().to(device))
-        if any(tensordict.get(key, None) is None for key in reference.dist_params_keys):
-            # A random action: NaN, and the warning that says so.
-            return sampled_log_prob(tensordict, self.log_prob_keys, torch.zeros(tensordict.shape))
         dist = reference.build_dist_from_params(tensordict.to(device))
-        return exact_kl(dist, ref_dist).to(tensordict.get(self.log_prob_keys[0]).device)
+        return exact_kl(dist, ref_dist).to(data_device)
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase

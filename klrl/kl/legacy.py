@@ -51,7 +51,8 @@ class KLRewardTransform(NextTransform):
     Raises:
         ValueError: more than one in- or out-key, or an actor without parameters.
         TypeError: an actor without ``get_dist``.
-        RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
+        RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
+            ParallelEnv was not sent the log-prob.
     """
 
     def __init__(
