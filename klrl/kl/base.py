@@ -74,6 +74,25 @@ def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) 
     return scored.to(action_device)
 
 
+def refuse_nested_policy(name: str, model: Any) -> None:
+    """Refuse a policy whose last part is a policy with a network of its own.
+
+    tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
+    where those of the sampling policy stand, and every KL is 0.
+
+    Raises:
+        ValueError: with the flat form to write instead.
+    """
+    if not isinstance(model, ProbabilisticTensorDictSequential):
+        return
+    last = list(model.module.children())[-1]
+    if isinstance(last, ProbabilisticTensorDictSequential):
+        raise ValueError(
+            f"{name}: its last part is a policy, whose network get_dist would skip; write "
+            "ProbabilisticTensorDictSequential(trunk, *head.module)"
+        )
+
+
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     """Where a policy writes its log-probs, one key per head.
 
@@ -83,7 +102,10 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     Raises:
         ValueError: the policy writes none.
     """
+    # log_prob_keys names them even where nothing writes them; out_keys does not.
+    written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
+    keys = [key for key in keys if key in written]
     if not keys:
         raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
     return keys
@@ -169,12 +191,20 @@ def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
     """A key, or a list of one key.
 
     Raises:
-        ValueError: a list of none or several.
+        ValueError: a list of none or several, or something that is no key.
     """
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
+    if not _is_key(listed[0]):
+        raise ValueError(f"{name}={listed}: a key is a string or a tuple of strings")
     return as_key(listed[0])
+
+
+def _is_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return bool(key) and all(map(_is_key, key))
+    return isinstance(key, str)
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:

@@ -26,6 +26,7 @@ from klrl.kl.base import (
     has_all,
     log_prob_keys,
     one_key,
+    refuse_nested_policy,
     refuse_second_charge,
     reward_like,
     reward_of,
@@ -49,6 +50,7 @@ class ReferenceModelLogProbTransform(NextTransform):
 
     Raises:
         TypeError: the model has no ``get_dist``.
+        ValueError: it ends in another policy.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ReferenceModelLogProbTransform(NextTransform):
     ) -> None:
         if not hasattr(frozen_model, "get_dist"):
             raise TypeError(f"frozen_model={type(frozen_model).__name__}: needs get_dist")
+        refuse_nested_policy("frozen_model", frozen_model)
         self.key = as_key(ref_log_prob_key)
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.frozen_model = freeze(frozen_model)
@@ -96,7 +99,8 @@ class KLDivergenceTransform(NextTransform):
         kl_key: where to write.
 
     Raises:
-        ValueError: an unknown estimator, or ``exact`` without a reference.
+        ValueError: an unknown estimator, ``exact`` without a reference, or one that ends in
+            another policy.
         KeyError: the data lacks ``ref_log_prob_key``, or for ``exact`` the parameters.
         RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
     """
@@ -114,6 +118,7 @@ class KLDivergenceTransform(NextTransform):
             raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
+        refuse_nested_policy("reference", reference)
         given = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
         self.log_prob_keys = [as_key(key) for key in given]
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
