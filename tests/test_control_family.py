@@ -162,6 +162,11 @@ def test_each_part_is_usable_alone_and_says_what_it_misses() -> None:
         RewardAdjustmentTransform()(empty)
     with pytest.raises(KeyError, match="in_keys"):
         RewardAdjustmentTransform(in_keys="score")(empty)
+    _, actor, reference, _ = case("pendulum")
+    incomplete = actor(TensorDict({"observation": torch.zeros(2, 3)}, [2])).exclude("loc")
+    incomplete["next"] = TensorDict({"reward": torch.ones(2, 1)}, [2])
+    with pytest.raises(KeyError, match="estimator=exact compares distributions"):
+        KLDivergenceTransform(reference, estimator="exact")(incomplete)
     with pytest.raises(ValueError, match="needs the reference"):
         KLDivergenceTransform(estimator="exact")
     with pytest.raises(ValueError, match="k5"):
@@ -217,7 +222,7 @@ def plain_env() -> TransformedEnv:
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 def test_around_batched_workers(kind) -> None:
-    """Around, not inside: TorchRL's ParallelEnv sends its workers actions, not log-probs."""
+    """Around them; inside them: test_workers."""
     _, actor, reference, _ = case("pendulum")
     transform = KLConstrainedTransform(reference, COEF, raw_reward_key="reward_raw")
     env = TransformedEnv(kind(2, plain_env), transform)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
+import torch
 
+from klrl.doctor import estimates, tokens
 from klrl.doctor.__main__ import examine, main
 from klrl.doctor.lines import off
 from klrl.kl import divergence
@@ -24,7 +27,24 @@ def test_every_line_of_klrls_own_is_within_tolerance(lines) -> None:
         "Estimators of KL(pi||ref)",
         "Sequences",
         "Placements",
+        "k2 in the loss without w",
+        "KL(pi||ref) of sequences",
     }
+
+
+def test_moments_of_sequences_are_those_of_all_sequences() -> None:
+    """The doctor's recursion against a sum over 3^4 sequences."""
+    log_p = torch.randn(3, 3, dtype=torch.float64).log_softmax(-1)
+    adds = torch.randn(3, 3, dtype=torch.float64)
+    weights, sums = [], []
+    for sequence in product(range(3), repeat=4):
+        steps = list(zip((0, *sequence), sequence, strict=False))
+        weights.append(sum(float(log_p[step]) for step in steps))
+        sums.append(sum(float(adds[step]) for step in steps))
+    p, x = torch.tensor(weights, dtype=torch.float64).exp(), torch.tensor(sums, dtype=torch.float64)
+    mean = float((p * x).sum())
+    std = float((p * (x - mean) ** 2).sum().sqrt())
+    assert tokens.moments(log_p, adds, 4) == pytest.approx((mean, std), rel=1e-9)
 
 
 def test_the_workarounds_are_still_needed(lines) -> None:
@@ -53,3 +73,21 @@ def test_a_broken_controller_is_found(monkeypatch) -> None:
     move = AdaptiveKLController._move
     monkeypatch.setattr(AdaptiveKLController, "_move", lambda self, kl, n: move(self, -kl, n))
     assert {line.name for line in off(examine())} == {"adaptive, KL = 1.1 target"}
+
+
+def test_a_forgotten_ratio_is_found(monkeypatch) -> None:
+    def forgets(name, log_p, log_old, log_q):
+        return divergence.ESTIMATORS[name](log_p - log_q)
+
+    monkeypatch.setattr(estimates, "reference_kl", forgets)
+    wrong = {line.name for line in off(list(estimates.forgotten_ratio_lines()))}
+    assert wrong == {f"KL(old||new) {kl}: with w" for kl in estimates.DISTANCES}
+
+
+def test_a_biased_kl_per_token_is_found(monkeypatch) -> None:
+    whole = tokens.exact_kl
+    monkeypatch.setattr(tokens, "exact_kl", lambda p, q: 1.05 * whole(p, q))
+    wrong = {line.name for line in off(list(tokens.token_lines()))}
+    assert wrong == {
+        f"exact per token (Rao-Blackwellised): {what} / true" for what in ("bias", "std")
+    }

@@ -44,7 +44,7 @@ def examine(parity_only: bool = False) -> list[Line]:
     """Every line, in the order of the tables."""
     import torch
 
-    from klrl.doctor import episodes, estimates, parity, rules, upstream
+    from klrl.doctor import episodes, estimates, parity, rules, tokens, upstream
 
     torch.set_num_threads(1)
     if parity_only:
@@ -54,6 +54,8 @@ def examine(parity_only: bool = False) -> list[Line]:
             estimates.value_lines(),
             estimates.gradient_lines(),
             estimates.off_policy_lines(),
+            estimates.forgotten_ratio_lines(),
+            tokens.token_lines(),
             episodes.sequence_lines(),
             episodes.placement_lines(),
             rules.controller_lines(),

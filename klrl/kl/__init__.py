@@ -24,6 +24,7 @@ from klrl.kl.legacy import KLRewardTransform
 from klrl.kl.reference import freeze
 from klrl.kl.retrieve import KLComputation, RetrieveLogProb
 from klrl.kl.retrieve_kl import RetrieveKL
+from klrl.kl.workers import SendToWorkers
 
 __all__ = [
     "AdaptiveKLController",
@@ -39,6 +40,7 @@ __all__ = [
     "RetrieveLogProb",
     "RewardAdjustmentTransform",
     "ScheduledKLController",
+    "SendToWorkers",
     "estimate_kl",
     "exact_kl",
     "freeze",

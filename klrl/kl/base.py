@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -73,6 +74,25 @@ def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) 
     return scored.to(action_device)
 
 
+def refuse_nested_policy(name: str, model: Any) -> None:
+    """Refuse a policy whose last part is a policy with a network of its own.
+
+    tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
+    where those of the sampling policy stand, and every KL is 0.
+
+    Raises:
+        ValueError: with the flat form to write instead.
+    """
+    if not isinstance(model, ProbabilisticTensorDictSequential):
+        return
+    last = list(model.module.children())[-1]
+    if isinstance(last, ProbabilisticTensorDictSequential):
+        raise ValueError(
+            f"{name}: its last part is a policy, whose network get_dist would skip; write "
+            "ProbabilisticTensorDictSequential(trunk, *head.module)"
+        )
+
+
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     """Where a policy writes its log-probs, one key per head.
 
@@ -82,7 +102,10 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     Raises:
         ValueError: the policy writes none.
     """
+    # log_prob_keys names them even where nothing writes them; out_keys does not.
+    written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
+    keys = [key for key in keys if key in written]
     if not keys:
         raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
     return keys
@@ -96,22 +119,60 @@ def _sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int)
 def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
     """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
 
-    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
-    zero would be a lie.
-
     Args:
         tensordict: the transition.
         keys: where the policy writes its log-probs, one per head.
         like: a tensor of the log-prob's shape.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob.
     """
-    if all(tensordict.get(key, None) is not None for key in keys):
+    if has_all(tensordict, keys):
         return _sum_heads(tensordict, keys, tensordict.ndim)
+    return unsampled(tensordict, keys[0], like)
+
+
+def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
+    """Whether every key is there."""
+    return all(tensordict.get(key, None) is not None for key in keys)
+
+
+def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
+    """NaN, with a warning: an action that no policy sampled.
+
+    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
+    zero would be a lie.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``.
+    """
+    if _in_parallel_env(tensordict):
+        raise RuntimeError(
+            f"no {key} in a worker of ParallelEnv, which sends it the action alone: put "
+            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
+        )
     warnings.warn(
-        f"no {keys[0]} in the data: a random action has no KL to the reference, "
+        f"no {key} in the data: a random action has no KL to the reference, "
         "and its charged reward is NaN; collect with the policy",
-        stacklevel=3,
+        stacklevel=4,
     )
     return torch.full_like(like, torch.nan)
+
+
+def _in_parallel_env(tensordict: TensorDictBase) -> bool:
+    """Whether a transition came through the shared buffers of a ParallelEnv.
+
+    TorchRL does not tell a worker's environment that it is one; but there all data, the action
+    included, stand in shared memory. On a GPU everything always does, which tells nothing.
+    """
+    if multiprocessing.parent_process() is None:
+        return False
+    leaves = tensordict.exclude("next").values(True, True)
+    return all(
+        leaf.device.type == "cpu" and leaf.is_shared()
+        for leaf in leaves
+        if isinstance(leaf, Tensor)
+    )
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
@@ -130,12 +191,20 @@ def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
     """A key, or a list of one key.
 
     Raises:
-        ValueError: a list of none or several.
+        ValueError: a list of none or several, or something that is no key.
     """
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
+    if not _is_key(listed[0]):
+        raise ValueError(f"{name}={listed}: a key is a string or a tuple of strings")
     return as_key(listed[0])
+
+
+def _is_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return bool(key) and all(map(_is_key, key))
+    return isinstance(key, str)
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:

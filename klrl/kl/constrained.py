@@ -23,13 +23,16 @@ from klrl.kl.base import (
     Key,
     NextTransform,
     as_key,
+    has_all,
     log_prob_keys,
     one_key,
+    refuse_nested_policy,
     refuse_second_charge,
     reward_like,
     reward_of,
     sampled_log_prob,
     score,
+    unsampled,
     zeros_at_reset,
 )
 from klrl.kl.divergence import ESTIMATORS, estimate_kl, exact_kl
@@ -47,6 +50,7 @@ class ReferenceModelLogProbTransform(NextTransform):
 
     Raises:
         TypeError: the model has no ``get_dist``.
+        ValueError: it ends in another policy.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class ReferenceModelLogProbTransform(NextTransform):
     ) -> None:
         if not hasattr(frozen_model, "get_dist"):
             raise TypeError(f"frozen_model={type(frozen_model).__name__}: needs get_dist")
+        refuse_nested_policy("frozen_model", frozen_model)
         self.key = as_key(ref_log_prob_key)
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.frozen_model = freeze(frozen_model)
@@ -94,7 +99,10 @@ class KLDivergenceTransform(NextTransform):
         kl_key: where to write.
 
     Raises:
-        ValueError: an unknown estimator, or ``exact`` without a reference.
+        ValueError: an unknown estimator, ``exact`` without a reference, or one that ends in
+            another policy.
+        KeyError: the data lacks ``ref_log_prob_key``, or for ``exact`` the parameters.
+        RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
     """
 
     def __init__(
@@ -110,6 +118,7 @@ class KLDivergenceTransform(NextTransform):
             raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
+        refuse_nested_policy("reference", reference)
         given = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
         self.log_prob_keys = [as_key(key) for key in given]
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
@@ -136,12 +145,20 @@ class KLDivergenceTransform(NextTransform):
         self, reference: ProbabilisticTensorDictSequential, tensordict: TensorDictBase
     ) -> Tensor:
         device = next(reference.parameters()).device
+        data_device = tensordict.get(reference.dist_sample_keys[0]).device
+        keys = [as_key(key) for key in reference.dist_params_keys]
+        if not has_all(tensordict, keys):
+            if has_all(tensordict, self.log_prob_keys):
+                raise KeyError(
+                    f"no {keys} in the data: estimator=exact compares distributions; keep the "
+                    "parameters that the policy writes"
+                )
+            return unsampled(
+                tensordict, self.log_prob_keys[0], torch.zeros(tensordict.shape, device=data_device)
+            )
         ref_dist = reference.get_dist(tensordict.copy().to(device))
-        if any(tensordict.get(key, None) is None for key in reference.dist_params_keys):
-            # A random action: NaN, and the warning that says so.
-            return sampled_log_prob(tensordict, self.log_prob_keys, torch.zeros(tensordict.shape))
         dist = reference.build_dist_from_params(tensordict.to(device))
-        return exact_kl(dist, ref_dist).to(tensordict.get(self.log_prob_keys[0]).device)
+        return exact_kl(dist, ref_dist).to(data_device)
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase

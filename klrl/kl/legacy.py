@@ -20,6 +20,7 @@ from klrl.kl.base import (
     as_key,
     log_prob_keys,
     one_key,
+    refuse_nested_policy,
     refuse_second_charge,
     reward_like,
     reward_of,
@@ -49,9 +50,11 @@ class KLRewardTransform(NextTransform):
         raw_reward_key: where to keep the reward that was read; None keeps none.
 
     Raises:
-        ValueError: more than one in- or out-key, or an actor without parameters.
+        ValueError: other than one in- or out-key; an actor without parameters, without log-probs,
+            nested in another, or with a buffer that requires gradients.
         TypeError: an actor without ``get_dist``.
-        RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
+        RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
+            ParallelEnv was not sent the log-prob.
     """
 
     def __init__(
@@ -71,6 +74,10 @@ class KLRewardTransform(NextTransform):
             raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
         if next(actor.parameters(), None) is None:
             raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
+        refuse_nested_policy("actor", actor)
+        asking = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
+        if asking:
+            raise ValueError(f"actor's buffer {asking[0]} requires gradients: make it a parameter")
         self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
         super().__init__(in_keys=[self.reward_key, *actor.in_keys], out_keys=[self.out_key])

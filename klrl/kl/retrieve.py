@@ -19,7 +19,7 @@ from torchrl.data import Binary, Composite, Unbounded
 from klrl.kl import _language
 from klrl.kl._rows import check_side, for_rows, set_rows
 from klrl.kl._tokens import check_template_kwargs
-from klrl.kl.base import Key, NextTransform, as_key, score, zeros_at_reset
+from klrl.kl.base import Key, NextTransform, as_key, refuse_nested_policy, score, zeros_at_reset
 from klrl.kl.computation import KLComputation
 
 __all__ = ["KLComputation", "RetrieveLogProb"]
@@ -59,7 +59,8 @@ class RetrieveLogProb(NextTransform):
     Raises:
         TypeError: the model has no ``log_prob``.
         ValueError: a wrapper that generates, returns no log-probs, or cannot tell assistant tokens;
-            a key that does not end in "full"; an argument that a control actor does not read.
+            a key that does not end in "full"; an argument that a control actor does not read; an
+            actor that ends in another.
         KeyError: the batch lacks the model's input or its action.
     """
 
@@ -89,6 +90,7 @@ class RetrieveLogProb(NextTransform):
         else:
             if not hasattr(model, "log_prob") or not hasattr(model, "get_dist"):
                 raise TypeError(f"model={type(model).__name__}: needs get_dist and log_prob")
+            refuse_nested_policy("model", model)
             for name, value in (
                 ("tokenizer", tokenizer),
                 ("tokenizer_kwargs", tokenizer_kwargs),

@@ -17,6 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
+from klrl.kl.base import refuse_nested_policy
 from klrl.kl.divergence import exact_kl
 from klrl.kl.reference import freeze
 from klrl.losses.beta import factor
@@ -97,7 +98,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     Raises:
         ValueError: increment < 1, decrement > 1, bounds that do not hold beta, an unknown
-            beta_update or estimator.
+            beta_update or estimator; an actor that ends in another policy.
         KeyError: the data lacks the parameters of the distribution that sampled it.
     """
 
@@ -118,6 +119,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
+        refuse_nested_policy("actor_network", actor_network)
         if beta_update not in ("iteration", "forward"):
             raise ValueError(f"beta_update={beta_update}: choose iteration or forward")
         if not 0 < beta_min <= beta <= beta_max:
@@ -171,7 +173,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return exact_kl(old, new).mean()
 
     def _require_parameters(self, tensordict: TensorDictBase) -> None:
-        keys = self.actor_network[-1].in_keys
+        keys = self.actor_network.dist_params_keys
         missing = [key for key in keys if tensordict.get(key, None) is None]
         if missing:
             raise KeyError(
@@ -190,6 +192,9 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         ref_kl_coeff: weight of KL(policy||reference), per nat.
         ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
         **kwargs: as TorchRL's ClipPPOLoss; old spellings are taken.
+
+    Raises:
+        ValueError: an unknown estimator, or an actor that ends in another policy.
     """
 
     def __init__(
@@ -202,6 +207,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
+        refuse_nested_policy("actor_network", actor_network)
         super().__init__(actor_network, critic_network, **_new_spellings(kwargs))
         self._take_reference(reference, ref_kl_coeff, ref_kl_estimator)
 
