@@ -47,6 +47,7 @@ QUICK = (
     "env=pendulum",
     "frames=128",
     "env.num_envs=2",
+    "env.normalize_observation=true",
     "collector.steps=32",
     "learner.minibatches=2",
     "learner.epochs=2",

@@ -40,6 +40,7 @@ def make_words(args: argparse.Namespace) -> list[str]:
     if not args.preset:
         words += [
             f"env.num_envs={args.n}",
+            "env.normalize_observation=true",
             f"env.reward_scale={args.reward_scale}",
             f"collector.steps={args.t}",
             f"learner.epochs={args.epochs}",
