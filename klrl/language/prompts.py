@@ -1,0 +1,279 @@
+"""Prompts: read, rendered, drawn and padded.
+
+Data goes: JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+
+from klrl.errors import ConfigError
+
+#: A tokenizer of ``transformers``; importing its class costs seconds.
+Tokenizer: TypeAlias = Any
+#: One turn of a conversation: {"role": ..., "content": ...}.
+Message: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one response answers.
+
+    Args:
+        content: plain text, or a conversation whose last turn is not the assistant's.
+        row: everything that was given with it; a reward function gets it.
+        origin: where it comes from, for messages.
+    """
+
+    content: str | Sequence[Message]
+    row: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = "prompt"
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """N prompts, left-padded.
+
+    Args:
+        ids: [N, P] int64.
+        mask: [N, P] bool, True at real tokens; by position, so that a pad may equal EOS.
+        prompts: the N prompts.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    prompts: list[Prompt]
+
+    def repeat(self, group: int) -> PromptBatch:
+        """[N * group, P]: the responses to one prompt stand side by side."""
+        return PromptBatch(
+            self.ids.repeat_interleave(group, 0),
+            self.mask.repeat_interleave(group, 0),
+            [prompt for prompt in self.prompts for _ in range(group)],
+        )
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
+    """Read one prompt per line.
+
+    A line is an object with ``prompt`` (a text) or ``messages`` (a conversation of
+    {"role", "content"}, one turn or many, the last one not the assistant's). Other fields are the
+    user's own and reach the reward function. Blank lines are skipped.
+
+    Raises:
+        ConfigError: no such file, a line that is none of this (with its number), no line at all.
+    """
+    file = Path(path)
+    try:
+        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}={path}: {error.strerror or error}; give a JSONL file"
+        ) from error
+    prompts = [
+        _parse(line, f"{setting}={path} line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise ConfigError(
+            f'{setting}={path}: holds no prompt; write lines as {{"prompt": "..."}} or '
+            '{"messages": [...]}'
+        )
+    return prompts
+
+
+def _parse(line: bytes, origin: str) -> Prompt:
+    try:
+        row = json.loads(line.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{origin}: {_kind(row)}; write an object with prompt or messages")
+    given = [name for name in ("prompt", "messages") if name in row]
+    if len(given) != 1:
+        found = "both prompt and messages" if given else f"only {', '.join(row) or 'no field'}"
+        raise ConfigError(f"{origin}: holds {found}; give one of prompt and messages")
+    content = row[given[0]]
+    if given[0] == "messages":
+        _check_messages(content, origin)
+    elif not isinstance(content, str):
+        raise ConfigError(f"{origin}: prompt is {_kind(content)}; give a text, or use messages")
+    return Prompt(content, row, origin)
+
+
+def _check_messages(messages: Any, origin: str) -> None:
+    """Refuse what is no conversation, and one that nobody is left to answer."""
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(f"{origin}: messages is {_kind(messages)}; give a list of turns")
+    for turn, message in enumerate(messages, 1):
+        texts = isinstance(message, dict) and [message.get("role"), message.get("content")]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(
+                f"{origin}: turn {turn} needs a role and a content, both texts; it is "
+                f"{json.dumps(message)[:60]}"
+            )
+    if messages[-1]["role"] == "assistant":
+        raise ConfigError(
+            f"{origin}: the last turn is the assistant's, so there is nothing to answer; "
+            "end with the user's"
+        )
+
+
+def _kind(value: Any) -> str:
+    """What a JSON value is, in JSON's words."""
+    if isinstance(value, list | dict) and not value:
+        return "empty"
+    names = {str: "a text", list: "a list", dict: "an object", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+# ------------------------------------------------------------------------------------ rendering
+
+
+def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of a prompt: a conversation through the chat template, ready for an answer.
+
+    A plain text gets the special tokens that the tokenizer puts around texts, save a closing EOS:
+    a response cannot follow it.
+
+    Raises:
+        ConfigError: no chat template, one that refuses the conversation, or no token at all.
+    """
+    if isinstance(prompt.content, str):
+        ids = list(tokenizer(prompt.content)["input_ids"])
+        bare = tokenizer(prompt.content, add_special_tokens=False)["input_ids"]
+        if ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]:
+            ids = ids[:-1]
+    else:
+        ids = _render(prompt, tokenizer)
+    if not ids:
+        raise ConfigError(f"{prompt.origin}: holds no token; a response needs one to follow")
+    return ids
+
+
+def _render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    try:
+        rendered = tokenizer.apply_chat_template(
+            list(prompt.content), add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{prompt.origin}: the chat template refuses it ({_first_line(error)}); mend the "
+            "conversation or the tokenizer's chat_template"
+        ) from error
+    return list(rendered["input_ids"])
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def check_length(ids: Sequence[int], prompt: Prompt, limit: int | None) -> None:
+    """Refuse a prompt that leaves no room for its response.
+
+    Args:
+        ids: its tokens.
+        prompt: for the message.
+        limit: most tokens, the model's context less the longest response; None for no limit.
+
+    Raises:
+        ConfigError: it has more.
+    """
+    if limit is not None and len(ids) > limit:
+        raise ConfigError(
+            f"{prompt.origin}: {len(ids)} tokens, and the model's context less the longest "
+            f"response leaves {limit}; shorten the prompt or the response"
+        )
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Stack N rows of ids, real tokens at the right end.
+
+    Returns:
+        ids [N, P] int64 and mask [N, P] bool, P the longest row.
+    """
+    width = max(map(len, rows))
+    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        start = width - len(row)
+        ids[index, start:] = torch.tensor(row, dtype=torch.int64)
+        mask[index, start:] = True
+    return ids, mask
+
+
+# -------------------------------------------------------------------------------------- drawing
+
+
+class ShuffledEpochs:
+    """Prompt number i of endless epochs over a data set, each in an order of its own.
+
+    Args:
+        prompts: the data set.
+        seed: with the epoch's number it fixes the order.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self._prompts, self._seed = prompts, seed
+        self._epoch, self._order = -1, np.arange(0)
+
+    def __call__(self, index: int) -> Prompt:
+        """The prompt of this number; any number, in any order of asking."""
+        epoch, place = divmod(index, len(self._prompts))
+        if epoch != self._epoch:
+            rng = np.random.default_rng((self._seed, epoch))
+            self._epoch, self._order = epoch, rng.permutation(len(self._prompts))
+        return self._prompts[int(self._order[place])]
+
+
+class PromptStream:
+    """Batches of encoded prompts. Its state is one counter.
+
+    Args:
+        prompt_at: prompt number i: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
+        tokenizer: of the policy, with a pad token.
+        limit: most tokens of a prompt; None for no limit.
+    """
+
+    def __init__(
+        self, prompt_at: Callable[[int], Prompt], tokenizer: Tokenizer, limit: int | None
+    ) -> None:
+        self._prompt_at, self._tokenizer, self._limit = prompt_at, tokenizer, limit
+        self.served = 0
+
+    def take(self, count: int) -> PromptBatch:
+        """The next ``count`` prompts.
+
+        Raises:
+            ConfigError: one cannot be rendered or is too long.
+        """
+        prompts = [self._prompt_at(self.served + i) for i in range(count)]
+        rows = [self._encoded(prompt) for prompt in prompts]
+        self.served += count
+        return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        ids = encode(prompt, self._tokenizer)
+        check_length(ids, prompt, self._limit)
+        return ids
+
+    def state_dict(self) -> dict[str, int]:
+        """The counter."""
+        return {"served": self.served}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on after the prompts that were served."""
+        self.served = int(state["served"])
