@@ -20,15 +20,16 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PretrainedConfig,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from klrl.errors import ConfigError
+from klrl.language._text import first_line
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.prompts import Tokenizer
+from klrl.language.tokenizer import load_tokenizer
 
 #: What is fetched of a repository on the hub: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -130,7 +131,7 @@ def find_model(model: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{setting}: no such folder here, and the hub does not give it "
-            f"({_first_line(error)}); give a folder that save_pretrained wrote, or a hub id"
+            f"({first_line(error)}); give a folder that save_pretrained wrote, or a hub id"
         ) from error
     return Path(fetched)
 
@@ -218,7 +219,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, se
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
-            f"{setting}: its weights cannot be read ({_first_line(error)}); fetch or save it anew"
+            f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"
         ) from error
     network, told = loaded
     missing = sorted(told["missing_keys"])
@@ -233,75 +234,11 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, se
 
 def _checkpoint_gradients(network: Any, setting: str) -> None:
     try:
-        network.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False}
-        )
+        network.activation_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise ConfigError(
             f"actor.gradient_checkpointing=true: {setting} does not support it; set it to false"
         ) from error
-
-
-# ------------------------------------------------------------------------------------- tokenizer
-
-
-def load_tokenizer(
-    folder: Path, *, chat: bool, setting: str, say: Callable[[str], None] = print
-) -> Tokenizer:
-    """The tokenizer of a folder, padding on the left.
-
-    Where it has no pad token, EOS takes its place and ``say`` gets a line: klrl knows padding by
-    position and never by value.
-
-    Args:
-        folder: of the model.
-        chat: whether it needs a chat template.
-        setting: for messages, as in ``actor.model=...``.
-        say: takes the line.
-
-    Raises:
-        ConfigError: no tokenizer, one that runs code, no EOS token, or no chat template.
-    """
-    _check_tokenizer_code(folder, setting)
-    try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{setting}: no tokenizer can be read from it ({_first_line(error)}); save the "
-            "model's tokenizer there with save_pretrained"
-        ) from error
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(
-            f"{setting}: its tokenizer has no EOS token, so no response could end; set eos_token "
-            "in its tokenizer_config.json"
-        )
-    if chat and not tokenizer.chat_template:
-        raise ConfigError(
-            f"{setting}: its tokenizer has no chat template, and the prompts are conversations; "
-            "put a chat_template.jinja beside it, or give plain prompts"
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-        say(f"{setting}: no pad token; padding with EOS, told apart by position")
-    tokenizer.padding_side = "left"
-    return tokenizer
-
-
-def _check_tokenizer_code(folder: Path, setting: str) -> None:
-    file = folder / "tokenizer_config.json"
-    try:
-        told = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(
-            f"{setting}: tokenizer_config.json is not JSON ({error}); save it anew"
-        ) from error
-    if "AutoTokenizer" in told.get("auto_map", {}):
-        raise ConfigError(
-            f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
-            "choose a model whose tokenizer transformers itself implements"
-        )
 
 
 def _check_vocabulary(network: Any, tokenizer: Tokenizer, setting: str) -> None:
@@ -342,7 +279,3 @@ def prompt_limit(context: int | None, response: int, setting: str) -> int | None
             f"{context} tokens; choose less"
         )
     return context - response
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -6,6 +6,7 @@ W x becomes W x + (alpha / r) B A x, and B starts at 0, so that the policy start
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +64,10 @@ def add_lora(network: Any, settings: LoraSettings) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(network, config)
+        with warnings.catch_warnings():
+            # peft 0.21 reads a property that transformers 5.23 deprecates.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            return get_peft_model(network, config)
     except ValueError as error:
         raise ConfigError(
             f"actor.lora.target_modules={targets}: {str(error).splitlines()[0]}; name layers of "

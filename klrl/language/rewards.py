@@ -30,6 +30,7 @@ from torch import Tensor
 
 from klrl.errors import ConfigError, RewardError
 from klrl.language import sort_digits
+from klrl.language._text import in_one_line
 from klrl.language.prompts import Prompt, Tokenizer
 
 #: (prompts, responses, rows) -> scores, B of each.
@@ -42,6 +43,14 @@ BUILT_IN: Mapping[str, RewardFunction] = {
     "exact": sort_digits.exact,
     "proxy": sort_digits.proxy,
 }
+
+
+class _TooLong(Exception):
+    """A call did not return in time."""
+
+
+#: What a user's function may fail with; Ctrl-C goes through. A function that exits only fails.
+FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
@@ -68,8 +77,8 @@ def find_reward(name: str) -> RewardFunction:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{setting}: importing {module_name} fails ({_say(error)}); mend it, or start klrl "
-            "in the folder that holds it"
+            f"{setting}: importing {module_name} fails ({in_one_line(error)}); mend it, or "
+            "start klrl in the folder that holds it"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -153,7 +162,7 @@ class Reward:
         return f"{self._where(index, samples)}: {self._told(failure)}"
 
     def _first_to_fail(self, samples: Sequence[Sample]) -> tuple[int, BaseException | None] | None:
-        """Which sample fails alone, and how, looked for during the time of one call.
+        """Which sample fails alone, and how, looked for during the time of one call or two.
 
         Returns:
             Its index and its error; an index and None where the time went by without; None where
@@ -161,11 +170,10 @@ class Reward:
         """
         end = time.monotonic() + (self._timeout or 10.0)
         for index, sample in enumerate(samples):
-            left = end - time.monotonic()
-            if left <= 0:
+            if time.monotonic() > end:
                 return index, None
             try:
-                self._call([sample], None if self._timeout is None else left)
+                self._call([sample], self._timeout)
             except FAILURES as error:
                 return index, error
         return None
@@ -177,10 +185,12 @@ class Reward:
         if self._timeout is not None and "main thread" in str(error):
             # What functions get that set signals.
             hint = "; without a time limit it is called on the main thread"
-        return f"raised {_say(error)}{hint}"
+        return f"raised {in_one_line(error)}{hint}"
 
     def _checked(self, samples: Sequence[Sample], returned: Any) -> Tensor:
         size = len(samples)
+        if isinstance(returned, Tensor):
+            returned = returned.detach().cpu()  # a reward model's
         if isinstance(returned, str | bytes | Mapping | Set) or not _has_length(returned):
             raise RewardError(
                 f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
@@ -209,14 +219,6 @@ class Reward:
             f"env.reward={self._name}: sample {index} of {len(samples)} "
             f"({prompt.origin}, response {shown!r})"
         )
-
-
-class _TooLong(Exception):
-    """A call did not return in time."""
-
-
-#: What a user's function may fail with; Ctrl-C goes through. A function that exits only fails.
-FAILURES = (Exception, SystemExit)
 
 
 def _has_length(value: Any) -> bool:
@@ -272,9 +274,3 @@ def response_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]
     rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
     rows = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in rows]
     return list(tokenizer.batch_decode(rows, skip_special_tokens=False))
-
-
-def _say(error: BaseException) -> str:
-    """KeyError: 'answer', in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
