@@ -45,14 +45,13 @@ def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
     Raises:
         ValueError: longer than the model's context.
     """
+    check_length(model, int(batch[ATTENTION].sum(1).max()))
     attention = batch[ATTENTION][:, :-1]
-    place = positions(attention)
-    check_length(model, int(place.max()) + 2)
     with without_dropout(model):
         output = backbone(model)(
             input_ids=batch["tokens", "full"][:, :-1],
             attention_mask=attention.long(),
-            position_ids=place,
+            position_ids=positions(attention),
             use_cache=False,
         )
     return output.last_hidden_state[:, prompt_length(batch) - 1 :]
