@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 #: A group whose spread is below this share of its scores' size has none: rounding made it.
 _NO_SPREAD = 1e-6
@@ -107,7 +107,8 @@ def token_gae(
     following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
     last = real & ~torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], 1)
     ended = last | ~real
-    advantage, target = vec_generalized_advantage_estimate(
+    # Not the vectorised one: TorchRL 0.14.1's fails at gamma * lmbda = 0.
+    advantage, target = generalized_advantage_estimate(
         gamma, lmbda, state_value, following, reward, done=ended, terminated=ended
     )
     return advantage.masked_fill(~real, 0.0), target.masked_fill(~real, 0.0)

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from klrl.kl._tokens import MARKS_ASSISTANT
 from klrl.kl.divergence import masked_mean
 from klrl.language.batch import response_mask
 from klrl.language.sampler import SpecialTokens
@@ -58,7 +59,7 @@ def kl_at_start(kl: Tensor, mask: Tensor, dtype: torch.dtype) -> Check:
         mask: [B, R].
         dtype: of the model.
     """
-    value = abs(float(masked_mean(kl, mask)))
+    value = abs(float(masked_mean(kl.detach(), mask)))
     return Check("KL(policy||reference) at the start, nats/token", value, SAME_POLICY[dtype])
 
 
@@ -69,7 +70,7 @@ def sampled_against_recomputed(
 
     A temperature, a top-p, a forgotten first token or dropout on one side alone shows here.
     """
-    off = (sampled - recomputed).masked_fill(~mask, 0.0).abs().max()
+    off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
     return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype])
 
 
@@ -121,7 +122,7 @@ def template_marks(
     eos = tokenizer.eos_token if eos is None else eos
     prompt = _ids(tokenizer, messages, add_generation_prompt=True)["input_ids"]
     response = tokenizer(answer + (eos or ""), add_special_tokens=False)["input_ids"]
-    if "generation" not in (tokenizer.chat_template or ""):
+    if not MARKS_ASSISTANT.search(tokenizer.chat_template or ""):
         return Check(name, 0.0, 0.0, "the template marks no assistant tokens; positions are used")
     whole = [*messages, {"role": "assistant", "content": answer}]
     rendered = _ids(tokenizer, whole, return_assistant_tokens_mask=True)
