@@ -166,22 +166,36 @@ def test_a_prompt_longer_than_the_context_is_refused(kind) -> None:
         make(kind, model)(ids, mask, 1, Decoding(5), seeded())
 
 
-def test_finished_prompts_are_no_longer_computed(monkeypatch) -> None:
-    """Rows that leave the cache change no other row's numbers (checked above); here they leave."""
-    model, (ids, mask) = network(), prompts(lengths=(3, 7, 5, 4))
-    sizes = []
-    for kind, rows in (("shared", sampling._SharedRows), ("copied", sampling._CopiedRows)):
-        step = rows.step
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("shared", sampling._SharedRows), ("copied", sampling._CopiedRows)]
+)
+def test_finished_rows_leave_the_cache_and_change_no_other(kind, rows, monkeypatch) -> None:
+    model, (ids, mask) = network(), prompts(lengths=(3, 7, 5, 4), pads=2)
+    sizes, step = [], rows.step
 
-        def counted(self, tokens, step=step):
-            sizes.append(len(tokens))
-            return step(self, tokens)
+    def counted(self, tokens):
+        sizes.append(len(tokens))
+        return step(self, tokens)
 
-        monkeypatch.setattr(rows, "step", counted)
-        make(kind, model)(ids, mask, 2, Decoding(12), seeded())
-        assert sizes == sorted(sizes, reverse=True)
-        assert sizes[-1] < 8
-        sizes.clear()
+    monkeypatch.setattr(rows, "step", counted)
+    found = make(kind, model)(ids, mask, 2, Decoding(12), seeded(3))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < 8
+    assert found.mask[:2].sum(1).max() < found.mask[2:].sum(1).max(), "an early prompt leaves"
+    for row, table in enumerate(truth(model, make_batch(ids, mask, found, 2))):
+        n = len(table)
+        expected = table.gather(-1, found.tokens[row, :n, None]).squeeze(-1)
+        torch.testing.assert_close(found.log_probs[row, :n].double(), expected, atol=1e-5, rtol=0)
+
+
+@kinds
+def test_dropout_is_off_while_sampling(kind) -> None:
+    model, (ids, mask) = network("gpt2"), prompts()
+    still = make(kind, model)(ids, mask, GROUP, Decoding(6), seeded())
+    found = make(kind, model.train())(ids, mask, GROUP, Decoding(6), seeded())
+    assert torch.equal(found.tokens, still.tokens)
+    assert torch.equal(found.log_probs, still.log_probs)
+    assert model.training
 
 
 @families

@@ -7,7 +7,7 @@ import torch
 
 from klrl.language import scoring, vocabulary
 from klrl.language.batch import response_mask, take_prompts
-from klrl.language.causal_lm import head
+from klrl.language.causal_lm import head, sharing_refused
 from klrl.language.exact import exact_token_kl, log_probs_and_exact_kl
 from klrl.language.scoring import Layout, padded_states, self_check, shared_states
 from klrl.language.vocabulary import NextTokens, response_log_probs, token_entropy
@@ -189,8 +189,6 @@ def test_the_self_check_shares_where_it_can(family) -> None:
 
 def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     model, batch = network(), rollout()
-    model.config._attn_implementation = "flash_attention_2"
-    model.config._attn_implementation = "sdpa"
     model.config.layer_types = ["full_attention", "sliding_attention"]
     layout = self_check(model, batch, GROUP)
     assert not layout.shared
@@ -213,6 +211,25 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     assert layout.reason == (
         "one row per response: it takes no 4-D mask (attention_mask must be 2-D)"
     )
+
+
+def test_settings_that_forbid_sharing() -> None:
+    model = network("qwen2")
+    assert sharing_refused(model) is None
+    model.config._attn_implementation = "eager"
+    assert sharing_refused(model) is None
+    model.config._attn_implementation_internal = "flash_attention_2"
+    assert sharing_refused(model) == "attention 'flash_attention_2' takes no 4-D mask"
+    model.config._attn_implementation_internal = "sdpa"
+    model.config.layer_types = None
+    model.config.sliding_window = 8
+    assert "sliding_attention" in sharing_refused(model)
+
+
+def test_eager_attention_takes_the_tree_mask_too() -> None:
+    model, batch = network(), rollout(pads=2)
+    model.set_attn_implementation("eager")
+    assert self_check(model, batch, GROUP).shared
 
 
 def test_the_self_check_refuses_a_model_that_scales_its_logits() -> None:

@@ -105,11 +105,11 @@ def token_gae(
     real = mask.unsqueeze(-1)
     reward, state_value = reward.masked_fill(~real, 0.0), value.unsqueeze(-1).masked_fill(~real, 0)
     following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
-    last = real & ~torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], 1)
-    ended = last | ~real
+    # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
+    never = torch.zeros_like(real)
     # Not the vectorised one: TorchRL 0.14.1's fails at gamma * lmbda = 0.
     advantage, target = generalized_advantage_estimate(
-        gamma, lmbda, state_value, following, reward, done=ended, terminated=ended
+        gamma, lmbda, state_value, following, reward, done=never, terminated=never
     )
     return advantage.masked_fill(~real, 0.0), target.masked_fill(~real, 0.0)
 

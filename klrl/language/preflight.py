@@ -5,7 +5,6 @@ Nothing here prints or raises on a failed check; the caller decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +41,8 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the value is a number, and at most the threshold."""
-        return math.isfinite(self.value) and self.value <= self.threshold
+        """Whether the value is at most the threshold; NaN is not."""
+        return self.value <= self.threshold
 
     def __str__(self) -> str:
         verdict = "ok" if self.ok else "FAILED"
