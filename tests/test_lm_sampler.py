@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from klrl.language import sampler as sampling
+from klrl.language import decoder
 from klrl.language.batch import make_batch
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.wrapper_sampler import WrapperSampler
@@ -167,7 +167,7 @@ def test_a_prompt_longer_than_the_context_is_refused(kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"), [("shared", sampling._SharedRows), ("copied", sampling._CopiedRows)]
+    ("kind", "rows"), [("shared", decoder.SharedCache), ("copied", decoder.CopiedCache)]
 )
 def test_finished_rows_leave_the_cache_and_change_no_other(kind, rows, monkeypatch) -> None:
     model, (ids, mask) = network(), prompts(lengths=(3, 7, 5, 4), pads=2)
@@ -205,21 +205,21 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     assert sampler.shared
     assert sampler.self_check(ids, mask, GROUP).startswith("cache shared by a prompt's responses")
 
-    def slots(self, *args, init=sampling._SharedRows.__init__):
+    def slots(self, *args, init=decoder.SharedCache.__init__):
         init(self, *args)
         self.place = self.place + 3
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampling._SharedRows, "__init__", slots)
+        patch.setattr(decoder.SharedCache, "__init__", slots)
         assert "sharing is" in sampler.self_check(ids, mask, GROUP)
     assert not sampler.shared
     assert sampler.self_check(ids, mask, GROUP).startswith("cache copied per response")
 
-    def wrong(self, *args, init=sampling._CopiedRows.__init__):
+    def wrong(self, *args, init=decoder.CopiedCache.__init__):
         init(self, *args)
         self.mask[:] = 1
 
-    monkeypatch.setattr(sampling._CopiedRows, "__init__", wrong)
+    monkeypatch.setattr(decoder.CopiedCache, "__init__", wrong)
     with pytest.raises(ValueError, match="off recomputed"):
         sampler.self_check(ids, mask, GROUP)
 
