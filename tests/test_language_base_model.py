@@ -19,7 +19,7 @@ from klrl.language import supervised
 from klrl.language._countdown import Countdown
 from klrl.language.base_model import base_model, cache_dir
 from klrl.language.load import load_causal_lm
-from klrl.language.prompts import PromptBatch, left_pad
+from klrl.language.prompts import Prompt, PromptBatch, left_pad
 from klrl.language.sort_digits import SortDigits, make_tokenizer
 from klrl.language.supervised import Recipe, make_model, recipe_for, sampled_accuracy
 from tests import llm_toys as toys
@@ -116,13 +116,11 @@ class Scripted(torch.nn.Module):
 
 def test_the_measured_reward_counts_right_answers_that_ended() -> None:
     tokenizer = make_tokenizer()
-    problems = [SortDigits()(index) for index in range(4)]
-    right = [problem.row["answer"] for problem in problems]
-    eos = "<|im_end|>"
-    model = Scripted(
-        tokenizer,
-        [right[0] + eos, right[1], right[2] + "9" + eos, right[3] + eos + "\n4"],
-    )
+    answers = ["13", "1234567", "13", "13"]
+    problems = [Prompt("", {"answer": answer}) for answer in answers]
+    # Right; right but cut off; one digit too many; right, and what follows EOS is not read.
+    texts = ["13<|im_end|>", "1234567", "139<|im_end|>", "13<|im_end|>\n4"]
+    model = Scripted(tokenizer, texts)
     batch = PromptBatch(*left_pad([[2, 5, 4]] * 4, 0), problems)
     assert sampled_accuracy(model, tokenizer, batch, 9) == 2 / 4
     asked = {name: model.asked[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
@@ -137,7 +135,7 @@ def test_a_target_out_of_reach_is_told_and_leaves_nothing(tmp_path: Path) -> Non
 
 def test_shots_take_a_smaller_batch() -> None:
     assert recipe_for(4, 8, 0) == Recipe()
-    assert recipe_for(3, 6, 4) == Recipe(3, 6, 4, batch=32, lr=1e-3)
+    assert recipe_for(3, 6, 4) == Recipe(3, 6, 4, batch=32)
 
 
 # ---------------------------------------------------------------------------------------- cache
@@ -180,8 +178,21 @@ def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
     assert (other / "model.safetensors").read_bytes() != weights[0]
 
 
+def test_it_learns_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over several threads would differ from machine to machine."""
+    threads = []
+    monkeypatch.setattr(cache, "train", lambda *_: threads.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        base_model(QUICK, tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]
+
+
 def test_the_key_moves_with_everything_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {Recipe().key, Recipe(seed=1).key, Recipe(shots=4).key, Recipe(lr=1e-3).key}
+    keys = {Recipe().key, Recipe(seed=1).key, Recipe(shots=4).key, Recipe(lr=2e-3).key}
     for name, value in (
         ("VERSION", 2),
         ("CHAT_TEMPLATE", ""),

@@ -190,6 +190,11 @@ def pickled(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
 
 
+def pickled_beside_a_decoy(folder: Path) -> None:
+    pickled(folder)
+    save_file({"other": torch.zeros(1)}, folder / "other.safetensors")
+
+
 def no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
@@ -261,6 +266,7 @@ def many_tokens(folder: Path) -> None:
         (adapters_only, "holds LoRA adapters alone; merge them"),
         (broken_config, "config.json is not JSON"),
         (pickled, r"its weights are pickled .pytorch_model.bin."),
+        (pickled_beside_a_decoy, "its weights cannot be read .*no file named model.safetensors"),
         (no_weights, r"no \*.safetensors in it"),
         (cut_weights, "its weights cannot be read"),
         (missing_weights, "1 weights are not in its files .model.layers.1.mlp.up_proj.weight"),

@@ -270,7 +270,9 @@ def test_responses_lose_their_last_eos_and_nothing_else(pad_is_eos: bool) -> Non
             [one, two, one, two, one],  # truncated
             [one, start, eos, pad, pad],  # a special token inside
             [eos, pad, pad, pad, pad],  # ended at once
+            [one, eos, two, eos, pad],  # an earlier turn's EOS inside
         ]
     )
-    mask = torch.arange(5) < torch.tensor([3, 5, 3, 1])[:, None]
-    assert response_texts(tokenizer, ids, mask) == ["ot", "ototo", "o<|im_start|>", ""]
+    mask = torch.arange(5) < torch.tensor([3, 5, 3, 1, 4])[:, None]
+    expected = ["ot", "ototo", "o<|im_start|>", "", "o<|im_end|>t"]
+    assert response_texts(tokenizer, ids, mask) == expected

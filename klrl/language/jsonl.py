@@ -20,7 +20,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     Raises:
         ConfigError: no such file, a line that is none of this (with its number), no line at all.
     """
-    file = Path(path)
+    file = Path(path).expanduser()
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:

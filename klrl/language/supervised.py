@@ -51,8 +51,8 @@ class Recipe:
     target: float = 0.3
     steps: int = 1000
     batch: int = 128
-    lr: float = 5e-4
-    measure_every: int = 10
+    lr: float = 1e-3
+    measure_every: int = 5
     measure_on: int = 512
     hidden: int = 96
     layers: int = 3
@@ -84,7 +84,7 @@ def recipe_for(shortest: int, longest: int, shots: int) -> Recipe:
     Every shot is one more answer to learn from, so a batch with shots needs fewer problems.
     """
     recipe = Recipe(shortest, longest, shots)
-    return replace(recipe, batch=32, lr=1e-3) if shots else recipe
+    return replace(recipe, batch=32) if shots else recipe
 
 
 def make_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
