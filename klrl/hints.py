@@ -18,6 +18,7 @@ klrl: KL-regularised reinforcement learning on TorchRL
 
   python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
   python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
+  python -m klrl experiment=sort_digits             a language policy
   python -m klrl resume=outputs/RUN                 go on where a run stopped
   python -m klrl.evaluate outputs/RUN               play the policy
 
@@ -82,6 +83,8 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return _wrong_choice(found[1], found[2], config_dir)
     if found := re.search(r"Could not override '([^']+)'", text):
         return _wrong_key(found[1], overrides, config_dir)
+    if found := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
+        return _preset_against_choice((found[1], found[2]), (found[3], found[4]), overrides)
     if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         return ConfigError(f"{found[1]}={(found[2].splitlines() or [''])[0]}: {_wanted(error)}")
     if "Config group override must be" in text:
@@ -93,6 +96,17 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
     first = " ".join(text.split("\nSee ")[0].split())
     return ConfigError(f"{' '.join(overrides)}: {first}")
+
+
+def _preset_against_choice(
+    preset: tuple[str, str], setting: tuple[str, str], overrides: Sequence[str]
+) -> ConfigError:
+    """A preset sets what the chosen part has not: ``experiment=sort_digits collector=vector``."""
+    (kind, name), (group, key) = preset, setting
+    chosen = f"{group}={_chosen(group, overrides)}"
+    given = any(word.startswith(f"{group}=") for word in overrides)
+    remedy = f"drop {chosen}, or choose another {kind}" if given else f"choose a {group}= with it"
+    return ConfigError(f"{chosen}: has no {group}.{key}, which {kind}={name} sets; {remedy}")
 
 
 def _wanted(error: Exception) -> str:

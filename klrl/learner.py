@@ -100,7 +100,7 @@ class Learner:
             if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
-        _require_finite(metrics, self.config.learner.minibatches)
+        require_finite(metrics, self.config.learner.minibatches)
         kl_old = self.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
@@ -190,7 +190,7 @@ class Learner:
         return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
 
-def _require_finite(metrics: Tensor, minibatches: int) -> None:
+def require_finite(metrics: Tensor, minibatches: int) -> None:
     """Name the first term, of the first minibatch, that is not finite."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
