@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m klrl.evaluate",
-        description="Play episodes of a run's policy; a language policy answers its evaluation split.",
+        description="Play a run's policy; a language policy answers its evaluation split.",
     )
     parser.add_argument("run", help="the run folder, as outputs/NAME")
     many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"

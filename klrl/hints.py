@@ -101,12 +101,16 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
 def _preset_against_choice(
     preset: tuple[str, str], setting: tuple[str, str], overrides: Sequence[str]
 ) -> ConfigError:
-    """A preset sets what the chosen part has not: ``experiment=sort_digits collector=vector``."""
+    """A preset sets what a choice has not, as in ``experiment=sort_digits collector=vector``."""
     (kind, name), (group, key) = preset, setting
-    chosen = f"{group}={_chosen(group, overrides)}"
-    given = any(word.startswith(f"{group}=") for word in overrides)
-    remedy = f"drop {chosen}, or choose another {kind}" if given else f"choose a {group}= with it"
-    return ConfigError(f"{chosen}: has no {group}.{key}, which {kind}={name} sets; {remedy}")
+    given = [word.split("=", 1)[1] for word in overrides if word.startswith(f"{group}=")]
+    chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
+    larger = [word for word in overrides if word.startswith("experiment=")]
+    if larger and not given and kind != "experiment":
+        chosen = f"{larger[-1]}'s {group}"
+    return ConfigError(
+        f"{kind}={name}: sets {group}.{key}, which {chosen} has not; drop one of the two"
+    )
 
 
 def _wanted(error: Exception) -> str:

@@ -55,12 +55,12 @@ class LanguageExperiment(Training):
         self.device = device_of(config.device)
         self.counters = Counters()
         self.task = make_task(config.env, config.seed)
+        torch.manual_seed(derived_seed(config.seed, "torch"))
         self.policy = make_policy(config, chat=self.task.chat)
         longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
         self.limit = prompt_limit(self.policy.causal.context, longest, setting)
         self.task.check(self.policy.causal.tokenizer, self.limit)
         self.prompts = self.task.stream(self.policy.causal.tokenizer, self.limit)
-        torch.manual_seed(derived_seed(config.seed, "torch"))
         self.weights = Weights(self.policy.model, self.policy.value_head)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
