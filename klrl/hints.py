@@ -172,7 +172,17 @@ def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
 
 def _chosen(group: str, overrides: Sequence[str]) -> str:
     given = [o.split("=", 1)[1] for o in overrides if o.startswith(f"{group}=")]
-    return given[-1] if given else _defaults().get(group, "?")
+    return given[-1] if given else _of_experiment(overrides).get(group, _defaults().get(group, "?"))
+
+
+def _of_experiment(overrides: Sequence[str]) -> dict[str, str]:
+    """The choices that ``experiment=NAME`` makes."""
+    names = [o.split("=", 1)[1] for o in overrides if o.startswith("experiment=")]
+    path = conf_dir() / "experiment" / f"{names[-1]}.yaml" if names else None
+    if path is None or not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    return dict(re.findall(r"- override /(\w+): (\w+)", text))
 
 
 def _all_keys(config_dir: str | None) -> list[str]:

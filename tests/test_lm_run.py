@@ -18,9 +18,11 @@ import klrl
 from klrl.__main__ import compose, main
 from klrl.checks import to_config
 from klrl.config import LanguageConfig
+from klrl.errors import ConfigError
 from klrl.evaluate import main as evaluate_main
 from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.checks import BASE_CONTEXT
 from klrl.language.experiment import LanguageExperiment
 from klrl.language.supervised import Recipe
 from klrl.loggers import read_rows
@@ -232,6 +234,8 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
         ["reference=ema", "controller=adaptive"],
         ["reference=periodic", "reference.every=1", "controller=dual", "optim=adamw"],
         ["actor.lora.r=2", "reference=adapter_off", "actor.gradient_checkpointing=true"],
+        ["actor.dtype=bfloat16", "actor.lora.r=2", "advantage=gae"],
+        ["actor.dtype=float64", "advantage=gae", "kl=none"],
         ["actor.dtype=float64", "controller=schedule", "env.shots=1", "env.longest=4"],
     ],
     ids=" ".join,
@@ -491,6 +495,14 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
     assert axes == [("samples", None), ("*", "samples")]
     assert [row["samples"] for row in logged] == [16, 32]
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
+
+
+def test_the_base_model_has_the_context_that_the_checks_count_on() -> None:
+    assert Recipe().context == BASE_CONTEXT
+    words = ("experiment=sort_digits", "env.longest=8", "collector.max_new_tokens=20")
+    assert to_config(compose([*words, "env.shots=11"])).env.shots == 11  # 8 + 8 + 220 + 20 = 256
+    with pytest.raises(ConfigError, match=r"env.shots=12: with env.longest=8 leaves 0 of"):
+        to_config(compose([*words, "env.shots=12"]))
 
 
 def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:

@@ -35,7 +35,7 @@ def make_token_advantage(
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         mask = response_mask(batch)
         # The states are the sampling policy's, so this is the value before the update.
-        value = value_head(batch[STATES]).masked_fill(~mask, 0.0)
+        value = value_head(batch[STATES]).to(batch[REWARD]).masked_fill(~mask, 0.0)
         found = token_gae(batch[REWARD], value, mask, advantage.gamma, advantage.lmbda)
         batch["advantage"], batch["value_target"] = found
         batch["state_value"] = value.unsqueeze(-1)

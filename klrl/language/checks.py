@@ -18,8 +18,9 @@ from klrl.config import (
 from klrl.errors import ConfigError
 from klrl.unread import Unread
 
-#: Digits of ``env=sort_digits`` are single tokens; a problem and its answer must fit the model.
 MOST_DIGITS = 64
+#: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
+BASE_CONTEXT = 256
 #: The choices that go with a language ``env``, and those that go with no other.
 _GOES_WITH = {"actor": "causal_lm", "collector": "sampler"}
 
@@ -105,6 +106,14 @@ def _check_task(c: LanguageConfig) -> None:
         raise ConfigError(
             f"env.longest={env.longest}: give env.shortest={env.shortest} .. {MOST_DIGITS}"
         )
+    if isinstance(env, SortDigitsConfig) and c.actor.model is None:
+        room = BASE_CONTEXT - 8 - env.longest - 20 * env.shots
+        if room < c.collector.max_new_tokens:
+            raise ConfigError(
+                f"env.shots={env.shots}: with env.longest={env.longest} leaves {max(room, 0)} of "
+                f"the base model's {BASE_CONTEXT} tokens for a response of "
+                f"collector.max_new_tokens={c.collector.max_new_tokens}; choose fewer"
+            )
 
 
 def _check_groups(c: LanguageConfig) -> None:

@@ -228,7 +228,8 @@ class LanguageLearner:
             return states.new_zeros(())
         target, old = (batch[key].squeeze(-1) for key in ("value_target", "state_value"))
         kind, clip = c.loss_critic_type, c.clip_value
-        distance = terms.critic_distance(value_head(states), target, old, mask, kind, clip)
+        value = value_head(states).to(target)
+        distance = terms.critic_distance(value, target, old, mask, kind, clip)
         return c.critic_coeff * self._reduce(distance, mask)
 
     def _entropy(

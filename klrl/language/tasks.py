@@ -23,7 +23,7 @@ class Task:
         evaluate: prompt number i of the evaluation split.
         reward: what is learned from.
         gold: what is meant, where ``reward`` is another function; measured, never learned from.
-        finite: all prompts, where they come from a file; checked before anything runs.
+        checked: rendered before anything runs: a file's prompts, or one as long as any.
         evaluations: how many prompts there are to evaluate on; None for endless.
     """
 
@@ -31,7 +31,7 @@ class Task:
     evaluate: Callable[[int], Prompt]
     reward: Reward
     gold: Reward | None = None
-    finite: Sequence[Prompt] = ()
+    checked: Sequence[Prompt] = ()
     evaluations: int | None = None
 
     def stream(self, tokenizer: Tokenizer, limit: int | None, split: str = "train") -> PromptStream:
@@ -42,15 +42,15 @@ class Task:
     @property
     def chat(self) -> bool:
         """Whether some prompt is a conversation."""
-        return any(not isinstance(p.content, str) for p in self.finite or [self.train(0)])
+        return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render a file's prompts before anything runs.
+        """Render what can be rendered before anything runs.
 
         Raises:
             ConfigError: one cannot be rendered or leaves no room for its response.
         """
-        check_prompts(self.finite, tokenizer, limit)
+        check_prompts(self.checked, tokenizer, limit)
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
@@ -73,6 +73,7 @@ def make_task(config: LanguageEnvConfig, seed: int) -> Task:
             evaluate=SortDigits(*problems, seed=0, split="eval"),
             reward=reward,
             gold=gold,
+            checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
         )
     if not isinstance(config, TextConfig):
         raise ConfigError(f"env={config.task}: no such task; choose sort_digits or text")
@@ -84,6 +85,6 @@ def make_task(config: LanguageEnvConfig, seed: int) -> Task:
         train=ShuffledEpochs(prompts, derived_seed(seed, "prompts")),
         evaluate=lambda index: held_out[index % len(held_out)],
         reward=reward,
-        finite=prompts if held_out is prompts else [*prompts, *held_out],
+        checked=prompts if held_out is prompts else [*prompts, *held_out],
         evaluations=len(held_out),
     )
