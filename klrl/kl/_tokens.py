@@ -23,7 +23,7 @@ from klrl.kl.base import Key
 
 ATTENTION_KEY = ("masks", "all_attention_mask")
 ASSISTANT_KEY = ("masks", "all_assistant_mask")
-_MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
+MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
 #: What RetrieveLogProb must get back from a chat template.
 TEMPLATE_DEFAULTS = {
     "return_assistant_tokens_mask": True,
@@ -71,7 +71,7 @@ def template_of(model: Any, tokenizer: Any) -> dict[str, Any]:
         if getattr(model, name, None) is not None:
             return {name: getattr(model, name)}
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, str) and _MARKS_ASSISTANT.search(template):
+    if isinstance(template, str) and MARKS_ASSISTANT.search(template):
         return {"chat_template": template}
     return {}
 

@@ -1,0 +1,177 @@
+"""The batch of a language rollout: one TensorDict [B], B = prompts x G, rows of a prompt together.
+
+P is the longest prompt, R the longest response of the batch. All masks are by position: a token is
+real because of where it stands, never because of what it is, so that pad == eos loses nothing.
+
+| key | shape | what |
+|---|---|---|
+| ("tokens", "prompt") | [B, P] | left-padded |
+| ("tokens", "response") | [B, R] | right-padded, EOS included |
+| ("tokens", "full") | [B, P+R] | both |
+| ("masks", "all_attention_mask") | [B, P+R] | bool: real tokens |
+| ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens that the policy produced here, EOS too |
+| ("log_probs", "full") | [B, P+R] | log pi_old, nats, at the sampling temperature; 0 elsewhere |
+| ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref, the same; written once per rollout |
+| ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
+| ("next", "reward") | [B, R, 1] | the score on the last token, minus coef * KL where charged |
+| advantage | [B, R, 1] | written once per rollout |
+| ("next", "done"), ("next", "truncated") | [B, 1] | done: always; truncated: no EOS within R |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+ATTENTION = ("masks", "all_attention_mask")
+ASSISTANT = ("masks", "all_assistant_mask")
+LOG_PROBS = ("log_probs", "full")
+REF_LOG_PROBS = ("next", "ref_log_probs", "full")
+SCORE = ("next", "reward_raw")
+REWARD = ("next", "reward")
+
+
+@dataclass(frozen=True)
+class Responses:
+    """What a sampler produced for N prompts, G times each; B = N x G, rows of a prompt together.
+
+    Attributes:
+        tokens: [B, R] int64, right-padded, EOS included.
+        mask: [B, R] bool, real tokens by position.
+        log_probs: [B, R] log softmax(logits / temperature) of the tokens, nats, 0 at padding.
+        truncated: [B] bool, no EOS within ``max_new_tokens``.
+        states: [B, R, D] hidden states that the tokens were predicted from, where they were asked
+            for; whatever at padding.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    log_probs: Tensor
+    truncated: Tensor
+    states: Tensor | None = None
+
+
+def make_batch(
+    prompt: Tensor, prompt_mask: Tensor, responses: Responses, group_size: int
+) -> TensorDict:
+    """Lay a rollout out, without scores.
+
+    Args:
+        prompt: N prompts [N, P] int64, left-padded.
+        prompt_mask: [N, P], nonzero at real tokens.
+        responses: N x G rows.
+        group_size: G.
+
+    Returns:
+        A checked batch [B].
+
+    Raises:
+        ValueError: shapes or masks that do not fit the layout.
+    """
+    if prompt.shape[0] * group_size != responses.tokens.shape[0]:
+        raise ValueError(
+            f"{responses.tokens.shape[0]} responses for {prompt.shape[0]} prompts x {group_size}"
+        )
+    prompt = prompt.repeat_interleave(group_size, 0)
+    prompt_mask = prompt_mask.bool().repeat_interleave(group_size, 0)
+    size = prompt.shape[0]
+    batch = TensorDict({}, batch_size=[size], device=prompt.device)
+    batch["tokens", "prompt"] = prompt
+    batch["tokens", "response"] = responses.tokens
+    batch["tokens", "full"] = torch.cat([prompt, responses.tokens], 1)
+    batch[ATTENTION] = torch.cat([prompt_mask, responses.mask], 1)
+    batch[ASSISTANT] = torch.cat([torch.zeros_like(prompt_mask), responses.mask], 1)
+    batch[LOG_PROBS] = on_full(batch, responses.log_probs)
+    batch["next", "done"] = torch.ones(size, 1, dtype=torch.bool, device=prompt.device)
+    batch["next", "truncated"] = responses.truncated.unsqueeze(-1)
+    check_batch(batch)
+    return batch
+
+
+def prompt_length(batch: TensorDictBase) -> int:
+    """P, padding included."""
+    return batch["tokens", "prompt"].shape[1]
+
+
+def response_mask(batch: TensorDictBase) -> Tensor:
+    """[B, R] bool: the tokens that the policy produced."""
+    return batch[ASSISTANT][:, prompt_length(batch) :]
+
+
+def on_response(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
+    """The response's part [B, R] of an entry [B, P+R]."""
+    return batch[key][:, prompt_length(batch) :]
+
+
+def on_full(batch: TensorDictBase, value: Tensor) -> Tensor:
+    """A number per response token [B, R] as [B, P+R], 0 on the prompt."""
+    return torch.nn.functional.pad(value, (prompt_length(batch), 0))
+
+
+def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
+    """Write one score per response [B] to ("next", "reward_raw") [B, 1, 1].
+
+    Raises:
+        ValueError: not one number per response.
+    """
+    if scores.shape != batch.batch_size:
+        raise ValueError(f"scores {tuple(scores.shape)}: {batch.batch_size[0]} responses need one")
+    batch[SCORE] = scores.reshape(-1, 1, 1)
+
+
+def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> TensorDictBase:
+    """The rows of some prompts, all G of each: a minibatch.
+
+    Args:
+        batch: [N x G].
+        prompts: which, [n] int64.
+        group_size: G.
+
+    Returns:
+        [n x G], on its own memory, still P and R wide.
+    """
+    rows = prompts[:, None] * group_size + torch.arange(group_size, device=prompts.device)
+    return batch[rows.reshape(-1)]
+
+
+def check_batch(batch: TensorDictBase) -> None:
+    """Refuse what breaks the layout.
+
+    Raises:
+        ValueError: the entry, the first row at fault and what is wrong with it.
+    """
+    tokens, size = batch["tokens"], batch.batch_size[0]
+    width = prompt_length(batch) + tokens["response"].shape[1]
+    for key in (("tokens", "full"), ATTENTION, ASSISTANT, LOG_PROBS):
+        if batch[key].shape != (size, width):
+            raise ValueError(f"{key} is {tuple(batch[key].shape)}, not {(size, width)}")
+    for key in (ATTENTION, ASSISTANT):
+        if batch[key].dtype != torch.bool:
+            raise ValueError(f"{key} is {batch[key].dtype}, not bool")
+    attention, mask = batch[ATTENTION], response_mask(batch)
+    prompt_mask = attention[:, : prompt_length(batch)]
+    _refuse(~prompt_mask.any(1), "its prompt holds no token")
+    _refuse(~mask.any(1), "its response holds no token")
+    _refuse(_falls(prompt_mask), "its prompt is not left-padded")
+    _refuse(_falls(mask.flip(1)), "its response is not right-padded")
+    _refuse((on_response(batch, ATTENTION) != mask).any(1), "its two masks differ on the response")
+    _refuse(
+        batch[ASSISTANT][:, : prompt_length(batch)].any(1), "its prompt counts as produced here"
+    )
+    outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
+    _refuse((outside != 0).any(1), f"{LOG_PROBS} is not 0 outside the response")
+    joined = torch.cat([tokens["prompt"], tokens["response"]], 1)
+    _refuse((tokens["full"] != joined).any(1), "('tokens', 'full') is not prompt and response")
+
+
+def _falls(mask: Tensor) -> Tensor:
+    """[B]: whether a row goes from True to False somewhere."""
+    return (mask[:, :-1] & ~mask[:, 1:]).any(1)
+
+
+def _refuse(wrong: Tensor, what: str) -> None:
+    if wrong.any():
+        raise ValueError(f"row {int(wrong.nonzero()[0])}: {what}")

@@ -1,0 +1,129 @@
+"""Advantages of a language rollout: against the other responses to the prompt, or GAE per token.
+
+B = N prompts x G responses, rows of a prompt together; advantages are [B, R, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+#: A group whose spread is below this share of its scores' size has none: rounding made it.
+_NO_SPREAD = 1e-6
+
+
+def group_normalized(score: Tensor, group_size: int) -> Tensor:
+    """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
+
+    std has G - 1 in its denominator. A group whose scores are all equal gives 0, as does a score
+    that is not finite, which counts in neither mean nor std.
+
+    Args:
+        score: [B].
+        group_size: G.
+
+    Returns:
+        [B].
+    """
+    score, real = _groups(score, group_size)
+    centred, count = _centred(score, real)
+    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
+    size = score.abs().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
+    flat = std <= _NO_SPREAD * size
+    return (centred / std.masked_fill(flat, 1.0)).masked_fill(flat, 0.0).flatten()
+
+
+def leave_one_out(score: Tensor, group_size: int) -> Tensor:
+    """s_i minus the mean of the other scores of its prompt (RLOO: Kool et al. 2019), [B] -> [B].
+
+    s_i - (sum s - s_i) / (n - 1) = n / (n - 1) (s_i - mean). A score that is not finite gets 0 and
+    counts nowhere; so does a score without others.
+    """
+    score, real = _groups(score, group_size)
+    centred, count = _centred(score, real)
+    return (centred * count / (count - 1).clamp_min(1)).flatten()
+
+
+BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "normalized": group_normalized,
+    "leave_one_out": leave_one_out,
+}
+
+
+def group_advantage(
+    score: Tensor,
+    group_size: int,
+    baseline: str,
+    kl_to_go: Tensor,
+    mask: Tensor,
+    coef: float | Tensor,
+) -> Tensor:
+    """A_t = baseline(score) - coef * KL to go: the KL enters after the normalisation.
+
+    Args:
+        score: one per response [B].
+        group_size: G, at least 2.
+        baseline: normalized or leave_one_out.
+        kl_to_go: [B, R] nats, from ``token_loss.kl_to_go``: nothing for placement=loss.
+        mask: [B, R].
+        coef: of the KL.
+
+    Returns:
+        [B, R, 1], 0 at padding.
+
+    Raises:
+        ValueError: G = 1, or an unknown baseline.
+    """
+    if group_size < 2:
+        raise ValueError("group_size=1: a response needs others to be compared with; give >= 2")
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline={baseline}: choose one of {', '.join(BASELINES)}")
+    advantage = BASELINES[baseline](score, group_size)[:, None] - coef * kl_to_go
+    return advantage.masked_fill(~mask, 0.0).unsqueeze(-1)
+
+
+def token_gae(
+    reward: Tensor, value: Tensor, mask: Tensor, gamma: float, lmbda: float
+) -> tuple[Tensor, Tensor]:
+    """GAE over the tokens of each response (Schulman et al. 2016).
+
+    Every response ends at its last token, a truncated one too: its score is all it will get.
+
+    Args:
+        reward: shaped [B, R, 1].
+        value: V(s_t) before token t [B, R].
+        mask: [B, R].
+        gamma: discount per token.
+        lmbda: GAE's lambda.
+
+    Returns:
+        (advantage, value target), each [B, R, 1], 0 at padding.
+    """
+    real = mask.unsqueeze(-1)
+    reward, state_value = reward.masked_fill(~real, 0.0), value.unsqueeze(-1).masked_fill(~real, 0)
+    following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
+    # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
+    never = torch.zeros_like(real)
+    # Not the vectorised one: TorchRL 0.14.1's fails at gamma * lmbda = 0.
+    advantage, target = generalized_advantage_estimate(
+        gamma, lmbda, state_value, following, reward, done=never, terminated=never
+    )
+    return advantage.masked_fill(~real, 0.0), target.masked_fill(~real, 0.0)
+
+
+def _groups(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """[B] -> scores [N, G] with 0 where they are not finite, and where they are."""
+    score = score.reshape(-1, group_size)
+    score = score if score.is_floating_point() else score.float()
+    real = score.isfinite()
+    return score.masked_fill(~real, 0.0), real
+
+
+def _centred(score: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """(s - mean over the finite ones, 0 elsewhere; how many are finite [N, 1])."""
+    count = real.sum(1, keepdim=True)
+    mean = score.sum(1, keepdim=True) / count.clamp_min(1)
+    return (score - mean).masked_fill(~real, 0.0), count

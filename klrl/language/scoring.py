@@ -1,0 +1,263 @@
+"""The hidden states that predict a batch's response tokens: padded, or one row per prompt.
+
+Padded: row i is [prompt | response i], as any trainer does it. Shared: one row [prompt | r1 .. rG]
+with a tree mask (a response sees the prompt and itself) and position ids that restart after the
+prompt, so that a prompt is computed once for its G responses. Real tokens are packed to the left,
+and the last token of a response is left out: nothing is predicted from it. The heads and
+log-softmaxes come after, on response tokens alone: :mod:`klrl.language.vocabulary`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from klrl.language.batch import ATTENTION, prompt_length, response_mask, take_prompts
+from klrl.language.causal_lm import (
+    backbone,
+    check_length,
+    head,
+    model_dtype,
+    plain,
+    positions,
+    sharing_refused,
+    without_dropout,
+)
+from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+
+#: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
+AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
+
+
+def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
+    """One row per response; position ids from the attention mask.
+
+    Args:
+        model: a causal LM.
+        batch: [B].
+
+    Returns:
+        [B, R, D], differentiable.
+
+    Raises:
+        ValueError: longer than the model's context.
+    """
+    check_length(model, int(batch[ATTENTION].sum(1).max()))
+    attention = batch[ATTENTION][:, :-1]
+    with without_dropout(model):
+        output = backbone(model)(
+            input_ids=batch["tokens", "full"][:, :-1],
+            attention_mask=attention.long(),
+            position_ids=positions(attention),
+            use_cache=False,
+        )
+    return output.last_hidden_state[:, prompt_length(batch) - 1 :]
+
+
+def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
+    """One row per prompt, its G responses side by side; the same numbers as :func:`padded_states`.
+
+    Args:
+        model: a causal LM whose attention takes a 4-D mask.
+        batch: [N x G], rows of a prompt together.
+        group_size: G.
+
+    Returns:
+        [B, R, D], differentiable; whatever at padding.
+
+    Raises:
+        ValueError: longer than the model's context.
+    """
+    rows = pack(batch, group_size)
+    check_length(model, int(rows.positions.max()) + 2)
+    with without_dropout(model):
+        output = backbone(model)(
+            input_ids=rows.tokens,
+            attention_mask=tree_mask(rows.segments, model_dtype(model)),
+            position_ids=rows.positions,
+            use_cache=False,
+        )
+    hidden = output.last_hidden_state.flatten(0, 1)
+    return hidden.index_select(0, rows.source.flatten()).unflatten(0, (len(batch), -1))
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """N rows of L tokens, each a prompt and its G responses, packed to the left.
+
+    Attributes:
+        tokens: [N, L].
+        positions: [N, L], restarting after the prompt at every response.
+        segments: [N, L]: 0 the prompt, 1 .. G the responses, -1 padding.
+        source: [B, R]: where in [N x L] the state stands that predicts each response token.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    source: Tensor
+
+
+def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
+    """Lay the batch out as one row per prompt.
+
+    A response of n tokens takes n - 1 slots: its first token is predicted from the prompt's last.
+    """
+    width = prompt_length(batch)
+    first = batch[::group_size]
+    prompt_mask = first[ATTENTION][:, :width]
+    count, device = prompt_mask.shape[0], prompt_mask.device
+    mask = response_mask(batch).unflatten(0, (count, group_size))  # [N, G, R]
+    fed = mask[:, :, 1:]  # token t is fed where there is a token t + 1 to predict
+    steps = fed.shape[-1]
+
+    real = torch.cat([prompt_mask, fed.flatten(1)], 1)
+    tokens = torch.cat(
+        [
+            first["tokens", "prompt"],
+            batch["tokens", "response"][:, :-1].reshape(count, group_size * steps),
+        ],
+        1,
+    )
+    length = prompt_mask.sum(1)  # [N]
+    after = length[:, None] + torch.arange(steps, device=device).repeat(group_size)
+    place = torch.cat([positions(prompt_mask), after], 1)
+    response = torch.arange(1, group_size + 1, device=device).repeat_interleave(steps)
+    segment = torch.cat([response.new_zeros(width), response]).expand(count, -1)
+
+    totals = real.sum(1)  # [N]
+    longest = int(totals.max())
+    order = real.long().argsort(dim=1, descending=True, stable=True)[:, :longest]
+    padding = torch.arange(longest, device=device) >= totals[:, None]
+
+    slot = real.long().cumsum(1) - 1  # where each token went in its row
+    before = (length - 1)[:, None, None].expand(count, group_size, 1)
+    source = torch.cat([before, slot[:, width:].reshape(count, group_size, steps)], 2)
+    source = source + longest * torch.arange(count, device=device)[:, None, None]
+    return SharedRows(
+        tokens=tokens.gather(1, order),
+        positions=place.gather(1, order).masked_fill(padding, 0),
+        segments=segment.gather(1, order).masked_fill(padding, -1),
+        source=source.flatten(0, 1),
+    )
+
+
+def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, 1, L, L], 0 where a token sees another and the dtype's lowest number elsewhere.
+
+    A token sees itself and those before it that belong to the prompt or to its own response.
+    """
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    asks, holds = segments[:, :, None], segments[:, None, :]
+    seen = causal & ((holds == 0) | (holds == asks))
+    bias = torch.zeros(seen.shape, dtype=dtype, device=segments.device)
+    return bias.masked_fill_(~seen, torch.finfo(dtype).min).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is scored, and why.
+
+    Attributes:
+        group_size: G.
+        shared: one row per prompt, else one per response.
+        reason: one line: what was compared, or why sharing is not possible.
+    """
+
+    group_size: int
+    shared: bool
+    reason: str
+
+    def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
+        """[B, R, D], differentiable."""
+        if self.shared:
+            return shared_states(model, batch, self.group_size)
+        return padded_states(model, batch)
+
+    def next_tokens(
+        self, model: nn.Module, batch: TensorDictBase, temperature: float
+    ) -> NextTokens:
+        """The distributions of the batch's response tokens under a model, differentiable."""
+        return NextTokens(self.states(model, batch), head(model), temperature)
+
+    @torch.no_grad()
+    def annotation(
+        self, model: nn.Module, batch: TensorDictBase, temperature: float, prompts_at_a_time: int
+    ) -> NextTokens:
+        """The same without gradient for a whole rollout: what a reference says, once.
+
+        The hidden states are kept, not the logits.
+        """
+        count = batch.batch_size[0] // self.group_size
+        device = batch["tokens", "full"].device
+        pieces = torch.arange(count, device=device).split(prompts_at_a_time)
+        states = [self.states(model, take_prompts(batch, p, self.group_size)) for p in pieces]
+        return NextTokens(torch.cat(states), head(model), temperature)
+
+
+@torch.no_grad()
+def self_check(
+    model: nn.Module, batch: TensorDictBase, group_size: int, prompts: int = 4
+) -> Layout:
+    """Compare the ways to score on the first prompts of a batch, and choose one.
+
+    Args:
+        model: a causal LM.
+        batch: [N x G].
+        group_size: G.
+        prompts: how many to compare on.
+
+    Returns:
+        Shared rows where they agree with padded ones within :data:`AGREEMENT`, else padded ones.
+
+    Raises:
+        ValueError: the padded rows already differ from the model's own logits: its head does more
+            than map hidden states (it scales or caps logits), which no layout here reproduces.
+    """
+    chosen = torch.arange(min(prompts, len(batch) // group_size), device=batch.device)
+    few = take_prompts(batch, chosen, group_size)
+    tokens, mask = few["tokens", "response"], response_mask(few)
+    bound = AGREEMENT[model_dtype(model)]
+
+    def scores(states: Tensor) -> Tensor:
+        return response_log_probs(NextTokens(states, head(model)), tokens, mask)
+
+    padded = scores(padded_states(model, few))
+    off = float((padded - _own_log_probs(model, few)).abs().max())
+    if not off <= bound:
+        raise ValueError(
+            f"{type(plain(model)).__name__}: head(hidden states) is {off:.2g} nats off its own "
+            f"log-probs (at most {bound:g}); a model that scales or caps its logits is not served"
+        )
+    reason = sharing_refused(model)
+    if reason is None:
+        try:
+            off = float((padded - scores(shared_states(model, few, group_size))).abs().max())
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            reason = f"it takes no 4-D mask ({str(error).splitlines()[0]})"
+        else:
+            line = f"{off:.2g} nats between shared and padded rows, at most {bound:g}"
+            if off <= bound:
+                return Layout(group_size, True, f"one row per prompt: {line}")
+            reason = line
+    return Layout(group_size, False, f"one row per response: {reason}")
+
+
+def _own_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
+    """[B, R] through the model's own forward, logits and all."""
+    attention = batch[ATTENTION]
+    with without_dropout(model):
+        output = plain(model)(
+            input_ids=batch["tokens", "full"],
+            attention_mask=attention.long(),
+            position_ids=positions(attention),
+            use_cache=False,
+        )
+    logits = output.logits[:, prompt_length(batch) - 1 : -1]
+    table = tempered_log_softmax(logits, 1.0)
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    return table.gather(-1, tokens[..., None]).squeeze(-1).masked_fill(~mask, 0.0)

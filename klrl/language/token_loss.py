@@ -1,0 +1,196 @@
+"""PPO's losses per token, and the three places where KL(policy || reference) is charged.
+
+B responses of at most R tokens, ``mask`` [B, R] bool where they are real; nats. Everything is pure.
+w = pi_theta / pi_old of a token. The terms are those of :mod:`klrl.losses.functional`; which
+estimator may stand where is docs/kl.md's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from klrl.kl.divergence import ESTIMATORS, estimate_kl, masked_mean
+from klrl.losses import functional as terms
+
+PLACEMENTS = ("reward", "loss", "split")
+
+
+def token_mean(value: Tensor, mask: Tensor) -> Tensor:
+    """Mean over valid tokens, padding counts nowhere: every token weighs the same."""
+    return masked_mean(value, mask)
+
+
+def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
+    """Sum over a sequence's tokens, mean over sequences: long responses weigh more."""
+    return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": token_mean,
+    "sequence": sequence_mean,
+}
+
+
+def check_placement(placement: str, estimator: str, allow_biased: bool = False) -> None:
+    """Refuse what has the wrong gradient (docs/kl.md).
+
+    Raises:
+        ValueError: an unknown name, a biased pair, or a split that would count a step twice.
+    """
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
+    if estimator not in (*ESTIMATORS, "exact"):
+        raise ValueError(f"estimator={estimator}: choose exact, {', '.join(ESTIMATORS)}")
+    if placement == "reward" and estimator != "k1" and not allow_biased:
+        raise ValueError(f"placement=reward with estimator={estimator}: its gradient is wrong")
+    if placement == "split" and estimator != "exact":
+        raise ValueError(f"placement=split: takes the exact KL, not {estimator}")
+
+
+def sampled_kl(
+    estimator: str, log_prob: Tensor, ref_log_prob: Tensor, exact: Tensor | None, mask: Tensor
+) -> Tensor:
+    """KL(pi_old || pi_ref) of every token of a rollout, [B, R]; 0 at padding.
+
+    Args:
+        estimator: k1, k2, k3 or exact.
+        log_prob: log pi_old [B, R].
+        ref_log_prob: log pi_ref [B, R].
+        exact: the exact KL [B, R], which ``exact`` needs.
+        mask: [B, R].
+
+    Raises:
+        ValueError: ``exact`` without one.
+    """
+    if estimator != "exact":
+        return estimate_kl(log_prob, ref_log_prob, estimator, mask)
+    if exact is None:
+        raise ValueError("estimator=exact: the exact KL is missing")
+    return exact.masked_fill(~mask, 0.0)
+
+
+def shaped_reward(
+    score: Tensor, kl: Tensor, mask: Tensor, coef: float | Tensor, placement: str
+) -> Tensor:
+    """Reward per token: the score on the last token, minus coef * KL where the reward is charged.
+
+    Args:
+        score: one per response [B].
+        kl: per token [B, R].
+        mask: [B, R], at least one token in every row.
+        coef: of the KL; raw reward units per nat.
+        placement: reward, loss or split; ``loss`` leaves the reward alone.
+
+    Returns:
+        [B, R, 1], 0 at padding.
+    """
+    last = mask.sum(1, keepdim=True) - 1
+    reward = torch.zeros_like(kl).scatter(1, last, score[:, None].to(kl.dtype))
+    if placement != "loss":
+        reward = reward - coef * kl.masked_fill(~mask, 0.0)
+    return reward.unsqueeze(-1)
+
+
+def kl_to_go(kl: Tensor, mask: Tensor, placement: str) -> Tensor:
+    """The KL that a token's choice is charged with, [B, R] nats.
+
+    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the own step stands in the loss;
+    ``loss``: 0.
+    """
+    if placement == "loss":
+        return torch.zeros_like(kl)
+    kl = kl.masked_fill(~mask, 0.0)
+    later = kl.flip(1).cumsum(1).flip(1)
+    return ((later - kl) if placement == "split" else later).masked_fill(~mask, 0.0)
+
+
+def clip_gain(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor, epsilon: float
+) -> Tensor:
+    """min(w A, clip(w, 1 - eps, 1 + eps) A) per token, [B, R] (Schulman et al. 2017, eq. 7)."""
+    log_prob, old_log_prob = _real(mask, log_prob, old_log_prob)
+    return terms.clipped_surrogate(log_prob, old_log_prob, _real(mask, advantage)[0], epsilon)
+
+
+def klpen_gain(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    kl_old: Tensor,
+    mask: Tensor,
+    beta: float | Tensor,
+) -> Tensor:
+    """W A - beta KL(old||new) per token, [B, R] (Schulman et al. 2017, eq. 8).
+
+    Args:
+        log_prob: log pi_theta [B, R].
+        old_log_prob: log pi_old [B, R].
+        advantage: [B, R].
+        kl_old: KL(old||new) [B, R], from :func:`sampled_kl_old` or exact.
+        mask: [B, R].
+        beta: of KL(old||new).
+    """
+    log_prob, old_log_prob, advantage, kl_old = _real(
+        mask, log_prob, old_log_prob, advantage, kl_old
+    )
+    return terms.surrogate(log_prob, old_log_prob, advantage) - beta * kl_old
+
+
+def sampled_kl_old(log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> Tensor:
+    """KL(old||new) per token by k3, [B, R] nats, 0 at padding.
+
+    With r = log pi_old - log pi_theta and tokens of pi_old, exp(-r) - 1 + r = w - 1 - log w is
+    unbiased and >= 0, and its gradient is the KL's: E_old[grad w] = 0 leaves -E_old[grad log pi].
+    """
+    return estimate_kl(old_log_prob, log_prob, "k3", mask)
+
+
+def reference_penalty(
+    estimator: str,
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    ref_log_prob: Tensor,
+    exact: Tensor | None,
+    mask: Tensor,
+) -> Tensor:
+    """KL(pi_theta || pi_ref) per token as the loss charges it, [B, R]; its gradient is the KL's.
+
+    ``exact`` as it is; w r for k1 and w k3(r) with w differentiable, w.detach() r^2 / 2 for k2.
+
+    Args:
+        estimator: k1, k2, k3 or exact.
+        log_prob: log pi_theta [B, R].
+        old_log_prob: log pi_old [B, R].
+        ref_log_prob: log pi_ref [B, R].
+        exact: the exact KL [B, R] with its gradient, which ``exact`` needs.
+        mask: [B, R].
+
+    Raises:
+        ValueError: ``exact`` without one.
+    """
+    if estimator == "exact":
+        if exact is None:
+            raise ValueError("estimator=exact: the exact KL is missing")
+        return _real(mask, exact)[0]
+    return terms.reference_kl(estimator, *_real(mask, log_prob, old_log_prob, ref_log_prob))
+
+
+def critic_distance(
+    value: Tensor,
+    target: Tensor,
+    old_value: Tensor,
+    mask: Tensor,
+    kind: str = "l2",
+    clip_value: float | None = None,
+) -> Tensor:
+    """Distance of the value to its target per token, [B, R]; see ``functional.critic_loss``."""
+    value, target, old_value = _real(mask, value, target, old_value)
+    return terms.critic_loss(value, target, old_value, kind, clip_value)
+
+
+def _real(mask: Tensor, *values: Tensor) -> list[Tensor]:
+    """Zeros at padding, which may hold anything: it must not reach a sum, nor a gradient."""
+    return [value.masked_fill(~mask, 0.0) for value in values]

@@ -1,0 +1,144 @@
+"""The sampler protocol over TorchRL's ``TransformersWrapper``.
+
+Slower than :class:`klrl.language.sampler.CacheSampler` (a prompt is computed once per response, the
+log-probs in a second forward). It serves to compare with, and as the pattern for wrappers of
+engines. What TorchRL 0.14.1 gets wrong is mended in :func:`_mended` and in the settings below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.modules.llm import TransformersWrapper
+from transformers import GenerationConfig
+
+from klrl.kl._score import evaluating
+from klrl.language.batch import Responses, make_batch
+from klrl.language.causal_lm import check_length, head, plain
+from klrl.language.sampler import Decoding, SpecialTokens
+from klrl.language.scoring import padded_states
+from klrl.language.vocabulary import NextTokens, response_log_probs
+
+
+class WrapperSampler:
+    """Sampling by ``TransformersWrapper(generate=True)``.
+
+    Args:
+        model: a causal LM.
+        tokenizer: which the wrapper decodes the responses with.
+        special: EOS and pad.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, special: SpecialTokens) -> None:
+        self.model, self.tokenizer, self.special = model, tokenizer, special
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: Tensor,
+        prompt_mask: Tensor,
+        group_size: int,
+        decoding: Decoding,
+        generator: torch.Generator | None = None,
+    ) -> Responses:
+        """As :class:`klrl.language.sampler.Sampler`."""
+        longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
+        check_length(self.model, longest)
+        rows = prompt.repeat_interleave(group_size, 0)
+        data = TensorDict(
+            {
+                ("tokens", "prompt"): rows,
+                ("masks", "all_attention_mask"): prompt_mask.bool().repeat_interleave(
+                    group_size, 0
+                ),
+            },
+            batch_size=[len(rows)],
+        )
+        wrapper = TransformersWrapper(
+            plain(self.model),
+            tokenizer=self.tokenizer,
+            input_mode="tokens",
+            generate=True,
+            pad_output=True,
+            return_log_probs=False,
+        )
+        network, config = plain(self.model), _generation_config(decoding, self.special)
+        seeded = _seeded(generator, prompt.device)
+        with evaluating(self.model), _generating_with(network, config), seeded:
+            output = wrapper(data)
+        tokens = output["tokens", "response"]
+        return self._mended(prompt, prompt_mask, group_size, tokens, decoding.temperature)
+
+    def _mended(
+        self,
+        prompt: Tensor,
+        prompt_mask: Tensor,
+        group_size: int,
+        tokens: Tensor,
+        temperature: float,
+    ) -> Responses:
+        """Masks and log-probs from the tokens alone; the wrapper's own are wrong.
+
+        Its masks are by value (where pad == eos the EOS is lost); its log-probs ignore the
+        temperature and force that of the first token to 0. Here a response ends with its first EOS,
+        and its log-probs are scored again.
+        """
+        ends = torch.isin(tokens, torch.tensor(self.special.eos, device=tokens.device))
+        mask = (ends.long().cumsum(1) - ends.long()) == 0
+        used = int(mask.sum(1).max())
+        found = Responses(
+            tokens=tokens.masked_fill(~mask, self.special.pad)[:, :used],
+            mask=mask[:, :used],
+            log_probs=torch.zeros(tokens.shape[0], used, device=tokens.device),
+            truncated=~(ends & mask).any(1),
+        )
+        states = padded_states(self.model, make_batch(prompt, prompt_mask, found, group_size))
+        log_probs = response_log_probs(
+            NextTokens(states, head(self.model), temperature), found.tokens, found.mask
+        )
+        return Responses(found.tokens, found.mask, log_probs, found.truncated, states)
+
+
+def _generation_config(decoding: Decoding, special: SpecialTokens) -> GenerationConfig:
+    """All of sampling's settings: transformers' own default is a top-k of 50."""
+    sampling: dict[str, Any] = {"do_sample": False}
+    if not decoding.greedy:
+        sampling = {
+            "do_sample": True,
+            "temperature": decoding.temperature,
+            "top_k": decoding.top_k or 0,
+            "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
+        }
+    return GenerationConfig(
+        max_new_tokens=decoding.max_new_tokens,
+        eos_token_id=list(special.eos),
+        pad_token_id=special.pad,
+        **sampling,
+    )
+
+
+@contextmanager
+def _generating_with(model: Any, config: GenerationConfig) -> Iterator[None]:
+    """Without what the model's generation_config.json adds (penalties, min-p, its own top-k)."""
+    before, model.generation_config = model.generation_config, config
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _seeded(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """``generate`` draws from torch's own generator: seed that one for a while."""
+    if generator is None:
+        yield
+        return
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
