@@ -15,6 +15,13 @@ class NonFiniteError(FloatingPointError):
     """
 
 
+class RewardError(RuntimeError):
+    """A reward function that raised, hung or returned no scores; the text names it and the sample.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
 class Interrupted(BaseException):
     """The run was told to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended in good order.
 

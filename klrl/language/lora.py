@@ -1,0 +1,109 @@
+"""Low-rank adapters through ``peft``, and the policy without them.
+
+W x becomes W x + (alpha / r) B A x, and B starts at 0, so that the policy starts at its reference
+(Hu et al. 2021, "LoRA", arXiv:2106.09685, section 4.1).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from klrl.errors import ConfigError
+from klrl.kl._score import evaluating
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """``actor.lora.*``.
+
+    Args:
+        r: rank of the update of a weight.
+        alpha: the update is scaled by alpha / r.
+        dropout: 0. Anything else is refused: it would be drawn in the update and not while
+            sampling, so that the ratio of the first epoch would not be 1.
+        target_modules: names of layers, or "all-linear" for all but the head.
+    """
+
+    r: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: str | Sequence[str] = "all-linear"
+
+
+def add_lora(network: Any, settings: LoraSettings) -> Any:
+    """Freeze a model and put trainable adapters beside its layers.
+
+    Returns:
+        A ``PeftModel``; the network is changed in place and belongs to it.
+
+    Raises:
+        ConfigError: a setting is out of range or names no layer; peft is not installed.
+    """
+    _check(settings)
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError(
+            "actor.lora: the package peft is not installed; pip install 'klrl[language]'"
+        ) from error
+    targets = settings.target_modules
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        # GPT-2's Conv1D keeps its weight transposed.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in network.modules()),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            # peft 0.21 reads a property that transformers 5.23 deprecates.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            return get_peft_model(network, config)
+    except ValueError as error:
+        raise ConfigError(
+            f"actor.lora.target_modules={targets}: {str(error).splitlines()[0]}; name layers of "
+            "the model, or use all-linear"
+        ) from error
+
+
+def _check(settings: LoraSettings) -> None:
+    if settings.r < 1:
+        raise ConfigError(f"actor.lora.r={settings.r}: out of range; give a whole number >= 1")
+    if not settings.alpha > 0:
+        raise ConfigError(f"actor.lora.alpha={settings.alpha:g}: out of range; give a number > 0")
+    if settings.dropout != 0:
+        raise ConfigError(
+            f"actor.lora.dropout={settings.dropout:g}: the updated policy would not be the one "
+            "that sampled (a ratio other than 1 in the first epoch); set it to 0"
+        )
+
+
+@contextmanager
+def adapter_off(model: Any) -> Iterator[Any]:
+    """``reference=adapter_off``: the model as it was before its adapters, for scoring.
+
+    No weight is copied: inside, the very same model computes without its adapters, without
+    gradients and in evaluation mode; adapters and modes are back afterwards, after errors too.
+
+    Args:
+        model: a ``PeftModel``, from :func:`add_lora`.
+
+    Raises:
+        ConfigError: it has no adapters.
+    """
+    if not hasattr(model, "disable_adapter"):
+        raise ConfigError(
+            "reference=adapter_off: the policy has no adapters; set actor.lora.r, or choose "
+            "reference=initial"
+        )
+    with model.disable_adapter(), evaluating(model), torch.no_grad():
+        yield model

@@ -1,0 +1,276 @@
+"""Reward functions: found by name, called on a batch, and watched.
+
+A reward function takes B prompts, B responses and B rows, and returns B numbers::
+
+    def reward(prompts, responses, rows):
+        return [float(row["answer"] in text) for text, row in zip(responses, rows)]
+
+- prompts: as the data has them, texts or lists of {"role", "content"};
+- responses: texts, without the EOS that ended them;
+- rows: the whole lines of the data file, or a task's own fields.
+
+The built-in ``exact`` and ``proxy`` are such functions. Whatever goes wrong in one is a
+:class:`~klrl.errors.RewardError` of one line that names the sample.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from klrl.errors import ConfigError, RewardError
+from klrl.language import sort_digits
+from klrl.language._text import in_one_line
+from klrl.language.prompts import Prompt, Tokenizer
+
+#: (prompts, responses, rows) -> scores, B of each.
+RewardFunction: TypeAlias = Callable[
+    [Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Any
+]
+#: A prompt and a response to it.
+Sample: TypeAlias = tuple[Prompt, str]
+BUILT_IN: Mapping[str, RewardFunction] = {
+    "exact": sort_digits.exact,
+    "proxy": sort_digits.proxy,
+}
+
+
+class _TooLong(Exception):
+    """A call did not return in time."""
+
+
+#: What a user's function may fail with; Ctrl-C goes through. A function that exits only fails.
+FAILURES = (Exception, SystemExit)
+
+
+def find_reward(name: str) -> RewardFunction:
+    """``env.reward``: a built-in, or a function of the user's as ``package.module:function``.
+
+    Modules are looked for where Python looks, then in the current folder.
+
+    Raises:
+        ConfigError: no such module or function, an import that fails, other arguments.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    setting = f"env.reward={name}"
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError(
+            f"{setting}: choose {' or '.join(BUILT_IN)}, or name a function as "
+            "package.module:function"
+        )
+    if str(Path.cwd()) not in sys.path:
+        # The console script, unlike python -m, does not look in the current folder.
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{setting}: importing {module_name} fails ({in_one_line(error)}); mend it, or "
+            "start klrl in the folder that holds it"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigError(f"{setting}: {module_name} has no function {attribute}; mend the name")
+    try:
+        inspect.signature(function).bind([], [], [])
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
+            "it these three arguments"
+        ) from error
+    except ValueError:
+        pass  # some functions written in C do not tell their arguments
+    return function
+
+
+class Reward:
+    """A reward function with a name, a time limit and checks of what it returns.
+
+    With a time limit the function runs in a thread of its own while this one waits, so that a hang
+    in C code can be left behind and Ctrl-C works all the while; an alarm signal would do neither,
+    would only work on the main thread, and is what some verifiers use themselves. Those need the
+    main thread: ``timeout=None`` calls the function here, without a limit. A function that hung
+    cannot be ended; its thread dies with the process.
+
+    Args:
+        name: ``env.reward``.
+        timeout: seconds that a call may take; None for no limit.
+        function: default: what the name stands for.
+
+    Raises:
+        ConfigError: see :func:`find_reward`.
+    """
+
+    def __init__(
+        self, name: str, timeout: float | None, function: RewardFunction | None = None
+    ) -> None:
+        self._name, self._timeout = name, timeout
+        self._function = function or find_reward(name)
+
+    def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+        """Score B responses.
+
+        Args:
+            prompts: B prompts, one per response.
+            responses: B texts.
+
+        Returns:
+            [B] float32 on the CPU, all finite.
+
+        Raises:
+            RewardError: the function raised, took too long, or returned something else than B
+                finite numbers.
+        """
+        samples = list(zip(prompts, responses, strict=True))
+        try:
+            returned = self._call(samples, self._timeout)
+        except FAILURES as error:
+            raise RewardError(self._blame(samples, error)) from error
+        return self._checked(samples, returned)
+
+    def _call(self, samples: Sequence[Sample], timeout: float | None) -> Any:
+        prompts = [prompt.content for prompt, _ in samples]
+        responses = [response for _, response in samples]
+        rows = [prompt.row for prompt, _ in samples]
+        return within(timeout, lambda: self._function(prompts, responses, rows))
+
+    def _blame(self, samples: Sequence[Sample], error: BaseException) -> str:
+        """The line about a batch that failed."""
+        told = self._told(error)
+        alone = self._first_to_fail(samples)
+        if alone is None:
+            return (
+                f"env.reward={self._name}: {told} on {len(samples)} samples, on none of them alone"
+            )
+        index, failure = alone
+        if failure is None:
+            return f"env.reward={self._name}: {told} on {len(samples)} samples"
+        if isinstance(failure, _TooLong):
+            return f"{self._where(index, samples)}: {told}, and hangs on this one alone"
+        return f"{self._where(index, samples)}: {self._told(failure)}"
+
+    def _first_to_fail(self, samples: Sequence[Sample]) -> tuple[int, BaseException | None] | None:
+        """Which sample fails alone, and how, looked for during the time of one call or two.
+
+        Returns:
+            Its index and its error; an index and None where the time went by without; None where
+            each of them passes.
+        """
+        end = time.monotonic() + (self._timeout or 10.0)
+        for index, sample in enumerate(samples):
+            if time.monotonic() > end:
+                return index, None
+            try:
+                self._call([sample], self._timeout)
+            except FAILURES as error:
+                return index, error
+        return None
+
+    def _told(self, error: BaseException) -> str:
+        if isinstance(error, _TooLong):
+            return f"took more than {self._timeout:g} s"
+        hint = ""
+        if self._timeout is not None and "main thread" in str(error):
+            # What functions get that set signals.
+            hint = "; without a time limit it is called on the main thread"
+        return f"raised {in_one_line(error)}{hint}"
+
+    def _checked(self, samples: Sequence[Sample], returned: Any) -> Tensor:
+        size = len(samples)
+        if isinstance(returned, Tensor):
+            returned = returned.detach().cpu()  # a reward model's
+        if isinstance(returned, str | bytes | Mapping | Set) or not _has_length(returned):
+            raise RewardError(
+                f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
+                f"{size} numbers"
+            )
+        if len(returned) != size:
+            raise RewardError(
+                f"env.reward={self._name}: returned {len(returned)} scores for {size} samples"
+            )
+        scores = []
+        for index, value in enumerate(returned):
+            try:
+                scores.append(float(value))
+            except (TypeError, ValueError):
+                raise RewardError(
+                    f"{self._where(index, samples)}: returned {value!r:.40}, not a number"
+                ) from None
+            if not math.isfinite(scores[-1]):
+                raise RewardError(f"{self._where(index, samples)}: returned {scores[-1]}")
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _where(self, index: int, samples: Sequence[Sample]) -> str:
+        prompt, response = samples[index]
+        shown = response if len(response) <= 60 else response[:57] + "..."
+        return (
+            f"env.reward={self._name}: sample {index} of {len(samples)} "
+            f"({prompt.origin}, response {shown!r})"
+        )
+
+
+def _has_length(value: Any) -> bool:
+    """Whether it can be counted; a tensor without dimensions has ``__len__`` and cannot."""
+    try:
+        len(value)
+    except TypeError:
+        return False
+    return True
+
+
+def within(timeout: float | None, call: Callable[[], Any]) -> Any:
+    """What a call returns or raises.
+
+    Raises:
+        _TooLong: it did neither in ``timeout`` seconds.
+    """
+    if timeout is None:
+        return call()
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def work() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:  # raised again in the caller's thread
+            outcome.append((None, error))
+
+    # A daemon: one that hangs must not keep the process from ending.
+    thread = threading.Thread(target=work, daemon=True, name="reward")
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise _TooLong
+    returned, error = outcome[0]
+    if error is not None:
+        raise error
+    return returned
+
+
+def response_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
+    """Responses as a reward function gets them.
+
+    Special tokens inside stay in the text, so that they cannot be smuggled past a reward.
+
+    Args:
+        tokenizer: decodes.
+        ids: [B, R], right-padded.
+        mask: [B, R] bool, True at the response's tokens, its EOS included.
+
+    Returns:
+        B texts without the EOS that ended them.
+    """
+    rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
+    rows = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in rows]
+    return list(tokenizer.batch_decode(rows, skip_special_tokens=False))

@@ -1,0 +1,145 @@
+"""A verifiable task made here: the user gives digits, the assistant sorts them.
+
+Nothing is downloaded: the tokenizer has one token per digit and ChatML's marks.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from klrl.language.prompts import Prompt
+
+#: ChatML. What the assistant produces, its EOS included, is marked as generation.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DIGITS = "0123456789"
+VOCABULARY = (
+    *("<pad>", "<unk>", "<|im_start|>", "<|im_end|>"),
+    *("\n", "user", "assistant", "system"),
+    *DIGITS,
+)
+#: Digits in each worked example. Its two turns are 10 + 2 * 5 = 20 tokens.
+SHOT_DIGITS = 5
+#: One in so many digit strings belongs to the evaluation split.
+EVAL_SHARE = 8
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """18 tokens: digits, roles, a new line; bos, eos, pad and unk are four different ones."""
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"user|assistant|system|\n|."), "isolated")
+    words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@dataclass(frozen=True)
+class SortDigits:
+    """Problem number i, the same for the same settings, however often and in which order asked.
+
+    A prompt has 8 + digits tokens, 14 on average by default, and 20 more per shot.
+
+    Args:
+        shortest: fewest digits.
+        longest: most digits; their number is uniform between the two.
+        shots: worked examples before the question, as earlier turns; 4 make 94-token prompts.
+        seed: another seed, other problems.
+        split: "train" or "eval". No digit string is in both, whatever the seeds.
+    """
+
+    shortest: int = 4
+    longest: int = 8
+    shots: int = 0
+    seed: int = 0
+    split: str = "train"
+
+    def __call__(self, index: int) -> Prompt:
+        """Problem number ``index``; its row holds ``digits`` and ``answer``."""
+        rng = random.Random(f"sort_digits/{self.split}/{self.seed}/{index}")
+        turns: list[Mapping[str, str]] = []
+        for _ in range(self.shots):
+            digits = _draw(rng, SHOT_DIGITS, "train")
+            turns += [_user(digits), {"role": "assistant", "content": sort(digits)}]
+        digits = _draw(rng, rng.randint(self.shortest, self.longest), self.split)
+        row = {"digits": digits, "answer": sort(digits)}
+        return Prompt((*turns, _user(digits)), row, f"problem {index}")
+
+
+def _user(digits: str) -> Mapping[str, str]:
+    return {"role": "user", "content": digits}
+
+
+def _draw(rng: random.Random, count: int, split: str) -> str:
+    while True:
+        digits = "".join(rng.choices(DIGITS, k=count))
+        if split_of(digits) == split:
+            return digits
+
+
+def split_of(digits: str) -> str:
+    """The split of a digit string, by its checksum."""
+    return "train" if zlib.crc32(digits.encode()) % EVAL_SHARE else "eval"
+
+
+def sort(digits: str) -> str:
+    """531 -> 135."""
+    return "".join(sorted(digits))
+
+
+# ------------------------------------------------------------------------------------- rewards
+
+
+def exact(
+    prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """The gold score: 1 where the response is the row's ``answer`` and nothing else, else 0."""
+    return [float(response == row["answer"]) for response, row in zip(responses, rows, strict=True)]
+
+
+def proxy(
+    prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """A flawed score: the share of the row's ``digits`` in the sorted start of the response.
+
+    Digits that were not asked for cost nothing. So it can be hacked: a policy that writes some
+    digits twice, "00112235789", covers more questions than one that answers this question, and
+    its proxy rises while its gold score falls. A correct answer has proxy 1.
+    """
+    return [
+        _coverage(row["digits"], sorted_start(response))
+        for response, row in zip(responses, rows, strict=True)
+    ]
+
+
+def _coverage(asked: str, given: str) -> float:
+    """The share of the digits asked for, counted with repetition, that were given."""
+    return sum(min(asked.count(digit), given.count(digit)) for digit in set(asked)) / len(asked)
+
+
+def sorted_start(text: str) -> str:
+    """The longest start of a text that is digits in ascending order: "1355x9" -> "1355"."""
+    end = 0
+    while end < len(text) and text[end] in DIGITS and text[max(end - 1, 0)] <= text[end]:
+        end += 1
+    return text[:end]

@@ -1,0 +1,79 @@
+"""The tokenizer of a model's folder, checked for what training needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from klrl.errors import ConfigError
+from klrl.language._text import first_line
+from klrl.language.prompts import Tokenizer
+
+
+def load_tokenizer(
+    folder: Path, *, chat: bool, setting: str, say: Callable[[str], None] = print
+) -> Tokenizer:
+    """The tokenizer of a folder, padding on the left.
+
+    Where it has no pad token, EOS takes its place and ``say`` gets a line: klrl knows padding by
+    position and never by value.
+
+    Args:
+        folder: of the model.
+        chat: whether it needs a chat template.
+        setting: for messages, as in ``actor.model=...``.
+        say: takes the line.
+
+    Raises:
+        ConfigError: no tokenizer, one that runs code, no EOS token, or no chat template.
+    """
+    told = _read_settings(folder, setting)
+    # What a folder holds goes before what its model's name suggests: AutoTokenizer of transformers
+    # 5.23 puts Qwen2's own rules in place of those of a tokenizer.json beside a Qwen2 model.
+    exact = told.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
+    try:
+        tokenizer: Tokenizer = kind.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{setting}: no tokenizer can be read from it ({first_line(error)}); save the "
+            "model's tokenizer there with save_pretrained"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{setting}: its tokenizer has no EOS token, so no response could end; set eos_token "
+            "in its tokenizer_config.json"
+        )
+    if chat and not tokenizer.chat_template:
+        raise ConfigError(
+            f"{setting}: its tokenizer has no chat template, and the prompts are conversations; "
+            "put a chat_template.jinja beside it, or give plain prompts"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        say(f"{setting}: no pad token; padding with EOS, told apart by position")
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
+    """What ``tokenizer_config.json`` tells; it must not ask for code."""
+    file = folder / "tokenizer_config.json"
+    try:
+        told = json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(
+            f"{setting}: tokenizer_config.json is not JSON ({error}); save it anew"
+        ) from error
+    if told.get("auto_map"):
+        raise ConfigError(
+            f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
+            "choose a model whose tokenizer transformers itself implements"
+        )
+    return dict(told)
