@@ -10,7 +10,7 @@ from klrl import compiled
 from klrl.compiled import check_inputs, decide, package_key, prepare
 from klrl.experiment import Experiment
 from klrl.learner import Learner
-from klrl.update import METRICS, Columns, Problem, eager_step, loss_terms, pure_step
+from klrl.update import Columns, Problem, eager_step, loss_terms, pure_step
 
 CPU = torch.device("cpu")
 
@@ -232,7 +232,7 @@ def test_without_a_compiler_it_is_eager_and_says_so(settings, monkeypatch) -> No
         prepared = prepare(mode, problem, arguments)
         assert prepared.mode == "false"
         assert "needs a C++ compiler" in prepared.told
-        assert prepared.step(*arguments).shape == (len(METRICS),)
+        assert prepared.step(*arguments).shape == (len(problem.loss.measures) + 1,)
 
 
 def test_auto_is_decided_by_the_settings(settings) -> None:
