@@ -88,7 +88,7 @@ def test_the_loss_adds_coef_times_the_kl_of_its_minibatch(estimator: str) -> Non
     }[estimator].mean()
     torch.testing.assert_close(terms.total, 0.4 * by_hand)
     means = {k: v.mean().item() for k, v in zip(loss.measures, terms.frames, strict=True)}
-    assert loss.weighted(means, count, 0.4)["kl_ref"] == pytest.approx(float(0.4 * by_hand))
+    assert loss.weighted(means, count, 0.4)["kl_ref"] == pytest.approx((0.4 * by_hand).item())
 
 
 def test_split_has_the_gradient_of_the_whole_episodes_kl() -> None:
