@@ -168,6 +168,13 @@ def test_a_package_agrees_with_eager_and_is_built_once(settings, cache, monkeypa
     again, _ = learn(settings, "aot", *words)
     assert torch.equal(again, built)
 
+    (package,) = cache.glob("*.pt2")
+    whole = package.read_bytes()
+    package.write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr(compiled, "build_package", lambda *_: package.write_bytes(whole))
+    mended, _ = learn(settings, "aot", *words)
+    assert torch.equal(mended, built)
+
 
 def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
     """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
