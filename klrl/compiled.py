@@ -157,20 +157,32 @@ def _compiled_settings(config: LossConfig | OptimConfig) -> dict[str, Any]:
 
 def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
     path = cache_dir() / f"{package_key(problem, example)}.pt2"
-    started = time.perf_counter()
+    loader = _load(path)
     told = f"update: package {path.name[:8]} loaded"
-    if not path.exists():
+    if loader is None:
         say("compiling the update, once for this kind of run (learner.compile=false does without)")
+        started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started
         told = f"update: compiled in {seconds:.0f} s, kept in {path.parent} for the next runs"
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+        loader = _load(path)
     run = loader.run
 
     def step(*given: Tensor) -> Tensor:
         return run(list(given))[0]
 
     return Prepared(step, "aot", told)
+
+
+def _load(path: Path) -> Any:
+    """The package, on one thread's inputs; None where there is none that can be read."""
+    if not path.exists():
+        return None
+    try:
+        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    except RuntimeError:  # cut off by a full disk, say
+        path.unlink()
+        return None
 
 
 def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> None:

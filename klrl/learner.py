@@ -13,8 +13,9 @@ from klrl.compiled import Prepared, check_inputs, prepare
 from klrl.config import ClipConfig, Config, KLPENConfig
 from klrl.errors import NonFiniteError
 from klrl.losses import BetaRule, line_search, make_beta_rule, make_loss
-from klrl.models.actor import Agent, trainable
-from klrl.update import METRICS, Adam, Columns, Problem
+from klrl.models.actor import Agent
+from klrl.models.networks import in_order
+from klrl.update import Adam, Columns, Problem
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class Learner:
     ) -> None:
         self.config, self.agent, self.mode = config, agent, mode
         self.loss = make_loss(config.loss, agent.family, reference_estimator)
+        self._metrics = (*self.loss.measures, "grad_norm")
         self.beta_rule: BetaRule = make_beta_rule(config.loss)
-        self.parameters = trainable(agent)
+        self.parameters = in_order(agent)
         self.optimizer = Adam(self.parameters)
         self._target_kl = config.loss.target_kl if isinstance(config.loss, ClipConfig) else None
         #: Told what the step is, at the first minibatch.
@@ -100,14 +102,23 @@ class Learner:
             if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
-        require_finite(metrics, self.config.learner.minibatches)
+        require_finite(metrics, self._metrics, self.config.learner.minibatches)
         kl_old = self.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
         alpha, kl_old = self._hold(frames, actor_before, kl_old)
-        mean = dict(zip(METRICS, metrics.mean(0).tolist(), strict=True))
-        del mean["kl_old"]  # of minibatches, in the midst of the update
-        return Learned(**mean, kl_old=kl_old, alpha=alpha, beta=beta, lr=lr, epochs=epochs)
+        means = dict(zip(self._metrics, metrics.mean(0).tolist(), strict=True))
+        count = len(frames["advantage"]) // self.config.learner.minibatches
+        terms = self.loss.weighted(means, count, kl_coef)
+        return Learned(
+            **terms,
+            kl_old=kl_old,
+            alpha=alpha,
+            beta=beta,
+            grad_norm=means["grad_norm"],
+            lr=lr,
+            epochs=epochs,
+        )
 
     def _hold(
         self, frames: dict[str, Tensor], actor_before: list[Tensor], kl: float
@@ -141,7 +152,7 @@ class Learner:
         for part in minibatches:
             coefficients[1] = self.beta_rule.beta
             made.append(prepared.step(*state, part, coefficients))
-            self.beta_rule.update(float(made[-1][METRICS.index("kl_old")]))
+            self.beta_rule.update(float(made[-1][self._metrics.index("kl_old")]))
         return made
 
     def _prepare(self, example: tuple[Tensor, ...]) -> Prepared:
@@ -190,13 +201,24 @@ class Learner:
         return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
 
-def require_finite(metrics: Tensor, minibatches: int) -> None:
+def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
     """Name the first term, of the first minibatch, that is not finite."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
         step, term = bad[0].tolist()
-        name = "gradient" if METRICS[term] == "grad_norm" else f"loss/{METRICS[term]}"
         raise NonFiniteError(
-            f"{name} is {float(metrics[step, term])} in minibatch {step % minibatches} of epoch "
-            f"{step // minibatches + 1}; lower optim.lr or look at the rewards"
+            f"{_TOLD.get(names[term], names[term])} is {float(metrics[step, term])} in minibatch "
+            f"{step % minibatches} of epoch {step // minibatches + 1}; "
+            "lower optim.lr or look at the rewards"
         )
+
+
+#: What a measure is called where it is not finite.
+_TOLD = {
+    "gain": "loss/objective",
+    "distance": "loss/critic",
+    "entropy": "policy/entropy",
+    "kl_old": "KL(old||new)",
+    "kl_ref": "loss/kl_ref",
+    "grad_norm": "gradient",
+}

@@ -10,7 +10,7 @@ from klrl import compiled
 from klrl.compiled import check_inputs, decide, package_key, prepare
 from klrl.experiment import Experiment
 from klrl.learner import Learner
-from klrl.update import METRICS, Columns, Problem, eager_step, loss_terms, pure_step
+from klrl.update import Columns, Problem, eager_step, loss_terms, pure_step
 
 CPU = torch.device("cpu")
 
@@ -168,6 +168,13 @@ def test_a_package_agrees_with_eager_and_is_built_once(settings, cache, monkeypa
     again, _ = learn(settings, "aot", *words)
     assert torch.equal(again, built)
 
+    (package,) = cache.glob("*.pt2")
+    whole = package.read_bytes()
+    package.write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr(compiled, "build_package", lambda *_: package.write_bytes(whole))
+    mended, _ = learn(settings, "aot", *words)
+    assert torch.equal(mended, built)
+
 
 def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
     """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
@@ -232,7 +239,7 @@ def test_without_a_compiler_it_is_eager_and_says_so(settings, monkeypatch) -> No
         prepared = prepare(mode, problem, arguments)
         assert prepared.mode == "false"
         assert "needs a C++ compiler" in prepared.told
-        assert prepared.step(*arguments).shape == (len(METRICS),)
+        assert prepared.step(*arguments).shape == (len(problem.loss.measures) + 1,)
 
 
 def test_auto_is_decided_by_the_settings(settings) -> None:

@@ -12,7 +12,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from klrl.advantage import make_advantage
-from klrl.config import AdvantageConfig
+from klrl.config import AdvantageConfig, EnvConfig
+from klrl.envs import make_env
 from klrl.errors import NonFiniteError
 from klrl.experiment import Experiment
 from klrl.learner import Learner
@@ -25,10 +26,11 @@ class SumOfObservation(nn.Module):
         return observation.sum(-1, keepdim=True)
 
 
-def test_gae_bootstraps_truncation_and_not_termination() -> None:
+@pytest.mark.parametrize(("gamma", "lmbda"), [(0.9, 0.8), (1.0, 1.0), (0.9, 0.0)])
+def test_gae_bootstraps_truncation_and_not_termination(gamma: float, lmbda: float) -> None:
     """delta_t = r_t + gamma V(s'_t) (1 - terminated) - V(s_t), cut where the episode is done."""
     torch.manual_seed(0)
-    n, t, gamma, lmbda, scale = 3, 40, 0.9, 0.8, 0.1
+    n, t, scale = 3, 40, 0.1
     observation, after = torch.randn(n, t, 2), torch.randn(n, t, 2)
     after[:, :-1] = observation[:, 1:]
     terminated = torch.rand(n, t, 1) < 0.1
@@ -63,6 +65,24 @@ def test_gae_bootstraps_truncation_and_not_termination() -> None:
             assert float(batch["advantage"][i, step]) == pytest.approx(running, abs=1e-4)
             assert float(batch["value_target"][i, step]) == pytest.approx(running + value, abs=1e-4)
     torch.testing.assert_close(batch["next", "reward"], reward), "the record is never scaled"
+
+
+def test_gae_is_torchrls() -> None:
+    """On a rollout of CartPole, whose episodes end often, against its own value estimator."""
+    from torchrl.objectives.value import GAE
+
+    env = make_env(EnvConfig("CartPole-v1", {}, 4, True, 1.0), seed=0)
+    batch = env.rollout(120, break_when_any_done=False)
+    assert batch["next", "terminated"].sum() > 10
+    critic = TensorDictModule(
+        nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)),
+        ["observation"],
+        ["state_value"],
+    )
+    mine = make_advantage(AdvantageConfig(0.97, 0.9), critic, 1.0)(batch.clone())
+    theirs = GAE(gamma=0.97, lmbda=0.9, value_network=critic)(batch.clone())
+    for key in ("advantage", "value_target", "state_value"):
+        torch.testing.assert_close(mine[key], theirs[key].detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
@@ -123,7 +143,7 @@ def test_an_epoch_is_plain_torchs(made) -> None:
     new = dict(zip(("loc", "scale"), outputs, strict=True))
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, new)]
     by_hand = float(torch.distributions.kl_divergence(*dists).mean())
-    assert learned.kl_old == pytest.approx(by_hand, rel=1e-4)
+    assert learned.kl_old == pytest.approx(by_hand, rel=1e-3), "float32 on both sides"
 
 
 def test_beta_moves_once_per_iteration_on_the_whole_rollout(made) -> None:

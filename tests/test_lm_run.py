@@ -18,7 +18,7 @@ import klrl
 from klrl.__main__ import compose, main
 from klrl.checks import to_config
 from klrl.config import LanguageConfig
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, NonFiniteError
 from klrl.evaluate import main as evaluate_main
 from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
@@ -513,3 +513,17 @@ def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
     assert torch.equal(on_response(mine, LOG_PROBS), on_response(theirs, LOG_PROBS))
     assert bool(response_mask(mine).any(1).all())
     assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_a_loss_that_is_not_finite_is_named_and_changes_no_weight(job) -> None:
+    experiment = LanguageExperiment(job())
+    batch = experiment._make_rollout().collect()
+    experiment.charge_kl(batch)
+    experiment.estimate_advantage(batch)
+    batch["advantage"][0, 0] = torch.inf
+    before = [p.detach().clone() for p in experiment.policy.parameters]
+    with pytest.raises(NonFiniteError, match="loss/objective is -?inf in minibatch"):
+        experiment.learner.update(batch, 0.0)
+    finite = [bool(p.isfinite().all()) for p in experiment.policy.parameters]
+    assert all(finite)
+    assert len(before) == len(finite)

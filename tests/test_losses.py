@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,7 +90,10 @@ def ours(config, agent, batch, beta: float):
     value = agent.value_net(flat["observation"]).squeeze(-1)
     coefficients = Coefficients(torch.tensor(beta), torch.tensor(0.0))
     loss = make_loss(config, agent.family)
-    return loss(params, value, {**flat, **loss.draw(flat)}, coefficients)
+    terms = loss(params, value, {**flat, **loss.draw(flat)}, coefficients)
+    means = {k: v.detach().mean() for k, v in zip(loss.measures, terms.frames, strict=True)}
+    weighted = loss.weighted(means, len(value), 0.0)
+    return SimpleNamespace(total=terms.total, kl_old=means["kl_old"], **weighted)
 
 
 def gradients(agent, total) -> list[torch.Tensor]:

@@ -103,19 +103,19 @@ def timed_experiment(clock: Clock, curve: bool) -> type:
 
 
 def time_simulator(clock: Clock) -> None:
-    """Book ``env`` where Gymnasium steps, for whichever collector."""
-    from gymnasium.vector import SyncVectorEnv
+    """Book ``env`` where the simulators step, for whichever collector."""
+    from klrl.envs import VectorGymEnv
 
-    step = SyncVectorEnv.step
+    step = VectorGymEnv.step_native
     now, phases = clock.now, clock.phases
 
-    def timed_step(self: Any, actions: Any) -> Any:
+    def timed_step(self: Any, action: Any) -> Any:
         before = now()
-        result = step(self, actions)
+        result = step(self, action)
         phases["env"] += now() - before
         return result
 
-    SyncVectorEnv.step = timed_step
+    VectorGymEnv.step_native = timed_step
 
 
 def train(args: argparse.Namespace, clock: Clock) -> dict[str, Any]:

@@ -29,10 +29,19 @@ from klrl.language.scoring import Layout
 from klrl.language.vocabulary import NextTokens, response_log_probs, token_entropy
 from klrl.learner import Learned, require_finite
 from klrl.losses import BetaRule, line_search, make_beta_rule
-from klrl.update import METRICS
 
 #: Prompts scored at a time where no gradient is needed, as many as a minibatch at least.
 PROMPTS_WITHOUT_GRADIENT = 32
+#: What a gradient step gives, and how each is called where it is not finite.
+MEASURES = {
+    "objective": "loss/objective",
+    "critic": "loss/critic",
+    "entropy": "loss/entropy",
+    "kl_ref": "loss/kl_ref",
+    "policy_entropy": "policy/entropy",
+    "kl_old": "KL(old||new)",
+    "grad_norm": "gradient",
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class LanguageLearner:
             if target_kl and self.kl_old(batch) > 1.5 * target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
-        require_finite(metrics, self.config.learner.minibatches)
+        require_finite(metrics, tuple(MEASURES.values()), self.config.learner.minibatches)
         kl_old = self.kl_old(batch)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
@@ -112,7 +121,7 @@ class LanguageLearner:
         if isinstance(loss, KLPENConfig) and line_search.due(loss.line_search, kl_old, loss.dtarg):
             parameters, measure = self.policy.actor_parameters, lambda: self.kl_old(batch)
             alpha, kl_old = line_search.search(parameters, before, measure, kl_old, loss.dtarg)
-        mean = dict(zip(METRICS, metrics.mean(0).tolist(), strict=True))
+        mean = dict(zip(MEASURES, metrics.mean(0).tolist(), strict=True))
         del mean["kl_old"]  # of minibatches, in the midst of the update
         return Learned(**mean, kl_old=kl_old, alpha=alpha, beta=beta, lr=lr, epochs=epochs)
 
@@ -125,17 +134,17 @@ class LanguageLearner:
         for prompts in order.chunk(self.config.learner.minibatches):
             made.append(self._step(take_prompts(batch, prompts, size), lr, kl_coef))
             if self.beta_rule.every_forward:
-                self.beta_rule.update(float(made[-1][METRICS.index("kl_old")]))
+                self.beta_rule.update(float(made[-1][list(MEASURES).index("kl_old")]))
         return made
 
     def _step(self, batch: TensorDictBase, lr: float, kl_coef: float) -> Tensor:
-        """One gradient step; its metrics, in the order of ``klrl.update.METRICS``."""
+        """One gradient step; its metrics, in the order of :data:`MEASURES`."""
         named = self.loss_terms(batch, kl_coef)
         self.optimizer.zero_grad()
         named["total"].backward()
         norm = self.optimizer.step(lr)
         found = {**named, "grad_norm": norm}
-        return torch.stack([found[name].detach().float() for name in METRICS])
+        return torch.stack([found[name].detach().float() for name in MEASURES])
 
     def loss_terms(self, batch: TensorDictBase, kl_coef: float) -> dict[str, Tensor]:
         """The loss of a minibatch [B] and its parts, scalars; ``total`` is what is minimised."""

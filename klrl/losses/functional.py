@@ -16,7 +16,8 @@ _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 def normalized(advantage: Tensor) -> Tensor:
     """(A - mean) / std over the minibatch [B]; the spread is floored at 1e-6, as in TorchRL."""
-    return (advantage - advantage.mean()) / advantage.std().clamp_min(1e-6)
+    std, mean = torch.std_mean(advantage)
+    return (advantage - mean) / std.clamp_min(1e-6)
 
 
 def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:

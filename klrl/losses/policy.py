@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from klrl.config import ClipConfig, KLPENConfig, LossConfig
@@ -24,22 +25,13 @@ class LossTerms:
     """What one minibatch gives.
 
     Attributes:
-        total: what is minimised, a scalar: the sum of the four terms below.
-        objective: minus the policy's gain, with the KL(old||new) penalty for KLPEN.
-        critic: critic_coeff * distance.
-        entropy: -entropy_coeff * entropy.
-        kl_ref: coef * KL(policy||reference), where the loss charges it, else 0.
-        policy_entropy: mean entropy, nats.
-        kl_old: mean KL(old||new) of the minibatch, nats.
+        total: what is minimised, a scalar.
+        frames: what it consists of, per frame [B] and unweighted, in the order of
+            :attr:`PolicyLoss.measures`.
     """
 
     total: Tensor
-    objective: Tensor
-    critic: Tensor
-    entropy: Tensor
-    kl_ref: Tensor
-    policy_entropy: Tensor
-    kl_old: Tensor
+    frames: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -96,50 +88,65 @@ class PolicyLoss(ABC):
             advantage = terms.normalized(advantage)
         kl_old = self.kl_old(params, batch)
         gain = self.gain(log_prob, advantage, kl_old, batch, coefficients.beta)
-        objective = -self._reduce(gain)
         distance = terms.critic_loss(
             value, batch["value_target"], batch["state_value"], c.loss_critic_type, c.clip_value
         )
-        critic = c.critic_coeff * self._reduce(distance)
-        entropy_loss, mean_entropy = self._entropy(params, batch.get("entropy_noise"))
-        kl_ref = self._kl_ref(log_prob, params, batch, coefficients.kl_ref)
-        return LossTerms(
-            total=objective + critic + entropy_loss + kl_ref,
-            objective=objective.detach(),
-            critic=critic.detach(),
-            entropy=entropy_loss.detach(),
-            kl_ref=kl_ref.detach(),
-            policy_entropy=mean_entropy,
-            kl_old=kl_old.detach().mean(),
-        )
+        entropy = self._entropy(params, batch.get("entropy_noise"))
+        # One reduction of the sum over terms: eager mode pays for each operation, not its numbers.
+        gained = torch.add(gain, distance, alpha=-c.critic_coeff)
+        if entropy.requires_grad:
+            gained = torch.add(gained, entropy, alpha=c.entropy_coeff)
+        kl_ref = self._kl_ref(log_prob, params, batch)
+        if kl_ref is not None:
+            gained = torch.addcmul(gained, kl_ref, coefficients.kl_ref, value=-1)
+        frames = gain, distance, entropy, kl_old
+        return LossTerms(-self._reduce(gained), frames if kl_ref is None else (*frames, kl_ref))
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of what :class:`LossTerms` holds per frame: nats, but for gain and distance."""
+        charged = () if self.reference_estimator is None else ("kl_ref",)
+        return ("gain", "distance", "entropy", "kl_old", *charged)
+
+    def weighted(self, means: Mapping[str, float], count: int, kl_ref: float) -> dict[str, float]:
+        """The terms as they were minimised, from means over frames.
+
+        Args:
+            means: of :attr:`measures`.
+            count: frames in a minibatch, B.
+            kl_ref: the coefficient of KL(policy||reference).
+
+        Returns:
+            ``objective`` (minus the gain), ``critic``, ``entropy`` (minus the weighted bonus) and
+            ``kl_ref``, reduced as the loss reduces; ``policy_entropy``, the mean in nats.
+        """
+        c, size = self.config, 1 if self.config.reduction == "mean" else count
+        bonus = c.entropy_coeff if c.entropy_bonus else 0.0
+        return {
+            "objective": -size * means["gain"],
+            "critic": size * c.critic_coeff * means["distance"],
+            "entropy": -size * bonus * means["entropy"],
+            "kl_ref": size * kl_ref * means.get("kl_ref", 0.0),
+            "policy_entropy": means["entropy"],
+        }
 
     def _kl_ref(
-        self, log_prob: Tensor, params: Mapping[str, Tensor], batch: Minibatch, coef: Tensor
-    ) -> Tensor:
-        """coef * KL(policy||reference), reduced; 0 where the loss does not charge it."""
+        self, log_prob: Tensor, params: Mapping[str, Tensor], batch: Minibatch
+    ) -> Tensor | None:
+        """KL(policy||reference) per frame [B]; None where the loss does not charge it."""
         if self.reference_estimator is None:
-            return log_prob.new_zeros(())
+            return None
         if self.reference_estimator == "exact":
             ref = {key: batch[f"ref_{key}"] for key in self.family.param_keys}
-            kl = self.family.kl(params, ref)
-        else:
-            kl = terms.reference_kl(
-                self.reference_estimator,
-                log_prob,
-                batch["action_log_prob"],
-                batch["ref_log_prob"],
-            )
-        return coef * self._reduce(kl)
+            return self.family.kl(params, ref)
+        old, ref_log_prob = batch["action_log_prob"], batch["ref_log_prob"]
+        return terms.reference_kl(self.reference_estimator, log_prob, old, ref_log_prob)
 
-    def _entropy(self, params: Mapping[str, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(-entropy_coeff * entropy, reduced; mean entropy in nats)."""
-        c = self.config
-        if not c.entropy_bonus or c.entropy_coeff == 0:
+    def _entropy(self, params: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
+        """Entropy [B], nats; outside the graph where there is no bonus."""
+        if not self.config.entropy_bonus or self.config.entropy_coeff == 0:
             params = {key: value.detach() for key, value in params.items()}
-            entropy = self.family.entropy(params, noise)
-            return entropy.new_zeros(()), entropy.mean()
-        entropy = self.family.entropy(params, noise)
-        return -c.entropy_coeff * self._reduce(entropy), entropy.detach().mean()
+        return self.family.entropy(params, noise)
 
     def draw(self, batch: Minibatch) -> dict[str, Tensor]:
         """The random numbers of one evaluation, which is a pure function of them.
@@ -174,7 +181,8 @@ class KLPENLoss(PolicyLoss):
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
         """W A - beta KL(old||new), [B]."""
-        return terms.surrogate(log_prob, batch["action_log_prob"], advantage) - beta * kl_old
+        gain = terms.surrogate(log_prob, batch["action_log_prob"], advantage)
+        return torch.addcmul(gain, kl_old, beta, value=-1)
 
     def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
         """In closed form, or (to compare) the mean of log old - log new over samples of old."""

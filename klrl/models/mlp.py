@@ -111,7 +111,11 @@ class PolicyNet(nn.Module):
 
     def of_normalized(self, observation: Tensor) -> tuple[Tensor, ...]:
         """The same from an observation that is normalised already."""
-        out = self.head(self.trunk(observation))
+        return self.of_features(self.trunk(observation))
+
+    def of_features(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """The same from the trunk's output [..., H]."""
+        out = self.head(hidden)
         if self.log_std is None:
             return (out,)
         return out, self.log_std.exp().expand_as(out)
