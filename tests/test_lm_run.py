@@ -515,15 +515,12 @@ def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
     assert os.environ["WANDB_MODE"] == "offline"
 
 
-def test_a_loss_that_is_not_finite_is_named_and_changes_no_weight(job) -> None:
+def test_a_loss_that_is_not_finite_is_named_and_reaches_no_weight(job) -> None:
     experiment = LanguageExperiment(job())
     batch = experiment._make_rollout().collect()
     experiment.charge_kl(batch)
     experiment.estimate_advantage(batch)
     batch["advantage"][0, 0] = torch.inf
-    before = [p.detach().clone() for p in experiment.policy.parameters]
     with pytest.raises(NonFiniteError, match="loss/objective is -?inf in minibatch"):
         experiment.learner.update(batch, 0.0)
-    finite = [bool(p.isfinite().all()) for p in experiment.policy.parameters]
-    assert all(finite)
-    assert len(before) == len(finite)
+    assert all(bool(p.isfinite().all()) for p in experiment.policy.parameters)
