@@ -23,8 +23,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.checks import check_all_read, to_config
-from klrl.config import Config, conf_dir, register_schemas
-from klrl.errors import ConfigError, Interrupted, NonFiniteError
+from klrl.config import Config, LanguageConfig, conf_dir, register_schemas
+from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError
 from klrl.hints import explain, help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import new_folder
@@ -37,7 +37,7 @@ class _Refused(BaseException):
 
 
 class _Failed(BaseException):
-    """A NonFiniteError on its way through Hydra, which would print a traceback around its line."""
+    """A failed run's line on its way through Hydra, which would print a traceback around it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _full_errors():
             traceback.print_exc()
         refuse(str(error))
-    except (NonFiniteError, _Failed) as error:
+    except (NonFiniteError, RewardError, _Failed) as error:
         print(f"klrl: failed: {error}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as stop:
@@ -126,13 +126,14 @@ def _value_of(key: str, overrides: list[str]) -> str | None:
 # ---------------------------------------------------------------------------------------- checks
 
 
-def _check_all(overrides: list[str], args: argparse.Namespace) -> list[Config]:
+def _check_all(overrides: list[str], args: argparse.Namespace) -> list[Config | LanguageConfig]:
     """Check every job of the command line before the first one runs."""
     jobs = _expand(overrides) if args.multirun else [overrides]
     checked = [_check_job(job, args) for job in jobs]
     seen = set()
     for job, config in zip(jobs, checked, strict=True):
-        machine = repr((config.env, config.actor, config.device, config.reference, config.logger))
+        parts = ("env", "actor", "collector", "device", "reference", "logger")
+        machine = repr([getattr(config, part) for part in parts])
         if machine not in seen:
             check_machine(config, _keys(job))
         seen.add(machine)
@@ -152,7 +153,7 @@ def _keys(overrides: Sequence[str]) -> frozenset[str]:
     return frozenset(word.lstrip("+~").split("=")[0] for word in overrides)
 
 
-def _check_job(overrides: list[str], args: argparse.Namespace) -> Config:
+def _check_job(overrides: list[str], args: argparse.Namespace) -> Config | LanguageConfig:
     words = [word for word in overrides if not word.startswith("hydra.sweep")]
     try:
         config = to_config(compose(words, args.config_dir, args.config_name))
@@ -264,7 +265,7 @@ def _job(cfg: DictConfig) -> None:
         run(to_config(cfg), Path(about.runtime.output_dir), group=group)
     except ConfigError as error:
         raise _Refused(str(error)) from error
-    except NonFiniteError as error:
+    except (NonFiniteError, RewardError) as error:
         if swept or _full_errors():  # the sweep's other jobs shall still run
             raise
         raise _Failed(str(error)) from error

@@ -1,14 +1,14 @@
 """From what Hydra composed to one typed job, or one line that says what is wrong with it.
 
 No torch in here. Ranges stand with the fields in ``config.py``; here is what takes two settings.
-To refuse a setting that a choice leaves unread: an entry in :data:`UNREAD`.
+To refuse a setting that a choice leaves unread: an entry in :data:`UNREAD` or its like.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,15 +20,20 @@ from klrl.config import (
     AdaptiveControllerConfig,
     Config,
     DualControllerConfig,
+    JobConfig,
     KLPENConfig,
+    LanguageConfig,
+    LanguageEnvConfig,
     RetrieveKLConfig,
     RootConfig,
 )
 from klrl.errors import ConfigError
+from klrl.language.checks import UNREAD_LANGUAGE, check_kinds, check_language
+from klrl.unread import Unread
 
 
-def to_config(cfg: DictConfig) -> Config:
-    """Type and check one composed config.
+def to_config(cfg: DictConfig) -> Config | LanguageConfig:
+    """Type and check one composed config; its ``env`` decides which of the two jobs it is.
 
     Args:
         cfg: what Hydra composed, without its ``hydra`` node.
@@ -50,7 +55,9 @@ def to_config(cfg: DictConfig) -> Config:
     root = {f.name: f for f in fields(RootConfig)}
     for name in ("frames", "seed", "device", "threads"):
         parts[name] = _checked(name, cfg.get(name), root[name].metadata)
-    config = Config(**parts)
+    check_kinds(parts)
+    language = isinstance(parts["env"], LanguageEnvConfig)
+    config = LanguageConfig(**parts) if language else Config(**parts)
     _check_together(config)
     return config
 
@@ -76,11 +83,18 @@ def _object(path: str, node: DictConfig) -> Any:
     extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
     if extra:
         raise ConfigError(f"{path}.{extra[0]}: no such setting; drop it")
-    for f in fields(value):
-        if f.metadata:
-            checked = _checked(f"{path}.{f.name}", getattr(value, f.name), f.metadata)
-            setattr(value, f.name, checked)
+    _check_fields(path, value)
     return value
+
+
+def _check_fields(path: str, value: Any) -> None:
+    """Ranges, of nested settings too; whole floats become ints."""
+    for f in fields(value):
+        mine = getattr(value, f.name)
+        if is_dataclass(mine):
+            _check_fields(f"{path}.{f.name}", mine)
+        elif f.metadata:
+            setattr(value, f.name, _checked(f"{path}.{f.name}", mine, f.metadata))
 
 
 def _checked(key: str, value: Any, rule: Any) -> Any:
@@ -112,8 +126,29 @@ def _checked(key: str, value: Any, rule: Any) -> Any:
     return value
 
 
-def _check_together(c: Config) -> None:
+def _check_together(c: Config | LanguageConfig) -> None:
     """Refuse combinations that each setting alone allows."""
+    if isinstance(c, LanguageConfig):
+        check_language(c)
+    else:
+        _check_control(c)
+    if c.optim.lr_floor > c.optim.lr:
+        raise ConfigError(
+            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
+            "the learning rate falls from lr to lr_floor"
+        )
+    if c.actor.init == "":
+        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
+    if isinstance(c.loss, KLPENConfig):
+        _check_beta(c.loss)
+    if isinstance(c.kl, RetrieveKLConfig):
+        _check_placement(c.kl)
+    if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
+        _check_controller(c)
+    check_device_name(c.device)
+
+
+def _check_control(c: Config) -> None:
     batch = c.frames_per_iteration
     if batch % c.learner.minibatches:
         raise ConfigError(
@@ -126,22 +161,12 @@ def _check_together(c: Config) -> None:
             f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
             "advantage has no spread; choose fewer or loss.normalize_advantage=false"
         )
-    if c.optim.lr_floor > c.optim.lr:
-        raise ConfigError(
-            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
-            "the learning rate falls from lr to lr_floor"
-        )
-    if c.actor.init == "":
-        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
     if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
         raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
-    if isinstance(c.loss, KLPENConfig):
-        _check_beta(c.loss)
-    if isinstance(c.kl, RetrieveKLConfig):
-        _check_placement(c.kl)
-    if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
-        _check_controller(c)
-    check_device_name(c.device)
+    if c.loss.reduction not in ("mean", "sum"):
+        raise ConfigError(
+            f"loss.reduction={c.loss.reduction}: language only; choose mean or sum over the frames"
+        )
 
 
 def _check_placement(kl: RetrieveKLConfig) -> None:
@@ -159,7 +184,7 @@ def _check_placement(kl: RetrieveKLConfig) -> None:
         )
 
 
-def _check_controller(c: Config) -> None:
+def _check_controller(c: JobConfig) -> None:
     """A coefficient that is multiplied must start inside its bounds, above 0."""
     controller, coef = c.controller, getattr(c.kl, "coef", None)
     assert isinstance(controller, AdaptiveControllerConfig | DualControllerConfig)
@@ -194,22 +219,10 @@ def check_device_name(device: str) -> None:
 # ------------------------------------------------------------------- settings that nothing reads
 
 
-@dataclass(frozen=True)
-class Unread:
-    """A setting that a valid config may hold and yet never read."""
-
-    key: str
-    unread: Callable[[Config], bool]
-    reason: str
-
-
 _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
+_unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
+#: Of both kinds of job.
 UNREAD = (
-    Unread(
-        "loss.samples_mc_kl",
-        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
-        "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
-    ),
     Unread(
         "loss.gain",
         lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
@@ -223,12 +236,25 @@ UNREAD = (
         )
         for name in ("increment", "decrement")
     ),
+    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    *(
+        Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
+        for name in ("beta_min", "beta_max")
+    ),
+    Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
+)
+#: Of control jobs.
+UNREAD_CONTROL = (
+    Unread(
+        "loss.samples_mc_kl",
+        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
+        "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
+    ),
     Unread(
         "kl.apply",
         lambda c: getattr(c.kl, "placement", "reward") == "loss",
         "kl.placement=loss charges no reward; drop it",
     ),
-    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
     Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
     Unread(
         "loss.samples_mc_entropy",
@@ -240,19 +266,10 @@ UNREAD = (
         lambda c: not c.actor.share_trunk,
         "policy and critic share nothing; set actor.share_trunk=true",
     ),
-    *(
-        Unread(
-            f"loss.{name}",
-            lambda c: getattr(c.loss, "beta_rule", "") == "forward",
-            "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling",
-        )
-        for name in ("beta_min", "beta_max")
-    ),
-    Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
 )
 
 
-def check_all_read(config: Config, overridden: Iterable[str]) -> None:
+def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
     """Refuse an override that the chosen composition never reads.
 
     Args:
@@ -266,7 +283,8 @@ def check_all_read(config: Config, overridden: Iterable[str]) -> None:
     for group, name in DISCRIMINATORS.items():
         if f"{group}.{name}" in given:
             raise ConfigError(f"{group}.{name}: set by the choice; choose with {group}=...")
-    for rule in UNREAD:
+    more = UNREAD_LANGUAGE if isinstance(config, LanguageConfig) else UNREAD_CONTROL
+    for rule in (*UNREAD, *more):
         if rule.key in given and rule.unread(config):
             raise ConfigError(f"{rule.key}: nothing reads it here: {rule.reason}")
     if config.kl.mode == "none":

@@ -10,9 +10,10 @@ To add a choice with settings of its own: a dataclass here, registered in :data:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
@@ -55,6 +56,32 @@ class EnvConfig:
 
 
 @dataclass
+class LanguageEnvConfig:
+    """Prompts and a reward function; a response is an episode of one step."""
+
+    task: str = MISSING
+    reward: str = MISSING
+    reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045 (OmegaConf reads this annotation)
+
+
+@dataclass
+class SortDigitsConfig(LanguageEnvConfig):
+    """A verifiable task made here: the user gives digits, the assistant sorts them."""
+
+    shortest: int = number(ge=1)
+    longest: int = number(ge=1)
+    shots: int = number(ge=0)
+
+
+@dataclass
+class TextConfig(LanguageEnvConfig):
+    """Prompts from JSON lines and a reward function of the user's."""
+
+    data: str = MISSING
+    eval_data: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
 class ActorConfig:
     """An MLP policy and its critic; the distribution follows the action space."""
 
@@ -70,6 +97,29 @@ class GaussianActorConfig(ActorConfig):
     """The same with a standard deviation to start from (Box actions)."""
 
     init_std: float = number(gt=0)
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters in place of the weights; r = 0 trains the weights."""
+
+    r: int = number(ge=0)
+    alpha: float = number(gt=0)
+    dropout: float = number(ge=0, le=1)
+    # Any: a list of names, or all-linear.
+    target_modules: Any = MISSING
+
+
+@dataclass
+class CausalLMConfig:
+    """A causal language model of ``transformers``."""
+
+    distribution: str = MISSING
+    model: Optional[str] = None  # noqa: UP045
+    dtype: str = choice("float32", "bfloat16", "float64")
+    gradient_checkpointing: bool = MISSING
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    init: Optional[str] = None  # noqa: UP045
 
 
 @dataclass
@@ -170,6 +220,13 @@ class AdvantageConfig:
 
 
 @dataclass
+class GroupConfig:
+    """The scores of the other responses to the prompt as the baseline."""
+
+    baseline: str = choice("normalized", "leave_one_out")
+
+
+@dataclass
 class LossConfig:
     """What both policy losses share."""
 
@@ -182,7 +239,7 @@ class LossConfig:
     clip_value: Optional[float] = number(gt=0)  # noqa: UP045 (OmegaConf reads this annotation)
     normalize_advantage: bool = MISSING
     separate_losses: bool = MISSING
-    reduction: str = choice("mean", "sum")
+    reduction: str = choice("mean", "sum", "token", "sequence")
 
 
 @dataclass
@@ -247,6 +304,21 @@ class CollectorConfig:
 
 
 @dataclass
+class SamplerConfig:
+    """Responses to prompts, sampled in this process."""
+
+    name: str = MISSING
+    prompts: int = number(ge=1)
+    group_size: int = number(ge=1)
+    max_new_tokens: int = number(ge=1)
+    temperature: float = number(gt=0)
+    sampler: str = choice("cache", "wrapper")
+    scoring: str = choice("auto", "padded")
+    samples_every: int = number(ge=0)
+    samples_count: int = number(ge=1)
+
+
+@dataclass
 class LoggerConfig:
     """``metrics.jsonl`` alone."""
 
@@ -303,8 +375,8 @@ class RootConfig:
 
 
 @dataclass
-class Config:
-    """One job, checked and typed; what the runner reads."""
+class JobConfig(ABC):
+    """What a control job and a language job share, checked and typed."""
 
     frames: int
     seed: int
@@ -312,22 +384,27 @@ class Config:
     threads: int
     eval: EvalConfig
     checkpoint: CheckpointConfig
-    env: EnvConfig
-    actor: ActorConfig
     reference: ReferenceConfig
     kl: KLConfig
     controller: ControllerConfig
-    advantage: AdvantageConfig
     loss: LossConfig
     learner: LearnerConfig
     optim: OptimConfig
-    collector: CollectorConfig
     logger: LoggerConfig
 
+    #: What ``frames`` counts, the x-axis of the record; and what a mean KL is a mean over.
+    axis: ClassVar[str]
+    unit: ClassVar[str]
+
     @property
+    @abstractmethod
     def frames_per_iteration(self) -> int:
-        """Frames in one rollout: num_envs x steps."""
-        return self.env.num_envs * self.collector.steps
+        """Frames (language: samples) in one rollout."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is learned, in a word."""
 
     @property
     def iterations(self) -> int:
@@ -338,6 +415,50 @@ class Config:
     def gradient_steps(self) -> int:
         """Minibatches over the whole run."""
         return self.iterations * self.learner.epochs * self.learner.minibatches
+
+
+@dataclass
+class Config(JobConfig):
+    """One control job; what the runner reads."""
+
+    env: EnvConfig
+    actor: ActorConfig
+    advantage: AdvantageConfig
+    collector: CollectorConfig
+
+    axis, unit = "frames", "frame"
+
+    @property
+    def frames_per_iteration(self) -> int:
+        """Frames in one rollout: num_envs x steps."""
+        return self.env.num_envs * self.collector.steps
+
+    @property
+    def title(self) -> str:
+        """The environment's id."""
+        return self.env.id
+
+
+@dataclass
+class LanguageConfig(JobConfig):
+    """One language job; its frames are samples, that is responses."""
+
+    env: LanguageEnvConfig
+    actor: CausalLMConfig
+    advantage: AdvantageConfig | GroupConfig
+    collector: SamplerConfig
+
+    axis, unit = "samples", "token"
+
+    @property
+    def frames_per_iteration(self) -> int:
+        """Responses in one rollout: prompts x group_size."""
+        return self.collector.prompts * self.collector.group_size
+
+    @property
+    def title(self) -> str:
+        """Task and reward."""
+        return f"{self.env.task}, reward {self.env.reward}"
 
 
 GROUPS = (
@@ -356,8 +477,12 @@ GROUPS = (
 
 #: group -> schema name -> dataclass. A YAML names its schema in its defaults list.
 SCHEMAS: dict[str, dict[str, type]] = {
-    "env": {"gym": EnvConfig},
-    "actor": {"mlp": ActorConfig, "gaussian": GaussianActorConfig},
+    "env": {"gym": EnvConfig, "sort_digits": SortDigitsConfig, "text": TextConfig},
+    "actor": {
+        "mlp": ActorConfig,
+        "gaussian": GaussianActorConfig,
+        "causal_lm": CausalLMConfig,
+    },
     "reference": {
         "initial": ReferenceConfig,
         "checkpoint": CheckpointReferenceConfig,
@@ -371,16 +496,17 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "adaptive": AdaptiveControllerConfig,
         "dual": DualControllerConfig,
     },
-    "advantage": {"gae": AdvantageConfig},
+    "advantage": {"gae": AdvantageConfig, "group": GroupConfig},
     "loss": {"klpen": KLPENConfig, "clip": ClipConfig},
     "learner": {"ppo": LearnerConfig},
     "optim": {"adam": OptimConfig, "adamw": AdamWConfig},
-    "collector": {"local": CollectorConfig},
+    "collector": {"local": CollectorConfig, "sampler": SamplerConfig},
     "logger": {"wandb": WandbConfig, "none": LoggerConfig},
 }
 
 #: The setting that repeats a choice's name; it is set by choosing, never by hand.
 DISCRIMINATORS = {
+    "env": "task",
     "actor": "distribution",
     "reference": "kind",
     "kl": "mode",

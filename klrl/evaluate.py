@@ -10,19 +10,23 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from klrl.errors import ConfigError
+from klrl.config import LanguageConfig
+from klrl.errors import ConfigError, RewardError
 
 if TYPE_CHECKING:
     import torch
 
-    from klrl.config import EnvConfig
+    from klrl.config import Config, EnvConfig
     from klrl.models import Agent
 
 #: A longer episode counts with its return so far: some environments never end one.
 MAX_STEPS = 10_000
 MAX_COPIES = 25
+#: Played by default, of a control run and of a language run.
+EPISODES, RESPONSES = 20, 512
 
 
 @dataclass(frozen=True)
@@ -92,22 +96,30 @@ def evaluate_policy(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; exits with 0 or 2."""
+    """The command line; exits with 0, 1 or 2."""
     try:
         _main(_parse(argv))
     except ConfigError as error:
         print(f"klrl.evaluate: {error}", file=sys.stderr)
         sys.exit(2)
+    except RewardError as error:
+        print(f"klrl.evaluate: failed: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m klrl.evaluate", description="Play deterministic episodes of a run's policy."
+        prog="python -m klrl.evaluate",
+        description="Play a run's policy; a language policy answers its evaluation split.",
     )
     parser.add_argument("run", help="the run folder, as outputs/NAME")
-    parser.add_argument("--episodes", type=_positive, default=20, help="how many (default 20)")
+    many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"
+    parser.add_argument("--episodes", type=_positive, default=None, help=many)
+    parser.add_argument(
+        "--sampled", action="store_true", help="language: sample as in training, else greedy"
+    )
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
@@ -140,33 +152,70 @@ def _main(args: argparse.Namespace) -> None:
 
     import torch
 
-    from klrl.load import trained_agent
-    from klrl.models.actor import device_of
     from klrl.resume import stored_config
-    from klrl.seeds import derived_seed
 
     torch.set_num_threads(1)
-    device = device_of(args.device)
-    agent = trained_agent(folder, args.checkpoint, str(device))
-    result = evaluate_policy(
-        agent,
-        stored_config(folder).env,
-        episodes=args.episodes,
-        seed=derived_seed(args.seed, "evaluate"),
-        device=device,
-    )
-    answer = {
-        "eval/return": result.mean,
-        "eval/return_std": result.std,
-        "episodes": len(result.returns),
-    }
+    config = stored_config(folder)
+    if isinstance(config, LanguageConfig):
+        answer, told = _language(folder, config, args)
+    else:
+        answer, told = _control(folder, config, args)
     if args.json:
         print(json.dumps(answer))
     else:
-        print(
-            f"return {result.mean:.1f} +- {result.std:.1f} over {len(result.returns)} "
-            f"deterministic episodes ({args.checkpoint} checkpoint of {args.run})"
-        )
+        print(f"{told} ({args.checkpoint} checkpoint of {args.run})")
+
+
+def _control(folder: Path, config: Config, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Deterministic episodes: (what --json prints, what a person reads)."""
+    from klrl.load import trained_agent
+    from klrl.models.actor import device_of
+    from klrl.seeds import derived_seed
+
+    if args.sampled:
+        raise ConfigError("--sampled: for language runs; a control policy plays its mode")
+    device = device_of(args.device)
+    result = evaluate_policy(
+        trained_agent(folder, args.checkpoint, str(device)),
+        config.env,
+        episodes=args.episodes or EPISODES,
+        seed=derived_seed(args.seed, "evaluate"),
+        device=device,
+    )
+    count = len(result.returns)
+    answer = {"eval/return": result.mean, "eval/return_std": result.std, "episodes": count}
+    told = f"return {result.mean:.1f} +- {result.std:.1f} over {count} deterministic episodes"
+    return answer, told
+
+
+def _language(
+    folder: Path, config: LanguageConfig, args: argparse.Namespace
+) -> tuple[dict[str, Any], str]:
+    """Greedy or sampled responses to the evaluation split; the same two."""
+    from klrl.language.evaluate import evaluate_language
+    from klrl.language.load import prompt_limit
+    from klrl.language.policy import trained_policy
+    from klrl.language.tasks import make_task
+    from klrl.models.actor import device_of
+    from klrl.seeds import derived_seed
+
+    task = make_task(config.env, config.seed)
+    policy = trained_policy(folder, args.checkpoint, str(device_of(args.device)))
+    longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
+    result = evaluate_language(
+        config,
+        policy,
+        task,
+        episodes=args.episodes or RESPONSES,
+        limit=prompt_limit(policy.causal.context, longest, setting),
+        sampled=args.sampled,
+        seed=derived_seed(args.seed, "evaluate"),
+    )
+    row, count = result.row, len(result.returns)
+    gold = f", gold {row['eval/gold']:.3f}" if "eval/gold" in row else ""
+    how = f"sampled at {config.collector.temperature:g}" if args.sampled else "greedy"
+    told = f"reward {row['eval/return']:.3f}{gold} over {count} {how} responses"
+    return {**row, "episodes": count}, told
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""One run, from its settings to its folder; :meth:`Experiment.train` is the algorithm."""
+"""One run, from its settings to its folder; and the parts of a control run.
+
+The algorithm is :meth:`klrl.training.Training.train`.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from klrl.config import (
     CheckpointReferenceConfig,
     Config,
     KLPENConfig,
+    LanguageConfig,
     LegacyKLConfig,
 )
 from klrl.envs import make_env
 from klrl.errors import ConfigError, NonFiniteError
 from klrl.evaluate import evaluate_policy
-from klrl.interrupt import StopRequest
 from klrl.kl.build import ReferenceKL, make_reference_kl
 from klrl.kl.controllers import make_controller
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
@@ -38,15 +39,15 @@ from klrl.metrics import Row
 from klrl.models import make_agent
 from klrl.models.actor import device_of
 from klrl.preflight import check_machine
-from klrl.progress import Progress
-from klrl.record import keep_status, make_row, recording
+from klrl.record import make_row
 from klrl.rollout import Rollout, make_rollout
 from klrl.run_folder import RunFolder, new_folder
 from klrl.seeds import derived_seed
+from klrl.training import Training
 
 
 def run(
-    config: Config | DictConfig,
+    config: Config | LanguageConfig | DictConfig,
     folder: str | Path | None = None,
     *,
     group: str | None = None,
@@ -65,6 +66,7 @@ def run(
 
     Raises:
         ConfigError: the settings cannot be run; nothing was recorded.
+        RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
         Interrupted: Ctrl-C or SIGTERM came; the checkpoint is written.
     """
@@ -75,14 +77,25 @@ def run(
     if files is not None and files.exists and not resume:
         raise ConfigError(f"folder={folder}: holds a run already; give another, or resume it")
     before = files.manifest if files is not None and resume else None
-    experiment = Experiment(config, before)
+    experiment = make_experiment(config, before)
     files = files or RunFolder(new_folder())
     experiment.train(files, group=group, resume=resume)
     return files.path
 
 
-class Experiment:
-    """Everything that one run needs, built from its settings.
+def make_experiment(
+    config: Config | LanguageConfig, before: Mapping[str, Any] | None = None
+) -> Training:
+    """The run of a job, built; arguments as :class:`Experiment`."""
+    if isinstance(config, LanguageConfig):
+        from klrl.language.experiment import LanguageExperiment  # transformers only for language
+
+        return LanguageExperiment(config, before)
+    return Experiment(config, before)
+
+
+class Experiment(Training):
+    """Everything that one control run needs, built from its settings.
 
     Args:
         config: the job.
@@ -93,6 +106,8 @@ class Experiment:
     Raises:
         ConfigError: an environment, a policy or a reference cannot be built.
     """
+
+    config: Config
 
     def __init__(
         self,
@@ -130,53 +145,7 @@ class Experiment:
         mode = (before or {}).get("compile") or decide(config, self.device)
         self.learner = Learner(config, self.agent, estimator, mode)
 
-    # ------------------------------------------------------------------------------- the loop
-
-    def train(self, files: RunFolder, *, group: str | None = None, resume: bool = False) -> None:
-        """Rollout, KL, advantage, update, record; until the frames are done."""
-        with ExitStack() as stack:
-            stop = stack.enter_context(StopRequest())
-            checkpoints = self._checkpoints(files)
-            if resume:
-                self.take_up(checkpoints)
-            manifest = files.open(
-                self.config,
-                device=str(self.device),
-                reference=self.described,
-                compile=self.learner.mode,
-            )
-            stack.enter_context(keep_status(files, self.config, self.counters))
-            record, progress = stack.enter_context(
-                recording(
-                    files,
-                    self.config,
-                    self.counters,
-                    group=group,
-                    wandb_id=manifest["wandb_id"],
-                    resume=resume,
-                )
-            )
-            self._say_where_it_starts(progress, resume)
-            self.learner.say = progress.say
-            rollout = self._make_rollout(progress.say)
-            stack.callback(rollout.close)
-            if not resume:
-                self.save(checkpoints, improved=False, stopping=True)
-            while self.counters.iteration < self.config.iterations:
-                started = time.perf_counter()
-                batch = rollout.collect()
-                measured = self.charge_kl(batch)
-                self.estimate_advantage(batch)
-                learned = self.learn(batch)
-                self.move_normalizer(batch)
-                self.counters.iteration += 1
-                self.counters.frames += batch.numel()
-                row = self.make_row(batch, measured, learned, time.perf_counter() - started)
-                self.move_anchor(batch, measured)
-                improved = self.evaluate(row)
-                record(row)
-                self.save(checkpoints, improved, stopping=stop.signum is not None)
-                stop.obey()
+    # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
@@ -193,29 +162,17 @@ class Experiment:
                 )
         return measured
 
-    def learn(self, batch: TensorDictBase) -> Learned:
-        """The update, with the coefficients as they are in this iteration."""
-        progress = self.counters.frames / self.config.frames
-        return self.learner.update(batch, progress, 0.0 if self.kl is None else self.kl.coef)
-
-    def move_anchor(self, batch: TensorDictBase, measured: dict[str, torch.Tensor]) -> None:
-        """The reference and its coefficient move once per iteration, for the next one."""
-        if self.kl is None:
-            return
+    def move_reference(self) -> None:
+        """The anchor after this iteration, by its rule."""
         self.reference_rule.update(self.reference, self.agent.actor, self.counters.iteration)
-        self.kl.coef = self.controller.update(float(measured["exact"]), n=batch.numel())
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
         if self.agent.normalizer is not None:
             self.agent.normalizer.update(batch.get("observation"))
 
-    def evaluate(self, row: Row) -> bool:
-        """Evaluate when it is due, add the result to the row; whether it is the best so far."""
-        every, counters = self.config.eval.every, self.counters
-        last = counters.iteration >= self.config.iterations
-        if every == 0 or (counters.iteration % every and not last):
-            return False
+    def evaluation(self) -> Row:
+        """Deterministic episodes in fresh environments."""
         result = evaluate_policy(
             self.agent,
             self.config.env,
@@ -223,21 +180,7 @@ class Experiment:
             seed=derived_seed(self.config.seed, "eval"),
             device=self.device,
         )
-        row["eval/return"], row["eval/return_std"] = result.mean, result.std
-        if counters.best_return is not None and result.mean <= counters.best_return:
-            return False
-        counters.best_return = result.mean
-        return True
-
-    def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
-        """Write ``best`` when it improved, ``last`` when it is due or the run ends."""
-        counters = self.counters
-        about = {"iteration": counters.iteration, "best_return": counters.best_return}
-        due = counters.iteration % self.config.checkpoint.every == 0
-        if improved:
-            checkpoints.save("best", counters.frames, about)
-        if due or stopping or counters.iteration >= self.config.iterations:
-            checkpoints.save("last", counters.frames, about)
+        return {"eval/return": result.mean, "eval/return_std": result.std}
 
     def make_row(
         self,
@@ -250,12 +193,9 @@ class Experiment:
         klpen = isinstance(self.config.loss, KLPENConfig)
         return make_row(self.counters, batch, self.kl, measured, learned, klpen, seconds)
 
-    def _say_where_it_starts(self, progress: Progress, resume: bool) -> None:
-        if resume:
-            progress.say(f"resumed at {self.counters.frames:,} frames")
-        if self.kl is not None:
-            kind, size = self.config.reference.kind, memory_bytes(self.reference)
-            progress.say(f"reference: {kind}, {size / 1e6:.2f} MB beside the policy")
+    def reference_bytes(self) -> int:
+        """A copy of the policy: its parameters and normaliser."""
+        return memory_bytes(self.reference)
 
     # --------------------------------------------------------------------------------- parts
 
@@ -292,9 +232,3 @@ class Experiment:
         if self.kl is not None:
             components["reference"] = self.reference
         return Checkpoints(files.checkpoints, components)
-
-    def take_up(self, checkpoints: Checkpoints) -> None:
-        """Go on from ``last``: every component, then what depends on them."""
-        checkpoints.load_last(self.device)
-        if self.kl is not None:
-            self.kl.coef = self.controller.coef

@@ -18,6 +18,7 @@ klrl: KL-regularised reinforcement learning on TorchRL
 
   python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
   python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
+  python -m klrl experiment=sort_digits             a language policy
   python -m klrl resume=outputs/RUN                 go on where a run stopped
   python -m klrl.evaluate outputs/RUN               play the policy
 
@@ -82,6 +83,8 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return _wrong_choice(found[1], found[2], config_dir)
     if found := re.search(r"Could not override '([^']+)'", text):
         return _wrong_key(found[1], overrides, config_dir)
+    if found := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
+        return _preset_against_choice((found[1], found[2]), (found[3], found[4]), overrides)
     if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         return ConfigError(f"{found[1]}={(found[2].splitlines() or [''])[0]}: {_wanted(error)}")
     if "Config group override must be" in text:
@@ -93,6 +96,21 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
     first = " ".join(text.split("\nSee ")[0].split())
     return ConfigError(f"{' '.join(overrides)}: {first}")
+
+
+def _preset_against_choice(
+    preset: tuple[str, str], setting: tuple[str, str], overrides: Sequence[str]
+) -> ConfigError:
+    """A preset sets what a choice has not, as in ``experiment=sort_digits collector=vector``."""
+    (kind, name), (group, key) = preset, setting
+    given = [word.split("=", 1)[1] for word in overrides if word.startswith(f"{group}=")]
+    chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
+    larger = [word for word in overrides if word.startswith("experiment=")]
+    if larger and not given and kind != "experiment":
+        chosen = f"{larger[-1]}'s {group}"
+    return ConfigError(
+        f"{kind}={name}: sets {group}.{key}, which {chosen} has not; drop one of the two"
+    )
 
 
 def _wanted(error: Exception) -> str:
@@ -154,7 +172,17 @@ def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
 
 def _chosen(group: str, overrides: Sequence[str]) -> str:
     given = [o.split("=", 1)[1] for o in overrides if o.startswith(f"{group}=")]
-    return given[-1] if given else _defaults().get(group, "?")
+    return given[-1] if given else _of_experiment(overrides).get(group, _defaults().get(group, "?"))
+
+
+def _of_experiment(overrides: Sequence[str]) -> dict[str, str]:
+    """The choices that ``experiment=NAME`` makes."""
+    names = [o.split("=", 1)[1] for o in overrides if o.startswith("experiment=")]
+    path = conf_dir() / "experiment" / f"{names[-1]}.yaml" if names else None
+    if path is None or not path.is_file():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    return dict(re.findall(r"- override /(\w+): (\w+)", text))
 
 
 def _all_keys(config_dir: str | None) -> list[str]:

@@ -102,7 +102,7 @@ class Learner:
             if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
-        _require_finite(metrics, self._metrics, self.config.learner.minibatches)
+        require_finite(metrics, self._metrics, self.config.learner.minibatches)
         kl_old = self.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
@@ -201,7 +201,7 @@ class Learner:
         return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
 
-def _require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
+def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
     """Name the first term, of the first minibatch, that is not finite."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
@@ -216,6 +216,9 @@ def _require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -
 #: What a measure is called where it is not finite.
 _TOLD = {
     "gain": "loss/objective",
+    "objective": "loss/objective",
+    "critic": "loss/critic",
+    "policy_entropy": "policy/entropy",
     "distance": "loss/critic",
     "entropy": "policy/entropy",
     "kl_old": "KL(old||new)",

@@ -12,7 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.checkpoint import load_component
-from klrl.config import ActorConfig, Config, GaussianActorConfig
+from klrl.config import ActorConfig, Config, GaussianActorConfig, LanguageConfig
 from klrl.envs import make_env
 from klrl.errors import ConfigError
 from klrl.models import Agent, make_agent
@@ -20,19 +20,28 @@ from klrl.preflight import check_device, find_run
 from klrl.resume import stored_config
 
 
-def load_policy(
-    run: str | Path, which: str = "last", device: str = "cpu"
-) -> ProbabilisticTensorDictSequential:
-    """The policy of a run, frozen: observation in, action out, with its observation normaliser.
+def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
+    """The policy of a run, frozen.
 
     Args:
         run: the run folder.
         which: last or best.
         device: where to put it.
 
+    Returns:
+        Of a control run a ``ProbabilisticTensorDictSequential``: observation in, action out, with
+        its observation normaliser. Of a language run a :class:`klrl.language.load.CausalLM`: the
+        model of ``transformers`` (a ``PeftModel`` with LoRA) and its tokenizer.
+
     Raises:
         ConfigError: no such run or checkpoint.
     """
+    folder = find_run(str(run), "run")
+    config = stored_config(folder)
+    if isinstance(config, LanguageConfig):
+        from klrl.language.policy import trained_policy  # transformers only for language
+
+        return trained_policy(folder, which, device).causal
     return trained_agent(run, which, device).actor
 
 
@@ -40,13 +49,25 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
     """Policy and critic of a run, frozen; arguments as :func:`load_policy`."""
     folder = find_run(str(run), "run")
     check_device(device)
-    config = stored_config(folder)
+    config = control_config(folder)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(describe_policy(config), env)
     env.close()
     load_component(folder, which, "agent", agent.modules, torch.device(device))
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
+
+
+def control_config(run: Path) -> Config:
+    """The settings of a control run.
+
+    Raises:
+        ConfigError: it is a language run.
+    """
+    config = stored_config(run)
+    if not isinstance(config, Config):
+        raise ConfigError(f"{run}: is a language run, whose policy acts on no observation")
+    return config
 
 
 def load_agent(run: str, agent: Agent) -> None:
@@ -92,7 +113,9 @@ def load_reference(
     """
     setting = f"reference.path={path}"
     folder = None if described else find_run(path, "reference.path")
-    told = dict(described) if described else describe_policy(stored_config(find_run(path, setting)))
+    told = (
+        dict(described) if described else describe_policy(control_config(find_run(path, setting)))
+    )
     reference = agent_like(told, env)
     if reference.family.name != agent.family.name:
         raise ConfigError(

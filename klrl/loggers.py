@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,9 @@ from klrl.config import LoggerConfig, WandbConfig
 from klrl.errors import Interrupted
 from klrl.metrics import Row
 from klrl.preflight import wandb_mode
+
+#: What ``samples.jsonl`` shows of an iteration: responses, one mapping each.
+Samples = Sequence[Mapping[str, Any]]
 
 
 class Logger(Protocol):
@@ -28,11 +31,12 @@ class JsonlLogger:
         path: ``metrics.jsonl``.
         after: on resume, the frames of the checkpoint; later rows are dropped, since the resumed
             run makes them again.
+        axis: what counts them: frames, or samples for language.
     """
 
-    def __init__(self, path: Path, after: int | None = None) -> None:
+    def __init__(self, path: Path, after: int | None = None, axis: str = "frames") -> None:
         if after is not None and path.exists():
-            kept = [row for row in read_rows(path) if row["frames"] <= after]
+            kept = [row for row in read_rows(path) if row[axis] <= after]
             partial = path.with_suffix(".tmp")
             partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
             partial.replace(path)
@@ -40,7 +44,12 @@ class JsonlLogger:
 
     def log(self, row: Row) -> None:
         """Append one line."""
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self.log_all([row])
+
+    def log_all(self, rows: Samples) -> None:
+        """Append a line each, flushed once."""
+        for row in rows:
+            self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -60,20 +69,40 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class WandbLogger:
-    """Rows against frames in a wandb run."""
+    """Rows against frames (language: samples) in a wandb run."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
+        self._table: dict[str, Any] = {}
 
     def log(self, row: Row) -> None:
-        """Log one row; ``frames`` is the x-axis of all others."""
-        self._run.log(dict(row))
+        """Log one row, and the table that was shown with it."""
+        self._run.log({**row, **self._table})
+        self._table = {}
+
+    def log_samples(self, samples: Samples) -> None:
+        """A table of responses, logged with the next row."""
+        import wandb
+
+        names = list(samples[0])
+        rows = [[_cell(sample[name]) for name in names] for sample in samples]
+        self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
+
+
+def _cell(value: Any) -> Any:
+    """Lists as texts: a column of a table has one type."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 @contextmanager
 def wandb_run(
-    config: LoggerConfig, folder: Path, settings: dict[str, Any], group: str | None, run_id: str
-) -> Iterator[list[Logger]]:
+    config: LoggerConfig,
+    folder: Path,
+    settings: dict[str, Any],
+    group: str | None,
+    run_id: str,
+    axis: str = "frames",
+) -> Iterator[list[WandbLogger]]:
     """One wandb run per job; an exception inside marks it failed. Yields no logger for ``none``.
 
     Args:
@@ -82,6 +111,7 @@ def wandb_run(
         settings: the job's settings, attached to the run.
         group: the sweep's name.
         run_id: the same again on resume, so that both parts are one run.
+        axis: the metric that is the x-axis of all others.
     """
     if not isinstance(config, WandbConfig):
         yield []
@@ -106,8 +136,8 @@ def wandb_run(
     # Not `with run`: wandb would print a traceback of its own, for a mere Ctrl-C too.
     code = 1
     try:
-        run.define_metric("frames")
-        run.define_metric("*", step_metric="frames")
+        run.define_metric(axis)
+        run.define_metric("*", step_metric=axis)
         yield [WandbLogger(run)]
         code = 0
     except Interrupted as stop:

@@ -18,6 +18,8 @@ from klrl.config import (
     CheckpointReferenceConfig,
     Config,
     EnvConfig,
+    JobConfig,
+    LanguageConfig,
     WandbConfig,
 )
 from klrl.errors import ConfigError
@@ -25,7 +27,7 @@ from klrl.run_folder import process_start
 
 
 def check_machine(
-    config: Config, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
+    config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
 ) -> None:
     """Refuse a job that this machine cannot run.
 
@@ -43,10 +45,25 @@ def check_machine(
     """
     if isinstance(config.logger, WandbConfig):
         check_wandb(config.logger)
-    check_env(config.env, config.actor, overridden)
-    if not resumed:
-        check_other_runs(config)
+    if isinstance(config, LanguageConfig):
+        check_language_packages(config)
+        from klrl.language.machine import check_language_machine
+
+        check_language_machine(config, resumed=resumed)
+    else:
+        assert isinstance(config, Config)
+        check_env(config.env, config.actor, overridden)
+        if not resumed:
+            check_other_runs(config)
     check_device(config.device)
+
+
+def check_language_packages(config: LanguageConfig) -> None:
+    """Refuse a language job on an install without the extra."""
+    packages = ["transformers", "tokenizers", "safetensors", "filelock"]
+    for package in [*packages, "peft"] if config.actor.lora.r else packages:
+        setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
+        require(package, setting, "pip install 'klrl[language]'")
 
 
 def check_wandb(logger: WandbConfig) -> None:
@@ -82,9 +99,13 @@ def has_wandb_key() -> bool:
     return netrc.is_file() and "api.wandb.ai" in netrc.read_text(encoding="utf-8")
 
 
-def check_other_runs(config: Config) -> None:
-    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
-    others = []
+def other_runs(config: Config | LanguageConfig) -> list[tuple[str, str, Path]]:
+    """The runs whose policies this one takes, as (setting, its value, folder).
+
+    Raises:
+        ConfigError: a run or its checkpoint is missing.
+    """
+    others, found = [], []
     if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.mode != "none":
         others.append(("reference.path", config.reference.path, config.reference.which))
     if config.actor.init is not None:
@@ -93,6 +114,13 @@ def check_other_runs(config: Config) -> None:
         run = find_run(path, setting)
         if not any(run.glob(f"checkpoints/{which}/*/manifest.json")):
             raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
+        found.append((setting, path, run))
+    return found
+
+
+def check_other_runs(config: Config) -> None:
+    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
+    for setting, path, run in other_runs(config):
         _check_same_kind(setting, path, config, run)
 
 
@@ -101,6 +129,8 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     from klrl.resume import stored_config
 
     other = stored_config(run)
+    if not isinstance(other, Config):
+        raise ConfigError(f"{setting}={path}: is a language run; give a control run")
     mine, theirs = (_kind(c.env, c.actor) for c in (config, other))
     names = ("action distribution", "observation", "action")
     for what, ours, others in zip(names, mine, theirs, strict=True):

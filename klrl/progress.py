@@ -21,17 +21,24 @@ class Progress:
         done: how many it has already, on resume.
         stream: where to write; default stdout.
         every: seconds between plain lines.
+        axis: what is counted: frames, or samples for language.
     """
 
     def __init__(
-        self, frames: int, done: int = 0, stream: TextIO | None = None, every: float = 10.0
+        self,
+        frames: int,
+        done: int = 0,
+        stream: TextIO | None = None,
+        every: float = 10.0,
+        axis: str = "frames",
     ) -> None:
+        self._axis = axis
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
         self._printed = 0.0
-        self._row: Row = {"frames": done}
+        self._row: Row = {axis: done}
         self._returns: deque[float] = deque(maxlen=10)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -73,12 +80,14 @@ class Progress:
     def line(self) -> str:
         """Frames, speed, return, KLs, beta and time left, in one line."""
         row = self._row
-        frames = int(row["frames"])
+        frames = int(row[self._axis])
         passed = max(time.monotonic() - self._started, 1e-9)
         speed = (frames - self._start_frames) / passed
-        parts = [f"{frames:,}/{self._total:,} frames", f"{speed:,.0f}/s"]
+        parts = [f"{frames:,}/{self._total:,} {self._axis}", f"{speed:,.0f}/s"]
         if self._returns:
-            parts.append(f"return {sum(self._returns) / len(self._returns):.1f}")
+            recent = sum(self._returns) / len(self._returns)
+            language = self._axis == "samples"
+            parts.append(f"reward {recent:.3f}" if language else f"return {recent:.1f}")
         for name, label, style in (
             ("kl/ref/exact", "KL ref", ".3f"),
             ("kl/old/exact", "KL old", ".4f"),

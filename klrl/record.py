@@ -10,13 +10,13 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.checkpoint import Counters
-from klrl.config import Config
+from klrl.config import JobConfig
 from klrl.curves import draw_curves
 from klrl.errors import Interrupted
 from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL
 from klrl.learner import Learned
-from klrl.loggers import JsonlLogger, Logger, read_rows, wandb_run
-from klrl.metrics import Row, check_row
+from klrl.loggers import JsonlLogger, Logger, Samples, read_rows, wandb_run
+from klrl.metrics import Row, check_row, learned_row
 from klrl.progress import Progress, duration
 from klrl.run_folder import RunFolder
 
@@ -50,14 +50,7 @@ def make_row(
         "reward/shaped": shaped,
         "kl/ref/coef": 0.0,
         "kl/ref/penalty": 0.0,
-        "kl/old/exact": learned.kl_old,
-        "loss/objective": learned.objective,
-        "loss/critic": learned.critic,
-        "loss/entropy": learned.entropy,
-        "policy/entropy": learned.policy_entropy,
-        "learner/grad_norm": learned.grad_norm,
-        "learner/lr": learned.lr,
-        "learner/epochs": learned.epochs,
+        **learned_row(learned, klpen),
         "time/iteration": seconds,
         "time/frames_per_second": batch.numel() / seconds,
     }
@@ -69,9 +62,6 @@ def make_row(
             row["kl/ref/penalty"] = kl.coef * _mean(after.get(KL_KEY))
         if kl.loss_estimator is not None:
             row["loss/kl_ref"] = learned.kl_ref
-    if klpen:
-        row["kl/old/beta"] = learned.beta
-        row["learner/alpha"] = learned.alpha
     row.update(_episodes(after))
     return check_row(row)
 
@@ -94,7 +84,7 @@ def _episodes(after: TensorDictBase) -> Row:
 
 
 @contextmanager
-def keep_status(files: RunFolder, config: Config, counters: Counters) -> Iterator[None]:
+def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
     """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
     status = "failed"
     try:
@@ -104,40 +94,48 @@ def keep_status(files: RunFolder, config: Config, counters: Counters) -> Iterato
         status = "interrupted"
         raise
     finally:
-        files.close(status, frames=counters.frames)
+        files.close(status, **{config.axis: counters.frames})
         rows = read_rows(files.metrics) if files.metrics.exists() else []
         if rows:
-            draw_curves(rows, files.curves, f"{config.env.id}  {files.path.name}  {status}")
+            title = f"{config.title}  {files.path.name}  {status}"
+            draw_curves(rows, files.curves, title, config.axis, config.unit)
         if status != "finished":
-            print(f"{status} at {counters.frames:,} frames; run folder: {files.path}")
+            done = f"{counters.frames:,} {config.axis}"
+            print(f"{status} at {done}; run folder: {files.path}")
 
 
 @contextmanager
 def recording(
     files: RunFolder,
-    config: Config,
+    config: JobConfig,
     counters: Counters,
     *,
     group: str | None,
     wandb_id: str,
     resume: bool,
-) -> Iterator[tuple[Callable[[Row], None], Progress]]:
+) -> Iterator[tuple[Callable[[Row, Samples], None], Progress]]:
     """Open the run's files, wandb and the progress line; close them whatever happens.
 
     Yields:
-        A function that takes a row, and the progress line.
+        A function that takes a row and the samples to show with it, and the progress line.
     """
-    metrics = JsonlLogger(files.metrics, after=counters.frames if resume else None)
+    after = counters.frames if resume else None
+    metrics = JsonlLogger(files.metrics, after, config.axis)
+    shown = JsonlLogger(files.samples, after, config.axis) if config.axis == "samples" else None
     total = config.iterations * config.frames_per_iteration
     settings = dataclasses.asdict(config)
     try:
         with (
-            wandb_run(config.logger, files.path, settings, group, wandb_id) as others,
-            Progress(total, done=counters.frames) as progress,
+            wandb_run(config.logger, files.path, settings, group, wandb_id, config.axis) as others,
+            Progress(total, done=counters.frames, axis=config.axis) as progress,
         ):
             loggers: list[Logger] = [metrics, *others]
 
-            def record(row: Row) -> None:
+            def record(row: Row, samples: Samples = ()) -> None:
+                if samples and shown is not None:
+                    shown.log_all(samples)
+                    for wandb in others:
+                        wandb.log_samples(samples)
                 for logger in loggers:
                     logger.log(row)
                 progress.show(row)
@@ -145,20 +143,26 @@ def recording(
             yield record, progress
     finally:
         metrics.close()
-    print(summary(files, counters.frames))
+        if shown is not None:
+            shown.close()
+    print(summary(files, config, counters.frames))
 
 
-def summary(files: RunFolder, frames: int) -> str:
+def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     """The closing lines of a finished run."""
     rows = read_rows(files.metrics)
     last = rows[-1] if rows else {}
-    lines = [f"finished {frames:,} frames in {duration(sum(r['time/iteration'] for r in rows))}"]
+    passed = duration(sum(r["time/iteration"] for r in rows))
+    lines = [f"finished {frames:,} {config.axis} in {passed}"]
     evaluated = [row["eval/return"] for row in rows if "eval/return" in row]
     if evaluated:
-        lines.append(f"  evaluation return {evaluated[-1]:.1f} (best {max(evaluated):.1f})")
+        digits = 1 if config.axis == "frames" else 3
+        best = f"{max(evaluated):.{digits}f}"
+        lines.append(f"  evaluation return {evaluated[-1]:.{digits}f} (best {best})")
     if "kl/ref/exact" in last:
         lines.append(
             f"  KL(policy||reference) {last['kl/ref/exact']:.4f} nats, "
-            f"penalty {last['kl/ref/penalty']:.4f} per frame at coef {last['kl/ref/coef']:g}"
+            f"penalty {last['kl/ref/penalty']:.4f} per {config.unit} "
+            f"at coef {last['kl/ref/coef']:g}"
         )
     return "\n".join([*lines, f"  run folder: {files.path}"])

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.checks import to_config
-from klrl.config import SCHEMAS, Config
+from klrl.config import SCHEMAS, Config, LanguageConfig
 from klrl.config import RootConfig as Root
 from klrl.errors import ConfigError
 from klrl.preflight import check_not_running, find_run
@@ -20,7 +20,7 @@ from klrl.preflight import check_not_running, find_run
 CHANGEABLE = ("frames", "device", "threads", "eval.every", "eval.episodes", "checkpoint.every")
 
 
-def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config]:
+def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config | LanguageConfig]:
     """The folder and the settings of a run to go on with.
 
     Args:
@@ -35,7 +35,7 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config]:
     return run, stored_config(run, overrides)
 
 
-def stored_config(run: Path, overrides: Sequence[str] = ()) -> Config:
+def stored_config(run: Path, overrides: Sequence[str] = ()) -> Config | LanguageConfig:
     """Read ``.hydra/config.yaml`` of a run back into the typed config.
 
     Args:

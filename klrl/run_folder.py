@@ -9,8 +9,9 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 
 from klrl._version import __version__
-from klrl.config import Config
+from klrl.config import JobConfig
 
 _PACKAGES = (
     "torch",
@@ -30,6 +31,8 @@ _PACKAGES = (
     "wandb",
     "numpy",
 )
+#: Of the extra ``language``, which an install may lack.
+_LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 
 
 class RunFolder:
@@ -42,6 +45,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples.jsonl"
         self.curves = path / "curves.png"
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
@@ -56,7 +60,7 @@ class RunFolder:
         """What ``manifest.json`` says."""
         return json.loads(self._manifest.read_text(encoding="utf-8"))
 
-    def open(self, config: Config, **more: Any) -> dict[str, Any]:
+    def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
         """Write the manifest of a run that starts, or of one that goes on; returns it.
 
         Args:
@@ -76,7 +80,7 @@ class RunFolder:
             "config_hash": config_hash(config),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
-            "versions": {name: version(name) for name in _PACKAGES},
+            "versions": _versions(),
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", _now()),
             "resumed": [*before.get("resumed", []), _now()] if before else [],
@@ -89,7 +93,7 @@ class RunFolder:
         """Say how the run ended: finished, interrupted or failed."""
         self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
 
-    def _store_config(self, config: Config) -> None:
+    def _store_config(self, config: JobConfig) -> None:
         """``.hydra/config.yaml``: Hydra's own, or the settings that a resume changed."""
         stored = self.path / ".hydra" / "config.yaml"
         if not stored.exists() or self._manifest.exists():
@@ -103,7 +107,7 @@ class RunFolder:
         partial.replace(self._manifest)
 
 
-def config_hash(config: Config) -> str:
+def config_hash(config: JobConfig) -> str:
     """Twelve hexadecimal digits that two jobs share when they compute the same thing."""
     settings = dataclasses.asdict(config)
     del settings["logger"]
@@ -132,6 +136,14 @@ def process_start(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:
         return None
+
+
+def _versions() -> dict[str, str]:
+    found = {name: version(name) for name in _PACKAGES}
+    for name in _LANGUAGE_PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _now() -> str:

@@ -11,20 +11,30 @@ from omegaconf import OmegaConf
 
 from klrl.__main__ import compose
 from klrl.checks import to_config
-from klrl.config import GROUPS, SCHEMAS, conf_dir
+from klrl.config import GROUPS, SCHEMAS, Config, LanguageConfig, conf_dir
 from klrl.errors import ConfigError
 from klrl.hints import choices
 from klrl.preflight import check_env
 from klrl.resume import stored_config
 
 FILES = sorted(conf_dir().rglob("*.yaml"))
+TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somewhere"]
 #: Choices that ask for a setting.
 ASKING = {
     ("env", "gym"): ["env.id=CartPole-v1"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
     ("actor", "categorical"): ["env=cartpole"],
     ("experiment", "pendulum_finetune"): ["actor.init=somewhere"],
+    ("experiment", "text"): TEXT,
+    ("env", "text"): ["experiment=text", *TEXT],
+    ("env", "sort_digits"): ["experiment=sort_digits"],
+    ("actor", "causal_lm"): ["experiment=sort_digits"],
+    ("collector", "sampler"): ["experiment=sort_digits"],
+    ("advantage", "group"): ["experiment=sort_digits"],
+    ("reference", "adapter_off"): ["experiment=sort_digits", "actor.lora.r=4"],
 }
+#: Groups whose choices serve control and language alike.
+SHARED = ("reference", "kl", "controller", "loss", "learner", "optim", "logger")
 
 
 @pytest.mark.parametrize(
@@ -33,8 +43,19 @@ ASKING = {
 def test_every_choice_composes_and_fits_its_schema(group: str, choice: str) -> None:
     config = to_config(compose([f"{group}={choice}", *ASKING.get((group, choice), [])]))
     assert config.frames_per_iteration % config.learner.minibatches == 0
-    if group == "env":
+    if group == "env" and isinstance(config, Config):
         check_env(config.env, config.actor, frozenset())
+
+
+@pytest.mark.parametrize(("group", "choice"), [(g, c) for g in SHARED for c in choices(g)])
+def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
+    asked = ASKING.get((group, choice), [])
+    config = to_config(compose(["experiment=sort_digits", f"{group}={choice}", *asked]))
+    assert isinstance(config, LanguageConfig)
+    assert (config.axis, config.frames_per_iteration) == (
+        "samples",
+        config.collector.prompts * config.collector.group_size,
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(conf_dir())))
@@ -92,7 +113,13 @@ def test_a_users_own_choice_needs_a_schema_and_gets_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["kl=legacy"], ["kl=none", "loss=clip", "optim=adamw"], ["env=cartpole", "actor=categorical"]],
+    [
+        ["kl=legacy"],
+        ["kl=none", "loss=clip", "optim=adamw"],
+        ["env=cartpole", "actor=categorical"],
+        ["experiment=sort_digits", "actor.lora.r=2", "actor.lora.target_modules=[q_proj]"],
+        ["experiment=text", *TEXT, "advantage=gae", "loss=klpen"],
+    ],
 )
 def test_a_stored_config_reads_back_as_it_was(tmp_path: Path, words: list[str]) -> None:
     config = to_config(compose(words))

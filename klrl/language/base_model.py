@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from transformers.utils import logging as transformers_logging
 
 from klrl.errors import ConfigError
+from klrl.language._quiet import no_progress_bar
 from klrl.language.sort_digits import make_tokenizer
 from klrl.language.supervised import Recipe, make_model, train
 
@@ -104,7 +104,7 @@ def build(recipe: Recipe, folder: Path) -> dict[str, Any]:
         torch.manual_seed(recipe.seed)
         model = make_model(recipe, tokenizer)
         told = train(model, tokenizer, recipe)
-    with _no_progress_bar():
+    with no_progress_bar():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "built.json").write_text(json.dumps(told, indent=1))
@@ -120,15 +120,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Writing one shard of a megabyte needs no bar."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

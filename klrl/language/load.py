@@ -26,6 +26,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from klrl.errors import ConfigError
+from klrl.language._quiet import no_progress_bar
 from klrl.language._text import first_line
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.prompts import Tokenizer
@@ -208,15 +209,16 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, se
         ConfigError: the files are broken, or lack weights of this architecture.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"

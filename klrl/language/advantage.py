@@ -1,0 +1,59 @@
+"""Advantages of a language rollout, once per rollout: against its group, or GAE per token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+
+from klrl.config import GroupConfig, LanguageConfig
+from klrl.language.batch import REWARD, SCORE, response_mask
+from klrl.language.charge import CHARGED, TokenKL
+from klrl.language.group import group_advantage, token_gae
+from klrl.language.policy import Policy
+from klrl.language.rollout import STATES
+from klrl.language.token_loss import kl_to_go
+
+
+def make_token_advantage(
+    config: LanguageConfig, policy: Policy, kl: TokenKL | None
+) -> Callable[[TensorDictBase], TensorDictBase]:
+    """The advantage group's choice.
+
+    Returns:
+        A function that writes ``advantage`` [B, R, 1], and with a value head ``value_target`` and
+        ``state_value`` [B, R, 1].
+    """
+    advantage = config.advantage
+    if isinstance(advantage, GroupConfig):
+        return _against_group(advantage.baseline, config.collector.group_size, kl)
+    value_head = policy.value_head
+    assert value_head is not None
+
+    @torch.no_grad()
+    def estimate(batch: TensorDictBase) -> TensorDictBase:
+        mask = response_mask(batch)
+        # The states are the sampling policy's, so this is the value before the update.
+        value = value_head(batch[STATES]).to(batch[REWARD]).masked_fill(~mask, 0.0)
+        found = token_gae(batch[REWARD], value, mask, advantage.gamma, advantage.lmbda)
+        batch["advantage"], batch["value_target"] = found
+        batch["state_value"] = value.unsqueeze(-1)
+        return batch
+
+    return estimate
+
+
+def _against_group(
+    baseline: str, group_size: int, kl: TokenKL | None
+) -> Callable[[TensorDictBase], TensorDictBase]:
+    @torch.no_grad()
+    def estimate(batch: TensorDictBase) -> TensorDictBase:
+        mask, score = response_mask(batch), batch[SCORE].flatten()
+        to_go, coef = torch.zeros(mask.shape, device=score.device), 0.0
+        if kl is not None:
+            to_go, coef = kl_to_go(batch[CHARGED].squeeze(-1), mask, kl.placement), kl.coef
+        batch["advantage"] = group_advantage(score, group_size, baseline, to_go, mask, coef)
+        return batch
+
+    return estimate

@@ -1,0 +1,112 @@
+"""KL(policy||reference) of a language rollout: measured by every estimator, charged once."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.errors import NonFiniteError
+from klrl.kl.divergence import ESTIMATORS, masked_mean
+from klrl.language import token_loss as terms
+from klrl.language.batch import (
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    REWARD,
+    SCORE,
+    on_full,
+    on_response,
+    response_mask,
+)
+from klrl.language.exact import log_probs_and_exact_kl
+from klrl.language.vocabulary import NextTokens
+
+#: The exact KL of every token [B, R], and the applied one [B, R, 1] without its coefficient.
+EXACT = ("kl", "exact")
+CHARGED = ("next", "kl_penalty")
+
+
+class TokenKL:
+    """How a language run charges KL(policy||reference): ``kl.*`` but for the reference itself.
+
+    Args:
+        config: the kl group; ``legacy`` is k1 in the reward.
+
+    Attributes:
+        coef: reward per nat.
+        estimator: k1, k2, k3 or exact.
+        placement: reward, loss or split.
+    """
+
+    def __init__(self, config: LegacyKLConfig) -> None:
+        self.coef = float(config.coef)
+        self.estimator, self.placement = "k1", "reward"
+        if isinstance(config, RetrieveKLConfig):
+            self.estimator, self.placement = config.estimator, config.placement
+
+    @property
+    def loss_estimator(self) -> str | None:
+        """What the loss charges; None where it charges nothing."""
+        return None if self.placement == "reward" else self.estimator
+
+
+def make_token_kl(config: KLConfig) -> TokenKL | None:
+    """None for ``kl=none``."""
+    return TokenKL(config) if isinstance(config, LegacyKLConfig) else None
+
+
+@torch.no_grad()
+def annotate(batch: TensorDictBase, policy: NextTokens, reference: NextTokens) -> None:
+    """Write log pi_ref of the tokens, and the exact KL of their distributions, once per rollout.
+
+    Args:
+        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R] and ("kl", "exact") [B, R].
+        policy: the distributions that it was sampled from.
+        reference: pi_ref's of the same tokens.
+    """
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    _, ref_log_prob, exact = log_probs_and_exact_kl(policy, reference, tokens, mask)
+    batch[REF_LOG_PROBS] = on_full(batch, ref_log_prob)
+    batch[EXACT] = exact
+
+
+def charge(batch: TensorDictBase, kl: TokenKL | None) -> None:
+    """Write the reward of every token [B, R, 1]: the score on the last, minus coef * KL if charged.
+
+    Args:
+        batch: [B], scored; annotated where there is a KL.
+        kl: how; None leaves the score alone.
+    """
+    mask, score = response_mask(batch), batch[SCORE].flatten()
+    if kl is None:
+        nothing = torch.zeros(mask.shape, dtype=score.dtype, device=score.device)
+        batch[REWARD] = terms.shaped_reward(score, nothing, mask, 0.0, "loss")
+        return
+    log_prob, ref_log_prob = on_response(batch, LOG_PROBS), on_response(batch, REF_LOG_PROBS)
+    applied = terms.sampled_kl(kl.estimator, log_prob, ref_log_prob, batch[EXACT], mask)
+    batch[CHARGED] = applied.unsqueeze(-1)
+    batch[REWARD] = terms.shaped_reward(score, applied, mask, kl.coef, kl.placement)
+
+
+def measure(batch: TensorDictBase) -> dict[str, Tensor]:
+    """KL(pi_old || pi_ref) of an annotated rollout: ``exact, k1, k2, k3``, nats.
+
+    Means over valid tokens; with the suffix ``_seq`` sums over a response, means over responses.
+
+    Raises:
+        NonFiniteError: one of them is NaN or infinite.
+    """
+    mask = response_mask(batch)
+    log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
+    per_token = {"exact": batch[EXACT]}
+    per_token |= {name: estimator(log_ratio) for name, estimator in ESTIMATORS.items()}
+    found = {name: masked_mean(value.double(), mask) for name, value in per_token.items()}
+    for name, value in per_token.items():
+        found[f"{name}_seq"] = terms.sequence_mean(value.double(), mask)
+    for name, value in found.items():
+        if not torch.isfinite(value):
+            raise NonFiniteError(
+                f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
+            )
+    return found

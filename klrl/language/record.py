@@ -1,0 +1,102 @@
+"""What a language run writes: a row per iteration, and some responses to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from klrl.checkpoint import Counters
+from klrl.kl.divergence import masked_mean
+from klrl.language.batch import REWARD, SCORE, response_mask
+from klrl.language.charge import CHARGED, EXACT, TokenKL
+from klrl.language.rollout import GOLD, PromptRollout
+from klrl.learner import Learned
+from klrl.metrics import Row, check_row, learned_row
+
+
+def language_row(
+    counters: Counters,
+    batch: TensorDictBase,
+    kl: TokenKL | None,
+    measured: Mapping[str, torch.Tensor],
+    learned: Learned,
+    klpen: bool,
+    seconds: float,
+) -> Row:
+    """One line of ``metrics.jsonl``; names and units in :mod:`klrl.metrics`.
+
+    Args:
+        counters: of the iteration that was just done.
+        batch: its rollout [B], charged.
+        kl: how KL(policy||reference) is charged, None for ``kl=none``.
+        measured: that KL by every estimator.
+        learned: what the update gave.
+        klpen: whether the loss has a beta.
+        seconds: what the iteration took.
+    """
+    mask = response_mask(batch)
+    score, tokens = batch[SCORE].flatten().double(), int(mask.sum())
+    row: Row = {
+        "iteration": counters.iteration,
+        "samples": counters.frames,
+        "reward/episode": float(score.mean()),
+        "reward/episode_length": tokens / len(batch),
+        "reward/episodes": len(batch),
+        "reward/truncated": float(batch["next", "truncated"].double().mean()),
+        "reward/raw": float(score.sum()) / tokens,
+        "reward/shaped": float(masked_mean(batch[REWARD].squeeze(-1).double(), mask)),
+        "kl/ref/coef": 0.0,
+        "kl/ref/penalty": 0.0,
+        **learned_row(learned, klpen),
+        "time/iteration": seconds,
+        "time/samples_per_second": len(batch) / seconds,
+    }
+    row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
+    if kl is not None:
+        row["kl/ref/coef"] = kl.coef
+        if kl.placement != "loss":
+            applied = masked_mean(batch[CHARGED].squeeze(-1).double(), mask)
+            row["kl/ref/penalty"] = kl.coef * float(applied)
+        if kl.loss_estimator is not None:
+            row["loss/kl_ref"] = learned.kl_ref
+    if GOLD in batch.keys(include_nested=True):
+        row["reward/gold"] = float(batch[GOLD].double().mean())
+    return check_row(row)
+
+
+def shown_samples(
+    counters: Counters, batch: TensorDictBase, rollout: PromptRollout, tokenizer: Any, count: int
+) -> Sequence[Mapping[str, Any]]:
+    """Responses of a rollout for ``samples.jsonl``, from different prompts.
+
+    Args:
+        counters: of the iteration that was just done.
+        batch: its rollout [B].
+        rollout: holds its texts.
+        tokenizer: of the policy.
+        count: how many.
+    """
+    size = len(batch)
+    mask = response_mask(batch)
+    found = []
+    for index in range(0, size, max(1, size // count))[:count]:
+        row, real = batch[index], mask[index]
+        ids = row["tokens", "response"][real].tolist()
+        entry: dict[str, Any] = {
+            "iteration": counters.iteration,
+            "samples": counters.frames,
+            "prompt": rollout.asked[index].content,
+            "response": rollout.answered[index],
+            "reward": float(row[SCORE].sum()),
+            "truncated": bool(row["next", "truncated"].any()),
+            "tokens": tokenizer.convert_ids_to_tokens(ids),
+        }
+        if GOLD in batch.keys(include_nested=True):
+            entry["gold"] = float(row[GOLD].sum())
+        if EXACT in batch.keys(include_nested=True):
+            entry["kl"] = [round(value, 6) for value in row[EXACT][real].tolist()]
+        found.append(entry)
+    return found

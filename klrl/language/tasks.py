@@ -1,0 +1,90 @@
+"""What a language run asks, and how it is scored: from the ``env`` group to prompts and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from klrl.config import LanguageEnvConfig, SortDigitsConfig, TextConfig
+from klrl.errors import ConfigError
+from klrl.language.jsonl import read_jsonl
+from klrl.language.prompts import Prompt, PromptStream, ShuffledEpochs, Tokenizer, check_prompts
+from klrl.language.rewards import Reward
+from klrl.language.sort_digits import SortDigits
+from klrl.seeds import derived_seed
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts by number, and their scores.
+
+    Attributes:
+        train: prompt number i of training.
+        evaluate: prompt number i of the evaluation split.
+        reward: what is learned from.
+        gold: what is meant, where ``reward`` is another function; measured, never learned from.
+        checked: rendered before anything runs: a file's prompts, or one as long as any.
+        evaluations: how many prompts there are to evaluate on; None for endless.
+    """
+
+    train: Callable[[int], Prompt]
+    evaluate: Callable[[int], Prompt]
+    reward: Reward
+    gold: Reward | None = None
+    checked: Sequence[Prompt] = ()
+    evaluations: int | None = None
+
+    def stream(self, tokenizer: Tokenizer, limit: int | None, split: str = "train") -> PromptStream:
+        """Encoded prompts of a split, from its start."""
+        prompt_at = self.train if split == "train" else self.evaluate
+        return PromptStream(prompt_at, tokenizer, limit)
+
+    @property
+    def chat(self) -> bool:
+        """Whether some prompt is a conversation."""
+        return any(not isinstance(p.content, str) for p in self.checked)
+
+    def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
+        """Render what can be rendered before anything runs.
+
+        Raises:
+            ConfigError: one cannot be rendered or leaves no room for its response.
+        """
+        check_prompts(self.checked, tokenizer, limit)
+
+
+def make_task(config: LanguageEnvConfig, seed: int) -> Task:
+    """The task of the group's choice.
+
+    Args:
+        config: the env group.
+        seed: of the run: the order of its prompts.
+
+    Raises:
+        ConfigError: the data or the reward function cannot be read.
+    """
+    reward = Reward(config.reward, config.reward_timeout)
+    if isinstance(config, SortDigitsConfig):
+        problems = (config.shortest, config.longest, config.shots)
+        gold = None if config.reward == "exact" else Reward("exact", None)
+        return Task(
+            train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
+            # The same problems for every run.
+            evaluate=SortDigits(*problems, seed=0, split="eval"),
+            reward=reward,
+            gold=gold,
+            checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
+        )
+    if not isinstance(config, TextConfig):
+        raise ConfigError(f"env={config.task}: no such task; choose sort_digits or text")
+    prompts = read_jsonl(config.data)
+    held_out = prompts
+    if config.eval_data is not None:
+        held_out = read_jsonl(config.eval_data, "env.eval_data")
+    return Task(
+        train=ShuffledEpochs(prompts, derived_seed(seed, "prompts")),
+        evaluate=lambda index: held_out[index % len(held_out)],
+        reward=reward,
+        checked=prompts if held_out is prompts else [*prompts, *held_out],
+        evaluations=len(held_out),
+    )
