@@ -216,9 +216,6 @@ def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) ->
 #: What a measure is called where it is not finite.
 _TOLD = {
     "gain": "loss/objective",
-    "objective": "loss/objective",
-    "critic": "loss/critic",
-    "policy_entropy": "policy/entropy",
     "distance": "loss/critic",
     "entropy": "policy/entropy",
     "kl_old": "KL(old||new)",
