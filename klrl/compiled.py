@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from klrl.cache import cache_dir
 from klrl.config import Config, LossConfig, OptimConfig
 from klrl.update import Problem, Step, eager_step, pure_step
 
@@ -116,12 +117,6 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------------ packages
 
 
-def cache_dir() -> Path:
-    """Where packages are kept: ``$XDG_CACHE_HOME/klrl``, else ``~/.cache/klrl``."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "klrl" / "update"
-
-
 def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     """A name that two updates share when one package serves both.
 
@@ -156,7 +151,7 @@ def _compiled_settings(config: LossConfig | OptimConfig) -> dict[str, Any]:
 
 
 def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
-    path = cache_dir() / f"{package_key(problem, example)}.pt2"
+    path = cache_dir() / "update" / f"{package_key(problem, example)}.pt2"
     loader = _load(path)
     told = f"update: package {path.name[:8]} loaded"
     if loader is None:

@@ -7,7 +7,6 @@ when all is written, so that an interrupted build leaves nothing and two process
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,17 +17,11 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from klrl.cache import cache_dir
 from klrl.errors import ConfigError
 from klrl.language._quiet import no_progress_bar
 from klrl.language.sort_digits import make_tokenizer
 from klrl.language.supervised import Recipe, make_model, train
-
-
-def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/klrl``, by default ``~/.cache/klrl``."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path is to be ignored.
-    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "klrl"
 
 
 def base_model(recipe: Recipe | None = None, cache: Path | None = None) -> Path:
