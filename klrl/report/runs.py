@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,32 +235,38 @@ def command_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def group_runs(runs: Sequence[Run]) -> tuple[list[Setting], list[Run]]:
-    """Settings, by the order of their runs, and the runs that a later one of the same seed replaces.
+def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
+    """Settings in the order of their first run, and the runs that count no more.
 
     A job that was run twice is no second seed: the one that started last counts.
+
+    Args:
+        runs: those that count.
+        names: what :func:`names_of` says of them, and perhaps of others.
     """
-    groups: dict[str, dict[int, Run]] = {}
+    groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
     replaced = []
     for run in sorted(runs, key=lambda run: str(run.manifest.get("started", ""))):
-        seeds = groups.setdefault(_identity(run.settings), {})
+        seeds = groups[identity(run)]
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
         seeds[run.seed] = run
-    order = {key: i for i, key in enumerate(dict.fromkeys(_identity(r.settings) for r in runs))}
-    members = [
-        [groups[key][seed] for seed in sorted(groups[key])]
-        for key in sorted(groups, key=order.get)  # type: ignore[arg-type]
-    ]
-    names = name_settings([group[0].settings for group in members])
-    settings = [
-        Setting(name, group, group[0].settings) for name, group in zip(names, members, strict=True)
-    ]
+    settings = []
+    for key, seeds in groups.items():
+        members = [seeds[seed] for seed in sorted(seeds)]
+        settings.append(Setting(names[key], members, members[0].settings))
     return settings, replaced
 
 
-def _identity(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)
+def names_of(runs: Sequence[Run]) -> dict[str, str]:
+    """The identity of each setting -> its name among these runs."""
+    settings = {identity(run): run.settings for run in runs}
+    return dict(zip(settings, name_settings(list(settings.values())), strict=True))
+
+
+def identity(run: Run) -> str:
+    """What two runs share that differ in their seed alone."""
+    return json.dumps(run.settings, sort_keys=True, default=str)
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -275,7 +281,7 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Shortest names that tell the settings apart: a key that divides nothing further is left out."""
+    """Short names that tell settings apart: a key that divides nothing further is left out."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):

@@ -1,4 +1,4 @@
-"""The interquartile mean, its bootstrap interval, and Pareto fronts; pure functions of numpy arrays.
+"""The interquartile mean, its bootstrap interval, Pareto fronts: functions of numpy arrays.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
@@ -127,9 +127,8 @@ def pareto_front(cost: Array, gain: Array) -> list[int]:
     order = np.lexsort((-gain, cost))
     front: list[int] = []
     for i in order:
-        if not front or gain[i] > gain[front[-1]]:
-            front.append(int(i))
-        elif gain[i] == gain[front[-1]] and cost[i] == cost[front[-1]]:
+        last = (cost[front[-1]], gain[front[-1]]) if front else (-np.inf, -np.inf)
+        if gain[i] > last[1] or (cost[i], gain[i]) == last:
             front.append(int(i))
     return front
 
