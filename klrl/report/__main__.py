@@ -88,7 +88,7 @@ def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
     draw_charts(curves, titles, shown, folder / pictures[0])
     draw_charts([frontier], titles, shown, folder / pictures[1])
     runs = [run for setting in mine for run in setting.runs]
-    equal = equal_kl(mine, names_of)
+    equal = equal_kl(mine)
     return Task(name, lines, measures(runs), curves, frontier, equal, shown, pictures)
 
 

@@ -45,7 +45,7 @@ class Chart:
 
 
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
-    """Return, both KLs, both coefficients and speed against frames; charts without data left out."""
+    """Return, KLs, coefficients and speed against frames; charts without data are left out."""
     runs = [run for setting in settings for run in setting.runs]
     unit = f"nats per {unit_of_kl(runs)}"
     reward, kl = reward_metric(runs), kl_metric(runs)

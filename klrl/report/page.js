@@ -32,7 +32,7 @@
     for (let e = Math.floor(Math.log10(low)); e <= Math.log10(high); e++)
       for (const k of every)
         if (e % skip === 0 && k * 10 ** e >= low * 0.999 && k * 10 ** e <= high * 1.001) ticks.push(k * 10 ** e);
-    return ticks;
+    return ticks.length > 1 ? ticks : linearTicks(low, high);
   }
 
   function scale(low, high, from, to, log) {

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its data, its script and its style inside, and nothing from outside."""
+"""The page: one HTML file with data, script and style inside, and nothing from outside."""
 
 from __future__ import annotations
 
@@ -197,7 +197,9 @@ def _summary(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
 def _cell(value: Estimate | None) -> str:
     if value is None:
         return ""
-    interval = "" if value.low is None else f"<small>{value.low:.4g} to {value.high:.4g}</small>"
+    # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
+    spread = value.low is not None and value.low != value.high
+    interval = f"<small>{value.low:.4g} to {value.high:.4g}</small>" if spread else ""
     return f"{value.value:.5g}{interval}"
 
 

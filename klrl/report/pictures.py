@@ -41,7 +41,9 @@ def draw_charts(
         axes.set_axis_off()
     handles: dict[str, Any] = {}
     for axes in places:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels())}
+        handles |= {
+            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", fontsize=9)
     figure.savefig(path, dpi=110)

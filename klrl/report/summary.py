@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from klrl.report.runs import Run, Setting, identity
+from klrl.report.runs import Run, Setting, identity, names_of
 from klrl.report.statistics import (
     Estimate,
     at_equal_cost,
@@ -198,17 +198,20 @@ def curve(setting: Setting, metric: str) -> Curve | None:
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
         return None
-    grid = _grid(runs)
+    grid = _grid(runs, metric)
     seeds = np.stack([_at(grid, column(run, run.axis), column(run, metric)) for run in runs])
     there = np.isfinite(seeds).any(axis=0)
     return Curve([float(x) for x in grid[there]], estimate_curve(seeds[:, there]))
 
 
-def _grid(runs: Sequence[Run]) -> NDArray[np.float64]:
-    """The x of the run with the most rows, every k-th where there are too many, the last kept."""
-    x = max((column(run, run.axis) for run in runs), key=len)
-    every = -(-len(x) // POINTS)
-    return x[::-1][::every][::-1]
+def _grid(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
+    """Where the run with the most values has them, every k-th of many; the last of all is kept."""
+    places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
+    x = max(places, key=len)
+    every = -(-len(x) // POINTS) or 1
+    x = x[::-1][::every][::-1]
+    end = max((place[-1] for place in places if len(place)), default=-np.inf)
+    return np.append(x, end) if len(x) and end > x[-1] else x
 
 
 def _at(
@@ -258,7 +261,7 @@ class EqualKL:
     families: dict[str, list[Estimate | None]]
 
 
-def equal_kl(settings: Sequence[Setting], names: Callable[[list[Run]], dict[str, str]]) -> EqualKL:
+def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     """Compare families, that is settings that differ in how strongly the KL is held, at equal KLs.
 
     Per seed, reward is linear in sqrt(KL) between the ends of its runs (see :data:`KNOBS`); the
@@ -266,13 +269,12 @@ def equal_kl(settings: Sequence[Setting], names: Callable[[list[Run]], dict[str,
 
     Args:
         settings: those of one task.
-        names: names for the families.
     """
     runs = [run for setting in settings for run in setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}
     kl, reward = kl_metric(runs), reward_metric(runs)
     stripped = [_without_knobs(run) for run in runs]
-    titles = names(stripped)
+    titles = names_of(stripped)
     for run, family in zip(runs, stripped, strict=True):
         point = (max(final(run, kl), 0.0) ** 0.5, final(run, reward))
         if np.isfinite(point).all():
