@@ -49,6 +49,10 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _facts(run: Run) -> dict[str, Any]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
+    commit = facts.get("git_commit")
+    if commit:
+        # Twelve digits, and the + of a changed tree.
+        facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
     return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
 
 

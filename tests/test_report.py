@@ -32,6 +32,19 @@ from klrl.report.summary import curve, final, in_band
 from tests.report_toys import ROWS, rows_of, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+#: Without a screen, and without looking for updates.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--dump-dom",
+)
 
 
 # ------------------------------------------------------------------------------------ statistics
@@ -194,7 +207,8 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.links, self.ids, self.cells, self.data, self._within = [], set(), [], "", None
+        self.links, self.ids, self.cells, self.data = [], set(), [], ""
+        self._within, self._cell = None, False
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -202,6 +216,8 @@ class Page(HTMLParser):
         self.links += [v for k, v in attributes.items() if k in ("href", "src", "srcset")]
         self.ids.add(attributes.get("id"))
         self._within = "data" if attributes.get("id") == "data" else tag
+        if tag in ("td", "th"):
+            self._cell = tag == "td"
         if tag == "td":
             self.cells.append("")
 
@@ -211,7 +227,7 @@ class Page(HTMLParser):
     def handle_data(self, text):
         if self._within == "data":
             self.data += text
-        elif self._within in ("td", "small"):
+        elif self._cell and self._within in ("td", "small"):
             self.cells[-1] += ("|" if self._within == "small" else "") + text
 
 
@@ -350,14 +366,9 @@ def test_the_report_does_not_import_torch():
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_chromium_draws_every_chart_without_a_word_on_its_console(sweep, tmp_path):
     main([str(sweep)])
-    words = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-        "--disable-background-networking --disable-component-update --disable-sync "
-        "--enable-logging=stderr --dump-dom"
-    ).split()
     page = sweep / "report" / "report.html"
     done = subprocess.run(
-        [CHROMIUM, *words, f"--user-data-dir={tmp_path / 'chromium'}", page.as_uri()],
+        [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'chromium'}", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=120,

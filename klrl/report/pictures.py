@@ -12,6 +12,8 @@ from klrl.report.charts import Chart
 
 #: Okabe and Ito's colours, told apart by colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+#: Settings beyond the colours are told apart by their lines, as on the page.
+_LINES = ("-", "--", ":", "-.")
 
 
 def draw_charts(
@@ -71,11 +73,12 @@ def _draw_series(axes: Any, chart: Chart, i: int, points: Any, label: str | None
         np.array([getattr(y, end) for _, y in points], float) for end in ("value", "low", "high")
     )
     look = {"color": _COLOURS[i % len(_COLOURS)], "label": label}
+    line = _LINES[i // len(_COLOURS) % len(_LINES)]
     if chart.front is not None:
         spread = np.nan_to_num(np.abs([middle - low, high - middle]))
         axes.errorbar(x, middle, yerr=spread, fmt="o", **look)
         return
     if chart.log:
         low = np.maximum(low, middle.min())
-    axes.plot(x, middle, marker="o" if len(x) == 1 else None, **look)
+    axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, **look)
     axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
