@@ -59,11 +59,11 @@ def _facts(run: Run) -> dict[str, Any]:
 def _unequal(
     first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> list[tuple[str, str, str, str]]:
-    keys = differing([dict(first), dict(second)])
-    return [
-        (key, *(show(each[key]) if key in each else "-" for each in (first, second)), "")
-        for key in keys
-    ]
+    rows = []
+    for key in differing([dict(first), dict(second)]):
+        left, right = (show(each[key]) if key in each else "-" for each in (first, second))
+        rows.append((key, left, right, ""))
+    return rows
 
 
 def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
