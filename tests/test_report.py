@@ -328,9 +328,11 @@ def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):
         {"samples": i, "frames": 9 * i, "reward/episode": 1.0, "kl/ref/exact_seq": 9.0}
         for i in range(1, 5)
     ]
-    write_run(tmp_path / "words", rows=words, config={"env": {"id": "sort_digits"}})
+    write_run(tmp_path / "words", rows=words, config={"env": {"id": None, "task": "sort_digits"}})
     main([str(tmp_path)])
-    tasks = json.loads(Page((tmp_path / "report" / "report.html").read_text()).data)
+    text = (tmp_path / "report" / "report.html").read_text()
+    tasks = json.loads(Page(text).data)
+    assert "<h2>sort_digits</h2>" in text
     assert tasks[0]["charts"][0]["series"] == []
     assert tasks[1]["charts"][0]["series"][0]["points"][0][:2] == [3.0, 1.0]
     assert tasks[1]["charts"][0]["x"] == "sqrt(KL(policy||reference)), KL in nats per response"

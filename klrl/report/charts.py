@@ -15,6 +15,7 @@ from klrl.report.summary import (
     line_value,
     reward_metric,
     unit_of_kl,
+    unit_of_reward,
 )
 
 #: More settings than this are not told apart in one chart; the page lets the reader choose others.
@@ -49,12 +50,13 @@ def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     runs = [run for setting in settings for run in setting.runs]
     unit = f"nats per {unit_of_kl(runs)}"
     reward, kl = reward_metric(runs), kl_metric(runs)
-    of = "return per episode" if reward == "reward/episode" else "reward per frame"
+    of = f"return {unit_of_reward(runs)}"
     ref = "nats per response" if kl.endswith("_seq") else unit
     axis = runs[0].axis
     kinds = (
         ("Return, training", reward, of, False),
-        ("Return, evaluation", "eval/return", "return per episode", False),
+        ("Return, evaluation", "eval/return", "mean return", False),
+        ("Gold score", "reward/gold", "gold score per response", False),
         ("KL(policy||reference)", kl, ref, True),
         ("KL(old||new)", "kl/old/exact", unit, True),
         ("kl.coef", "kl/ref/coef", "kl.coef, reward per nat", True),
@@ -85,11 +87,10 @@ def frontier_chart(lines: Sequence[Line]) -> Chart:
         reward = line.estimates["return"]
         if reward and line.estimates["kl_ref"]:
             points[i] = [(max(line_value(line, "kl_ref"), 0.0) ** 0.5, reward)]
-    episode = reward_metric(runs) == "reward/episode"
     return Chart(
         "Reward against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in nats per {per}",
-        "final return per episode" if episode else "final reward per frame",
+        f"final return {unit_of_reward(runs)}",
         False,
         points,
         frontier(lines),

@@ -137,7 +137,7 @@ def _round(value: float | None) -> float | None:
 
 def _section(index: int, task: Task) -> str:
     few = (
-        f"<p>Drawn at first: the {SHOWN} settings with the highest final reward.</p>"
+        f"<p>Drawn at first: the {SHOWN} settings with the highest final return.</p>"
         if len(task.shown) < len(task.lines)
         else ""
     )
@@ -170,7 +170,7 @@ def _equal(equal: EqualKL) -> str:
     if not equal.levels:
         return title + (
             f'<p class="soft">Needs a family with two settings of {" or ".join(KNOBS)} and the '
-            "same seeds, and a range of KL that all such families cover.</p>"
+            "same seeds, and a range of KL that every seed of all such families covers.</p>"
         )
     head = ["", *(f"KL = {level:.4g} nats" for level in equal.levels)]
     rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
@@ -185,7 +185,7 @@ def _summary(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
     head = ["setting", "seeds"]
     for measure in measures:
         head.append(f"{escape(measure.title)}<small>{escape(measure.unit)}</small>")
-    head.insert(3, "worst seed<small>final reward</small>")
+    head.insert(3, "worst seed<small>final return</small>")
     rows = []
     for line in lines:
         cells = [_cell(line.estimates[measure.key]) for measure in measures]

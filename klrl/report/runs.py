@@ -53,7 +53,7 @@ class Run:
     @property
     def task(self) -> str:
         """What was trained on: runs of different tasks are never drawn in one chart."""
-        return str(self.settings.get("env.id") or self.settings.get("env.name") or "task")
+        return str(self.settings.get("env.id") or self.settings.get("env.task") or "task")
 
     @property
     def axis(self) -> str:

@@ -14,7 +14,6 @@ from klrl.report.statistics import (
     at_equal_cost,
     estimate,
     estimate_curve,
-    iqm,
     pareto_front,
 )
 
@@ -124,13 +123,12 @@ def speed(run: Run) -> float:
 def measures(runs: Sequence[Run]) -> list[Measure]:
     """The columns of the table for runs of one task."""
     reward, kl = reward_metric(runs), kl_metric(runs)
-    episode = reward == "reward/episode"
     per = "response" if kl.endswith("_seq") else unit_of_kl(runs)
     return [
         Measure(
             "return",
-            "final return" if episode else "final reward",
-            "per episode" if episode else "per frame",
+            "final return",
+            unit_of_reward(runs),
             lambda run: final(run, reward),
         ),
         Measure("eval_return", "evaluation", "last return", lambda run: _last(run, "eval/return")),
@@ -170,6 +168,12 @@ def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
         if runs and all(name in run.columns for run in runs):
             return name
     return names[1]
+
+
+def unit_of_reward(runs: Sequence[Run]) -> str:
+    """What the final reward is a mean over."""
+    whole = "response" if runs[0].axis == "samples" else "episode"
+    return f"per {whole if reward_metric(runs) == 'reward/episode' else unit_of_kl(runs)}"
 
 
 def unit_of_kl(runs: Sequence[Run]) -> str:
@@ -265,7 +269,8 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     """Compare families, that is settings that differ in how strongly the KL is held, at equal KLs.
 
     Per seed, reward is linear in sqrt(KL) between the ends of its runs (see :data:`KNOBS`); the
-    levels divide the range that all families cover into quarters.
+    levels divide the range that every seed of every family covers into quarters: a level that only
+    some seeds reach would compare seeds, not families.
 
     Args:
         settings: those of one task.
@@ -288,8 +293,8 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     usable = {name: seeds for name, seeds in usable.items() if seeds}
     if not usable:
         return EqualKL([], {})
-    low = max(float(iqm(np.array([p[:, 0].min() for p in seeds]))) for seeds in usable.values())
-    high = min(float(iqm(np.array([p[:, 0].max() for p in seeds]))) for seeds in usable.values())
+    every = [points[:, 0] for seeds in usable.values() for points in seeds]
+    low, high = max(roots.min() for roots in every), min(roots.max() for roots in every)
     if low >= high:
         return EqualKL([], {})
     roots = low + (high - low) * np.array([0.25, 0.5, 0.75])
