@@ -119,7 +119,8 @@ def test_checkpoints_and_overlapping_paths_are_no_further_runs(tmp_path):
     run = write_run(tmp_path / "s" / "a")
     (run / "checkpoints" / "last" / "1").mkdir(parents=True)
     (run / "checkpoints" / "last" / "1" / "manifest.json").write_text("{}")
-    assert len(find_runs([str(tmp_path), str(run)]).runs) == 1
+    found = find_runs([str(tmp_path), str(run)])
+    assert (len(found.runs), found.skipped) == (1, [])
 
 
 def test_seeds_and_loggers_make_no_setting_and_a_run_again_replaces(tmp_path):
