@@ -79,8 +79,8 @@ def test_iqm_and_interval_are_those_of_rliable_where_it_is_installed():
     middle, ends = library.get_interval_estimates(
         {"a": ours},
         lambda x: np.array([metrics.aggregate_iqm(x)]),
-        reps=20_000,
-        random_state=np.random.RandomState(0),
+        # Many, since rliable 1.2.0 cannot be seeded without arch's warning.
+        reps=50_000,
     )
     assert float(iqm(ours.ravel())) == pytest.approx(middle["a"][0], abs=1e-9)
     width = float(np.diff(ends["a"].ravel())[0])
