@@ -1,0 +1,133 @@
+"""Two runs side by side: ``python -m klrl.diff RUN RUN``.
+
+python -m klrl.diff outputs/RUN_A outputs/RUN_B
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klrl.errors import ConfigError
+from klrl.report.runs import Run, Unreadable, differing, read_run, show
+from klrl.report.summary import final
+
+#: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
+_FACTS = ("status", "seed", "klrl", "python", "device", "compile", "git_commit")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table.
+
+    Attributes:
+        title: above it.
+        rows: name, first run, second run, and what there is to say of the difference.
+    """
+
+    title: str
+    rows: list[tuple[str, str, str, str]]
+
+
+def compare(first: Run, second: Run) -> list[Part]:
+    """Settings and versions that differ, and the final value of every metric."""
+    return [
+        Part("settings", _unequal(_settings(first), _settings(second))),
+        Part("circumstances", _unequal(_facts(first), _facts(second))),
+        Part("metrics, mean of the last tenth of the iterations", _metrics(first, second)),
+    ]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Without klrl's version, which stands among the circumstances."""
+    return {key: value for key, value in run.settings.items() if key != "klrl"}
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
+    commit = facts.get("git_commit")
+    if commit:
+        # Twelve digits, and the + of a changed tree.
+        facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
+    return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
+
+
+def _unequal(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for key in differing([dict(first), dict(second)]):
+        left, right = (show(each[key]) if key in each else "-" for each in (first, second))
+        rows.append((key, left, right, ""))
+    return rows
+
+
+def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
+    """All metrics of either run; the difference is the second less the first."""
+    rows = []
+    for name in dict.fromkeys([*first.columns, *second.columns]):
+        values = [final(run, name) if name in run.columns else None for run in (first, second)]
+        left, right = values
+        change = "" if left is None or right is None else f"{right - left:+.4g}"
+        rows.append((name, _number(left), _number(right), change))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+def as_text(parts: Iterable[Part]) -> str:
+    """The tables in columns of equal width."""
+    blocks = []
+    for part in parts:
+        rows = part.rows or [("nothing differs", "", "", "")]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            "  ".join(
+                [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
+            )
+            for row in rows
+        ]
+        blocks.append("\n".join([f"{part.title}:", *(f"  {line}".rstrip() for line in lines)]))
+    return "\n\n".join(blocks)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; exits with 0 or 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m klrl.diff", description="Settings, versions and metrics of two runs."
+    )
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    args = parser.parse_args(argv)
+    try:
+        first, second = map(_read, args.runs)
+    except ConfigError as error:
+        print(f"klrl.diff: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(as_text(compare(first, second)))
+
+
+def _read(path: str) -> Run:
+    """One run.
+
+    Raises:
+        ConfigError: no folder, no run in it, or a broken one.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: no such folder; give a run folder below outputs/")
+    if not (folder / "manifest.json").is_file():
+        raise ConfigError(f"{path}: no manifest.json in it; give a run folder")
+    try:
+        return read_run(folder)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

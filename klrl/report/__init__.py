@@ -1,0 +1,1 @@
+"""``python -m klrl.report``: many runs in one offline page. Nothing in here imports torch."""

@@ -1,0 +1,128 @@
+"""Compare runs in one offline page: ``python -m klrl.report PATH... [-o FOLDER]``.
+
+python -m klrl.report outputs/SWEEP
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from klrl.errors import ConfigError
+from klrl.report.charts import first_shown, frontier_chart, learning_curves
+from klrl.report.page import Job, Task, make_page
+from klrl.report.pictures import draw_charts
+from klrl.report.runs import Found, Run, Setting, find_runs, group_runs, identity, names_of
+from klrl.report.summary import equal_kl, measures, table
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; exits with 0 or 2."""
+    args = _parse(argv)
+    try:
+        found = find_runs(args.paths)
+        for line in found.skipped:
+            print(f"klrl.report: skipped {line}", file=sys.stderr)
+        if not found.runs:
+            raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
+        folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
+        write_report(found, folder, unfinished=args.unfinished)
+    except ConfigError as error:
+        print(f"klrl.report: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"klrl.report: {error}; choose another folder with -o", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m klrl.report", description="Compare runs in one offline HTML page."
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
+    parser.add_argument(
+        "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
+    )
+    parser.add_argument(
+        "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
+    )
+    return parser.parse_args(argv)
+
+
+def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Path:
+    """Write ``report.html``, ``summary.csv`` and the PNGs; returns the page's path.
+
+    Args:
+        found: the runs.
+        folder: where to write; made when missing.
+        unfinished: whether runs that did not finish count too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = names_of(found.runs)
+    counted = [run for run in found.runs if run.rows and (unfinished or run.status == "finished")]
+    settings, replaced = group_runs(counted, names)
+    tasks = [_task(name, settings, folder) for name in dict.fromkeys(s.task for s in settings)]
+    jobs = _jobs(found.runs, counted, replaced, names)
+    page = folder / "report.html"
+    page.write_text(make_page(tasks, jobs, found.skipped, found.runs), encoding="utf-8")
+    _write_csv(tasks, folder / "summary.csv")
+    kept = len(counted) - len(replaced)
+    print(f"{page}: {kept} runs in {len(settings)} settings, {len(jobs)} jobs not counted")
+    return page
+
+
+def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
+    """Everything about one task, its PNGs drawn."""
+    mine = [setting for setting in settings if setting.task == name]
+    lines = table(mine)
+    curves, frontier, shown = learning_curves(mine), frontier_chart(lines), first_shown(lines)
+    stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
+    pictures = [f"{stem}_curves.png", f"{stem}_frontier.png"]
+    titles = [setting.name for setting in mine]
+    draw_charts(curves, titles, shown, folder / pictures[0])
+    draw_charts([frontier], titles, shown, folder / pictures[1])
+    runs = [run for setting in mine for run in setting.runs]
+    equal = equal_kl(mine)
+    return Task(name, lines, measures(runs), curves, frontier, equal, shown, pictures)
+
+
+def _jobs(
+    runs: Sequence[Run], counted: Sequence[Run], replaced: Sequence[Run], names: dict[str, str]
+) -> list[Job]:
+    """Runs outside the statistics, with the reason."""
+    jobs = []
+    for run in runs:
+        name = names[identity(run)]
+        if any(run is other for other in replaced):
+            jobs.append(Job(run, name, "run again later"))
+        elif not any(run is other for other in counted):
+            empty = "" if run.rows or run.status != "finished" else ", without rows"
+            jobs.append(Job(run, name, run.status + empty))
+    return jobs
+
+
+def _write_csv(tasks: Sequence[Task], path: Path) -> None:
+    """The table of the page, every task below the other, in full precision."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        keys = list(dict.fromkeys(m.key for task in tasks for m in task.measures))
+        ends = [f"{key}{end}" for key in keys for end in ("", "_low", "_high")]
+        writer.writerow(["task", "setting", "seeds", "worst_return", *ends])
+        for task in tasks:
+            for line in task.lines:
+                cells: list[float | None] = []
+                for key in keys:
+                    value = line.estimates[key]
+                    cells += [value.value, value.low, value.high] if value else [None] * 3
+                head = [task.name, line.setting.name, len(line.setting.runs), line.worst]
+                writer.writerow([*head, *cells])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What each chart shows, as plain data that both the page and the PNGs draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from klrl.report.runs import Setting
+from klrl.report.statistics import Estimate
+from klrl.report.summary import (
+    Line,
+    curve,
+    frontier,
+    kl_metric,
+    line_value,
+    reward_metric,
+    unit_of_kl,
+    unit_of_reward,
+)
+
+#: More settings than this are not told apart in one chart; the page lets the reader choose others.
+SHOWN = 7
+
+Point = tuple[float, Estimate]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        title: what it shows.
+        x: label of the x-axis, with its unit.
+        y: label of the y-axis, with its unit.
+        log: whether y is logarithmic; values that are not positive are left out.
+        series: index of the setting -> its points by x.
+        front: indices of the settings on the Pareto front, by x; None for learning curves.
+    """
+
+    title: str
+    x: str
+    y: str
+    log: bool
+    series: dict[int, list[Point]]
+    front: list[int] | None = None
+
+
+def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
+    """Return, KLs, coefficients and speed against frames; charts without data are left out."""
+    runs = [run for setting in settings for run in setting.runs]
+    unit = f"nats per {unit_of_kl(runs)}"
+    reward, kl = reward_metric(runs), kl_metric(runs)
+    of = f"return {unit_of_reward(runs)}"
+    ref = "nats per response" if kl.endswith("_seq") else unit
+    axis = runs[0].axis
+    kinds = (
+        ("Return, training", reward, of, False),
+        ("Return, evaluation", "eval/return", "mean return", False),
+        ("Gold score", "reward/gold", "gold score per response", False),
+        ("KL(policy||reference)", kl, ref, True),
+        ("KL(old||new)", "kl/old/exact", unit, True),
+        ("kl.coef", "kl/ref/coef", "kl.coef, reward per nat", True),
+        ("loss.beta", "kl/old/beta", "loss.beta", True),
+        ("Throughput", f"time/{axis}_per_second", f"{axis} per second", False),
+    )
+    charts = [
+        Chart(title, axis, y, log, _series(settings, metric)) for title, metric, y, log in kinds
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
+    series = {}
+    for i, setting in enumerate(settings):
+        found = curve(setting, metric)
+        if found:
+            series[i] = [(x, y) for x, y in zip(found.x, found.y, strict=True) if y is not None]
+    return series
+
+
+def frontier_chart(lines: Sequence[Line]) -> Chart:
+    """Final reward against sqrt(KL(policy||reference)), one point per setting."""
+    runs = [run for line in lines for run in line.setting.runs]
+    per = "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
+    points: dict[int, list[Point]] = {}
+    for i, line in enumerate(lines):
+        reward = line.estimates["return"]
+        if reward and line.estimates["kl_ref"]:
+            points[i] = [(max(line_value(line, "kl_ref"), 0.0) ** 0.5, reward)]
+    return Chart(
+        "Reward against sqrt(KL(policy||reference))",
+        f"sqrt(KL(policy||reference)), KL in nats per {per}",
+        f"final return {unit_of_reward(runs)}",
+        False,
+        points,
+        frontier(lines),
+    )
+
+
+def first_shown(lines: Sequence[Line]) -> list[int]:
+    """The settings drawn at first: all, or those with the highest final reward where many."""
+    order = sorted(range(len(lines)), key=lambda i: -_or_least(line_value(lines[i], "return")))
+    return sorted(order[:SHOWN])
+
+
+def _or_least(value: float) -> float:
+    return value if value == value else float("-inf")

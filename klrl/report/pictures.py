@@ -1,0 +1,84 @@
+"""The charts of the page as PNGs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klrl.report.charts import Chart
+
+#: Okabe and Ito's colours, told apart by colour-blind readers.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+#: Settings beyond the colours are told apart by their lines, as on the page.
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw_charts(
+    charts: Sequence[Chart], names: Sequence[str], shown: Sequence[int], path: Path
+) -> None:
+    """Draw charts side by side into a PNG.
+
+    Args:
+        charts: what to draw.
+        names: of the settings.
+        shown: indices of the settings to draw; a frontier draws all.
+        path: the PNG.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(charts))
+    rows = -(-len(charts) // columns)
+    figure = Figure(
+        figsize=(5.2 * columns + 0.8, 3.7 * rows + 0.3 * len(shown)), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, chart in zip(places, charts, strict=False):
+        _draw(axes, chart, names, shown)
+    for axes in places[len(charts) :]:
+        axes.set_axis_off()
+    handles: dict[str, Any] = {}
+    for axes in places:
+        handles |= {
+            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def _draw(axes: Any, chart: Chart, names: Sequence[str], shown: Sequence[int]) -> None:
+    for i, points in chart.series.items():
+        if i in shown or chart.front is not None:
+            _draw_series(axes, chart, i, points, names[i] if i in shown else None)
+    if chart.front:
+        joined = [(x, y.value) for i in chart.front for x, y in chart.series[i]]
+        axes.plot(*zip(*joined, strict=True), color="grey", linestyle=":", zorder=0)
+    axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
+    if chart.log and axes.lines:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+
+
+def _draw_series(axes: Any, chart: Chart, i: int, points: Any, label: str | None) -> None:
+    points = [(x, y) for x, y in points if not chart.log or y.value > 0]
+    if not points:
+        return
+    x = [x for x, _ in points]
+    middle, low, high = (
+        np.array([getattr(y, end) for _, y in points], float) for end in ("value", "low", "high")
+    )
+    look = {"color": _COLOURS[i % len(_COLOURS)], "label": label}
+    line = _LINES[i // len(_COLOURS) % len(_LINES)]
+    if chart.front is not None:
+        spread = np.nan_to_num(np.abs([middle - low, high - middle]))
+        axes.errorbar(x, middle, yerr=spread, fmt="o", **look)
+        return
+    if chart.log:
+        low = np.maximum(low, middle.min())
+    axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, **look)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)

@@ -1,0 +1,388 @@
+"""The report: statistics against rliable, the page's numbers against arithmetic by hand."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from klrl.report.__main__ import main
+from klrl.report.runs import (
+    command_line,
+    find_runs,
+    group_runs,
+    name_settings,
+    names_of,
+    read_columns,
+)
+from klrl.report.statistics import (
+    at_equal_cost,
+    bootstrap_interval,
+    estimate,
+    estimate_curve,
+    iqm,
+    pareto_front,
+)
+from klrl.report.summary import curve, final, in_band
+from tests.report_toys import ROWS, rows_of, write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+#: Without a screen, and without looking for updates.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--dump-dom",
+)
+
+
+# ------------------------------------------------------------------------------------ statistics
+
+
+def scores(runs, tasks):
+    k = np.arange(1.0, runs * tasks + 1).reshape(runs, tasks)
+    return 10 * np.sin(k * k) + 3 * np.cos(7 * k) + 5 * np.arange(tasks)
+
+
+#: What rliable 1.2.0 printed: aggregate_iqm, get_interval_estimates(reps=50000) of scores().
+RLIABLE = {
+    (10, 1): (-3.497691684731701, -6.957068541840392, 3.6618244256542103),
+    (8, 4): (5.811884683958156, 3.4956834657759646, 8.290987027110736),
+    (5, 3): (2.980522131499269, -1.2227397288071626, 7.8559869205440505),
+}
+
+
+@pytest.mark.parametrize("shape", RLIABLE)
+def test_iqm_and_interval_are_those_that_rliable_printed(shape):
+    middle, low, high = RLIABLE[shape]
+    ours = scores(*shape)
+    assert float(iqm(ours.ravel())) == pytest.approx(middle, abs=1e-9)
+    ends = bootstrap_interval(ours, resamples=50_000)
+    np.testing.assert_allclose(ends, (low, high), atol=0.02 * (high - low))
+
+
+def test_iqm_and_interval_are_those_of_rliable_where_it_is_installed():
+    library = pytest.importorskip("rliable.library")
+    metrics = pytest.importorskip("rliable.metrics")
+    ours = scores(9, 2)
+    middle, ends = library.get_interval_estimates(
+        {"a": ours},
+        lambda x: np.array([metrics.aggregate_iqm(x)]),
+        # Many, since rliable 1.2.0 cannot be seeded without arch's warning.
+        reps=50_000,
+    )
+    assert float(iqm(ours.ravel())) == pytest.approx(middle["a"][0], abs=1e-9)
+    width = float(np.diff(ends["a"].ravel())[0])
+    found = bootstrap_interval(ours, resamples=50_000)
+    np.testing.assert_allclose(found, ends["a"].ravel(), atol=0.02 * width)
+
+
+def test_the_interval_of_two_seeds_is_their_range():
+    # Resamples: both the lower in a quarter of all, both the upper in a quarter.
+    low, high = bootstrap_interval(np.array([[1.0], [5.0]]))
+    assert (low, high) == (1.0, 5.0)
+
+
+def test_nan_seeds_are_left_out_and_one_seed_has_no_interval():
+    curve = estimate_curve(np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]]))
+    assert (curve[0].value, curve[0].low, curve[0].high, curve[0].seeds) == (2, 1, 3, 2)
+    assert (curve[1].value, curve[1].low, curve[1].seeds) == (2, None, 1)
+    assert curve[2] is None
+    assert estimate(np.array([1.0, 2, 3, 4, 1000])).value == 3
+
+
+def test_pareto_front_by_hand():
+    cost, gain = np.array([1.0, 2, 3, 2, 1]), np.array([5.0, 4, 9, 7, 5])
+    assert pareto_front(cost, gain) == [0, 4, 3, 2]
+
+
+def test_gain_at_equal_cost_is_linear_and_nowhere_else():
+    found = at_equal_cost(np.array([3.0, 1]), np.array([10.0, 20]), np.array([0.5, 1.5, 3, 4]))
+    np.testing.assert_array_equal(found, [np.nan, 17.5, 10, np.nan])
+
+
+# -------------------------------------------------------------------------------------- run folders
+
+
+def test_checkpoints_and_overlapping_paths_are_no_further_runs(tmp_path):
+    run = write_run(tmp_path / "s" / "a")
+    (run / "checkpoints" / "last" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "last" / "1" / "manifest.json").write_text("{}")
+    found = find_runs([str(tmp_path), str(run)])
+    assert (len(found.runs), found.skipped) == (1, [])
+
+
+def test_seeds_and_loggers_make_no_setting_and_a_run_again_replaces(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, config={"logger": {"name": "wandb"}})
+    again = write_run(tmp_path / "c", seed=1, started="2026-02-01T00:00:00+00:00")
+    write_run(tmp_path / "d", seed=0, config={"kl": {"coef": 1.0}})
+    runs = find_runs([str(tmp_path)]).runs
+    settings, replaced = group_runs(runs, names_of(runs))
+    assert [s.name for s in settings] == ["kl.coef=0.1", "kl.coef=1"]
+    assert [run.path for run in settings[0].runs] == [tmp_path / "a", again]
+    assert [run.path for run in replaced] == [tmp_path / "b"]
+
+
+def test_names_leave_out_what_divides_nothing_further():
+    settings = [
+        {"loss.dtarg": 0.01, "loss.name": "klpen"},
+        {"loss.clip": 0.2, "loss.name": "clip"},
+        {"loss.clip": 0.3, "loss.name": "clip"},
+    ]
+    assert name_settings(settings) == [
+        "loss.name=klpen",
+        "loss.name=clip loss.clip=0.2",
+        "loss.name=clip loss.clip=0.3",
+    ]
+
+
+def test_commands_have_no_paths_of_the_machine():
+    words = ["-m", "kl.coef=0,1", "env.kwargs={a: 1}"]
+    told = "python -m klrl -m kl.coef=0,1 'env.kwargs={a: 1}'"
+    assert command_line(["/venv/bin/python", "-m", "klrl", *words]) == told
+    assert command_line(["/venv/bin/python", "/venv/bin/klrl", *words]) == told
+
+
+def test_a_cut_off_last_line_is_left_out_and_absent_values_are_nan(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"frames": 1, "a": 2}\n{"frames": 2}\n{"frames": 3, "a"')
+    columns = read_columns(file)
+    np.testing.assert_array_equal(columns["frames"], [1, 2])
+    np.testing.assert_array_equal(columns["a"], [2, np.nan])
+
+
+def test_a_running_job_whose_process_is_gone_was_interrupted(tmp_path):
+    write_run(tmp_path / "a", status="running", pid=1, pid_started="another process")
+    assert find_runs([str(tmp_path)]).runs[0].status == "interrupted"
+
+
+# ------------------------------------------------------------------------------------- the numbers
+
+
+def one(tmp_path, **more):
+    write_run(tmp_path / "one", **more)
+    return find_runs([str(tmp_path / "one")]).runs[0]
+
+
+def test_final_is_the_mean_of_the_last_tenth_else_the_last_recorded(tmp_path):
+    rows = rows_of(reward=0.0)
+    rows[4]["eval/return"] = 7.0
+    run = one(tmp_path, rows=rows)
+    assert final(run, "reward/episode") == -0.5  # of -1 and 0
+    assert final(run, "eval/return") == 7.0
+
+
+def test_in_band_counts_from_the_eleventh_iteration(tmp_path):
+    rows = rows_of()
+    for row, factor in zip(rows[10:], (1.4, 1 / 1.4, 1.6, 1 / 1.6, 1, 1, 1, 2, 0, 1), strict=True):
+        row["kl/old/exact"] = 0.01 * factor
+    assert in_band(one(tmp_path, rows=rows)) == pytest.approx(0.6)
+
+
+def test_curves_average_seeds_at_equal_frames_and_end_with_each_seed(tmp_path):
+    for seed, (reward, rows) in enumerate([(0.0, 20), (4.0, 20), (100.0, 10)]):
+        write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(reward)[:rows])
+    runs = find_runs([str(tmp_path)]).runs
+    found = curve(group_runs(runs, names_of(runs))[0][0], "reward/episode")
+    assert found.x == [100.0 * i for i in range(1, ROWS + 1)]
+    # Three seeds: floor(3 / 4) = 0 are cut. After 10 iterations two are left.
+    assert found.y[0].value == pytest.approx((-19 - 15 + 81) / 3)
+    assert (found.y[0].seeds, found.y[10].seeds) == (3, 2)
+    assert (found.y[19].value, found.y[19].low, found.y[19].high) == (2, 0, 4)
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+class Page(HTMLParser):
+    """Attributes that point somewhere, the embedded data, and the cells of all tables."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.ids, self.cells, self.data = [], set(), [], ""
+        self._within, self._cell = None, False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.links += [v for k, v in attributes.items() if k in ("href", "src", "srcset")]
+        self.ids.add(attributes.get("id"))
+        self._within = "data" if attributes.get("id") == "data" else tag
+        if tag in ("td", "th"):
+            self._cell = tag == "td"
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        self._within = None
+
+    def handle_data(self, text):
+        if self._within == "data":
+            self.data += text
+        elif self._cell and self._within in ("td", "small"):
+            self.cells[-1] += ("|" if self._within == "small" else "") + text
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two coefficients of two modes, three seeds each, with jobs that failed and broke."""
+    root = tmp_path / "sweep"
+    # (mode, coef) -> final reward of seed 0, KL; seeds add 0, 2 and 10.
+    table = {
+        ("legacy", 0.1): (100.0, 4.0),
+        ("legacy", 1.0): (50.0, 1.0),
+        ("retrieve", 0.1): (120.0, 4.0),
+        ("retrieve", 1.0): (40.0, 1.0),
+    }
+    for (mode, coef), (reward, kl) in table.items():
+        for seed, more in enumerate((0.0, 2.0, 10.0)):
+            write_run(
+                root / f"{mode}_{coef}_{seed}",
+                seed=seed,
+                rows=rows_of(reward + more, kl),
+                config={"kl": {"mode": mode, "coef": coef}},
+            )
+    write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4])
+    write_run(root / "broken", seed=4)
+    (root / "broken" / "metrics.jsonl").write_text('{"frames": 1}\nnonsense\n{"frames": 2}\n')
+    return root
+
+
+def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
+    main([str(sweep)])
+    told = capsys.readouterr()
+    assert "12 runs in 4 settings, 1 jobs not counted" in told.out
+    assert re.search(r"skipped .*broken.metrics.jsonl: line 2 is no row", told.err)
+    folder = sweep / "report"
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+
+    for link in page.links:
+        anchored = link.startswith("#") and link[1:] in page.ids
+        assert anchored or link == "data:," or (folder / link).is_file(), link
+    assert "http" not in text
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\(", text)
+
+    # Final: mean of the last two rows is half below the last; IQM of three seeds their mean, 4.
+    frontier = json.loads(page.data)[0]["charts"][0]
+    points = {series["i"]: series["points"][0] for series in frontier["series"]}
+    names = json.loads(page.data)[0]["settings"]
+    at = names.index("kl.mode=legacy kl.coef=0.1")
+    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3]
+    assert [names[i] for i in frontier["front"]] == [
+        "kl.mode=legacy kl.coef=1",
+        "kl.mode=retrieve kl.coef=0.1",
+    ]
+    i = page.cells.index("kl.mode=legacy kl.coef=0.1", page.cells.index("kl.mode=retrieve"))
+    assert page.cells[i + 1 : i + 4] == ["3", "103.5|99.5 to 109.5", "99.5"]
+    assert page.cells[i + 5] == "4"  # the KL; the same for all seeds
+    assert page.cells[i + 9 : i + 12] == ["1", "200", "10"]  # in band, frames/s, seconds
+
+    # sqrt(KL) from 1 to 2: levels at 1.25, 1.5, 1.75; rewards between 53.5 and 103.5.
+    i = page.cells.index("kl.mode=legacy")
+    values = [cell.partition("|")[0] for cell in page.cells[i + 1 : i + 4]]
+    assert values == ["66", "78.5", "91"]
+    assert "KL = 1.562 nats" in text
+
+    assert [cell for cell in page.cells if cell == "failed"] == ["failed"]
+    assert "python -m klrl kl.coef=0.1 seed=0" in text
+    assert "/somewhere" not in text
+
+
+def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
+    main([str(sweep), "-o", str(tmp_path / "there")])
+    with (tmp_path / "there" / "summary.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 4
+    assert float(lines[0]["return"]) == 103.5
+    assert (float(lines[0]["worst_return"]), float(lines[0]["kl_ref"])) == (99.5, 4)
+    for name in ("Toy_v1_curves.png", "Toy_v1_frontier.png"):
+        assert (tmp_path / "there" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path):
+    odd = "</script><b>"
+    write_run(tmp_path / "a", config={"kl": {"mode": odd}})
+    write_run(tmp_path / "b", config={"kl": {"mode": "legacy"}})
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    assert odd not in text
+    assert json.loads(Page(text).data)[0]["settings"][0] == f"kl.mode={odd}"
+
+
+def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):
+    bare = [{"frames": row["frames"], "reward/raw": 1.0} for row in rows_of()]
+    write_run(tmp_path / "bare", rows=bare, config={"kl": {"mode": "none"}})
+    words = [
+        {"samples": i, "frames": 9 * i, "reward/episode": 1.0, "kl/ref/exact_seq": 9.0}
+        for i in range(1, 5)
+    ]
+    write_run(tmp_path / "words", rows=words, config={"env": {"id": None, "task": "sort_digits"}})
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    tasks = json.loads(Page(text).data)
+    assert "<h2>sort_digits</h2>" in text
+    assert tasks[0]["charts"][0]["series"] == []
+    assert tasks[1]["charts"][0]["series"][0]["points"][0][:2] == [3.0, 1.0]
+    assert tasks[1]["charts"][0]["x"] == "sqrt(KL(policy||reference)), KL in nats per response"
+
+
+def test_unfinished_runs_count_on_demand_alone(tmp_path):
+    write_run(tmp_path / "a", status="interrupted")
+    main([str(tmp_path)])
+    assert json.loads(Page((tmp_path / "report" / "report.html").read_text()).data) == []
+    main([str(tmp_path), "--unfinished"])
+    assert len(json.loads(Page((tmp_path / "report" / "report.html").read_text()).data)) == 1
+
+
+@pytest.mark.parametrize("case", ["absent", "empty", "broken", "file"])
+def test_refusals_in_one_line(case, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken" / "a").mkdir(parents=True)
+    (tmp_path / "broken" / "a" / "manifest.json").write_text("{")
+    write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    words = [str(tmp_path / "run"), "-o", str(tmp_path / "file")]
+    with pytest.raises(SystemExit) as stop:
+        main(words if case == "file" else [str(tmp_path / case)])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    told = {"absent": "no such folder", "empty": "no run there", "broken": "no run there can"}
+    assert last.startswith("klrl.report: ")
+    assert told.get(case, "choose another folder") in last
+
+
+def test_the_report_does_not_import_torch():
+    code = "import sys, klrl.report.__main__, klrl.diff; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_chromium_draws_every_chart_without_a_word_on_its_console(sweep, tmp_path):
+    main([str(sweep)])
+    page = sweep / "report" / "report.html"
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'chromium'}", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr
+    charts = re.findall(r"<figure[^>]*data-chart.*?</figure>", done.stdout, re.DOTALL)
+    assert len(charts) == 7
+    assert charts[0].count('class="point"') == 4
+    for chart in charts[1:]:
+        assert chart.count('class="mean"') == 4
+        assert "NaN" not in chart
