@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke sweep lint format types wheel in-band gpu bench bench-quick clean
+.PHONY: help run test smoke sweep lint format types wheel in-band gpu bench bench-quick bench-lm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -57,9 +57,17 @@ bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes 
 bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)
 	$(BIN)/python -m benchmarks.throughput --quick
 
+.venv-trl/.ready: benchmarks/requirements-trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+bench-lm: $(READY) .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (20 minutes)
+	$(BIN)/python -m benchmarks.language
+
 gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
 	$(BIN)/python -m benchmarks.gpu
 
 clean: ## remove what the targets made, outputs/ excepted
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-trl dist build .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -73,6 +73,7 @@ def render(whole: dict[str, Any]) -> str:
     parts = [f"Machine: {whole['machine']['name']}."]
     for section, tell in (
         ("throughput", throughput),
+        ("language", language),
         ("memory", memory),
         ("learning", learning),
     ):
@@ -154,6 +155,33 @@ def kl_shares(rows: list[dict[str, Any]]) -> str:
         ["kl", "contender", "% of an iteration's CPU time"],
         [[r["kl"], r["name"], r.get("error") or spread(r["percent"], 1)] for r in rows],
     )
+
+
+def language(data: dict[str, Any]) -> str:
+    """Samples per CPU-second of language policies, a table for each workload."""
+    parts = ["### Language policies", told_versions(data["versions"])]
+    for name, contenders in data["workloads"].items():
+        parts += [f"#### {name}, {data['epochs']} epoch(s)", samples(contenders, data["last"])]
+        if phases_told := contenders["klrl"].get("phases"):
+            told = ", ".join(f"{phase} {value:,.0f}" for phase, value in phases_told.items())
+            parts.append(f"klrl, us of CPU per sample: {told}.")
+    return "\n\n".join(parts)
+
+
+def samples(contenders: dict[str, Any], last: int) -> str:
+    reward = f"reward at the start -> mean of the last {last} iterations"
+    header = ["", "samples per CPU-second", "x TRL (target)", reward, "samples", "peak MB"]
+    rows = []
+    for name, row in contenders.items():
+        if "error" in row:
+            rows.append([name, row["error"], "", "", "", ""])
+            continue
+        ratio = f"{spread(row['ratio'], 2)} ({row['target']:g})" if "ratio" in row else ""
+        rewards = f"{spread(row['reward_first'], 2)} -> {spread(row['reward'], 2)}"
+        name = f"{name} {row['versions'].get('trl', '')}".strip() if name == "TRL" else name
+        speed = spread(row["samples_per_cpu_second"])
+        rows.append([name, speed, ratio, rewards, f"{row['samples']:,}", f"{row['peak_mb']:,}"])
+    return table(header, rows)
 
 
 def memory(data: dict[str, Any]) -> str:

@@ -1,0 +1,80 @@
+"""What the language contenders share: equal work, one thread, no hub, and their line of JSON.
+
+A sample (one response) is what klrl counts as a frame, so that the line has the same keys as
+those of the other contenders. Nothing here imports torch, transformers or klrl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import zlib
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from benchmarks.peers.common import Clock, report, versions
+
+# Before torch and huggingface_hub are imported: both read them once.
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+PACKAGES = ("transformers", "tokenizers", "accelerate", "datasets", "trl")
+#: The reward at the end is the mean over so many iterations.
+LAST = 5
+
+
+def make_parser(about: str | None) -> argparse.ArgumentParser:
+    """The settings that are equal for all contenders; defaults of ``experiment=sort_digits``."""
+    parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
+    parser.add_argument("--model", required=True, help="folder of the base model")
+    parser.add_argument("--shots", type=int, default=0, help="worked examples before the question")
+    parser.add_argument("--prompts", type=int, default=32, help="per iteration")
+    parser.add_argument("--group", type=int, default=8, help="responses to each prompt")
+    parser.add_argument("--new-tokens", type=int, default=16, help="of a response at most")
+    parser.add_argument("--iterations", type=int, default=40, help="the first one is not counted")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--minibatches", type=int, default=4, help="per epoch")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--coef", type=float, default=0.1, help="of k3(policy||reference)")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def checksum(questions: Sequence[str]) -> int:
+    """Of what was asked in the first iteration: equal where the prompts are."""
+    return zlib.crc32("\n".join(questions).encode())
+
+
+def finish(
+    name: str, args: argparse.Namespace, clock: Clock, rewards: Sequence[float], asked: int
+) -> None:
+    """Print the line.
+
+    Args:
+        name: of the contender.
+        args: of :func:`make_parser`.
+        clock: its laps, one per iteration.
+        rewards: mean score of each iteration's samples.
+        asked: :func:`checksum` of the first iteration's questions.
+    """
+    work = argparse.Namespace(env="sort_digits", n=args.prompts, t=args.group, curve=False)
+    told: dict[str, Any] = {
+        "asked": asked,
+        "reward_first": round(rewards[0], 4),
+        "reward_last": round(statistics.fmean(rewards[-LAST:]), 4),
+        "rewards": [round(reward, 4) for reward in rewards],
+        "versions": versions() | language_versions(),
+    }
+    report(name, work, clock, **told)
+
+
+def language_versions() -> dict[str, str]:
+    """Of the language libraries that are installed here."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,126 @@
+"""TRL's GRPOTrainer on the same work, in an environment of its own (requirements-trl.txt).
+
+Its own choices stay where they do not change the work (sampling by ``generate``, fused AdamW).
+Changed: float32 and no gradient checkpointing, as in klrl; ``bnpo``, the mean over a minibatch's
+tokens; the dataset in its order, so that the prompts are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.common import Clock
+from benchmarks.peers.lm import checksum, finish, make_parser
+
+
+def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Of GRPOConfig."""
+    samples = args.prompts * args.group
+    return {
+        "output_dir": folder,
+        "seed": args.seed,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": args.minibatches * args.epochs,
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        # The work: samples per iteration, minibatches, passes.
+        "num_generations": args.group,
+        "per_device_train_batch_size": samples // args.minibatches,
+        "steps_per_generation": args.minibatches,
+        "gradient_accumulation_steps": 1,
+        "num_iterations": args.epochs,
+        "max_steps": args.iterations * args.minibatches * args.epochs,
+        "max_completion_length": args.new_tokens,
+        "temperature": 1.0,
+        # The objective.
+        "beta": args.coef,
+        "epsilon": 0.2,
+        "scale_rewards": "group",
+        "loss_type": "bnpo",
+        # The step.
+        "learning_rate": args.lr,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "adam_epsilon": 1e-5,
+        "max_grad_norm": 1.0,
+    }
+
+
+class Score:
+    """The exact match as a reward function; keeps what klrl's contender reports."""
+
+    __name__ = "exact"
+
+    def __init__(self) -> None:
+        self.rewards: list[float] = []
+        self.asked: int | None = None
+
+    def __call__(
+        self, completions: Sequence[Any], answer: Sequence[str], digits: Sequence[str], **_: Any
+    ) -> list[float]:
+        if self.asked is None:
+            self.asked = checksum(digits)
+        said = [completion[0]["content"] for completion in completions]
+        scores = [float(a == b) for a, b in zip(said, answer, strict=True)]
+        self.rewards.append(sum(scores) / len(scores))
+        return scores
+
+
+def train(args: argparse.Namespace, clock: Clock) -> Score:
+    """Run; the scores."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(1)
+    clock.import_seconds = clock.now()
+    steps = args.minibatches * args.epochs
+
+    class Lap(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            clock.start()
+
+        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step % steps == 0:
+                clock.lap()
+
+    score = Score()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
+            processing_class=PreTrainedTokenizerFast.from_pretrained(args.model),
+            reward_funcs=score,
+            args=GRPOConfig(**settings(args, folder)),
+            train_dataset=Dataset.from_list(json.loads(args.data.read_text())),
+            callbacks=[Lap()],
+        )
+        trainer.train()
+    return score
+
+
+def main() -> None:
+    clock = Clock()
+    parser = make_parser(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="JSON: prompt, digits, answer")
+    args = parser.parse_args()
+    with contextlib.redirect_stdout(sys.stderr):
+        score = train(args, clock)
+    assert score.asked is not None
+    finish("TRL", args, clock, score.rewards, score.asked)
+
+
+if __name__ == "__main__":
+    main()
