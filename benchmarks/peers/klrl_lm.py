@@ -1,6 +1,6 @@
 """klrl's ``experiment=sort_digits`` through its public runner: metrics.jsonl and samples.jsonl on.
 
-The KL is charged as GRPO does it, k3 in the loss. Evaluation is off, and checkpoints (one before,
+The KL is charged in the loss, as ratio * k3. Evaluation is off, and checkpoints (one before,
 one at the end) are not counted: the other contender has neither.
 """
 
@@ -36,7 +36,6 @@ def make_words(args: argparse.Namespace) -> list[str]:
         "kl=retrieve",
         "kl.estimator=k3",
         "kl.placement=loss",
-        "kl.allow_biased=true",  # GRPO's gradient is that of its own k3, not of the KL
         f"kl.coef={args.coef}",
         "device=cpu",
         "threads=1",

@@ -45,6 +45,8 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         "temperature": 1.0,
         # The objective.
         "beta": args.coef,
+        # Weighted by the ratio, as klrl does it: the gradient is that of the KL.
+        "use_bias_correction_kl": True,
         "epsilon": 0.2,
         "scale_rewards": "group",
         "loss_type": "bnpo",
