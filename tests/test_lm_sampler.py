@@ -7,10 +7,11 @@ import torch
 
 from klrl.language import decoder
 from klrl.language.batch import make_batch
+from klrl.language.prompts import Prompt, encode, left_pad
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.wrapper_sampler import WrapperSampler
-from tests.llm_toys import tokenizer
-from tests.lm_toys import EOS, FAMILIES, GROUP, PAD, network, prompts, truth
+from tests.llm_toys import chats, tokenizer
+from tests.lm_toys import EOS, FAMILIES, GROUP, PAD, network, prompts, rows, truth
 
 #: Their use of an argument that torch calls deprecated.
 pytestmark = [
@@ -261,3 +262,24 @@ def test_faults_of_the_wrapper_that_are_mended() -> None:
     assert not masks[:, 4:].any(), "by value: the EOS is lost where pad == eos"
     log_probs = torch.stack(out.get(("log_probs", "response"), as_list=True))
     assert not log_probs[:, 0].any(), "the first token's log-prob is forced to 0"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_late_in_a_conversation_are_charged_alone(family: str) -> None:
+    """After one and three turns, pad == eos, temperature .7: the last answer's tokens only."""
+    toy = tokenizer(pad_is_eos=True)
+    model = network(family)
+    # The prompt of three turns holds two earlier answers with their EOS.
+    asked = [Prompt(chat[:-1]) for turns in (1, 3) for chat in chats(turns)]
+    ids, mask = left_pad([encode(prompt, toy) for prompt in asked], toy.pad_token_id)
+    special = SpecialTokens((toy.eos_token_id,), toy.pad_token_id)
+    found = CacheSampler(model, special)(
+        ids, mask, GROUP, Decoding(6, 0.7), torch.Generator().manual_seed(0)
+    )
+    batch = make_batch(ids, mask, found, GROUP)
+    assert (ids == toy.eos_token_id)[mask].sum() > len(asked), "earlier answers end in EOS too"
+    said = batch["log_probs", "full"]
+    for row, table, (_, response) in zip(said, truth(model, batch, 0.7), rows(batch), strict=True):
+        by_hand = table.gather(-1, response[:, None]).squeeze(-1)
+        charged = row[row != 0].double()
+        torch.testing.assert_close(charged, by_hand, atol=1e-5, rtol=0)
