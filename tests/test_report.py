@@ -72,22 +72,6 @@ def test_iqm_and_interval_are_those_that_rliable_printed(shape):
     np.testing.assert_allclose(ends, (low, high), atol=0.02 * (high - low))
 
 
-def test_iqm_and_interval_are_those_of_rliable_where_it_is_installed():
-    library = pytest.importorskip("rliable.library")
-    metrics = pytest.importorskip("rliable.metrics")
-    ours = scores(9, 2)
-    middle, ends = library.get_interval_estimates(
-        {"a": ours},
-        lambda x: np.array([metrics.aggregate_iqm(x)]),
-        # Many, since rliable 1.2.0 cannot be seeded without arch's warning.
-        reps=50_000,
-    )
-    assert float(iqm(ours.ravel())) == pytest.approx(middle["a"][0], abs=1e-9)
-    width = float(np.diff(ends["a"].ravel())[0])
-    found = bootstrap_interval(ours, resamples=50_000)
-    np.testing.assert_allclose(found, ends["a"].ravel(), atol=0.02 * width)
-
-
 def test_the_interval_of_two_seeds_is_their_range():
     # Resamples: both the lower in a quarter of all, both the upper in a quarter.
     low, high = bootstrap_interval(np.array([[1.0], [5.0]]))
