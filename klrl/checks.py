@@ -1,6 +1,6 @@
 """From what Hydra composed to one typed job, or one line that says what is wrong with it.
 
-No torch in here. Ranges stand with the fields in ``config.py``; here is what takes two settings.
+No torch in here. Ranges stand with the fields in ``klrl/config``; here is what takes two settings.
 To refuse a setting that a choice leaves unread: an entry in :data:`UNREAD` or its like.
 """
 

@@ -1,0 +1,94 @@
+"""The schema of every setting; checks that one dataclass alone cannot make are in ``klrl.checks``.
+
+Values live in ``conf/`` (one YAML per choice); types and ranges live here. Nothing in here imports
+torch or gymnasium, so that help and config errors answer at once.
+
+To add a setting: a field in the dataclass of its group (``control``, ``language``, ``kl``,
+``learning``, ``record``; outside any group ``jobs.RootConfig``), and a commented line in the YAML
+of each choice that has it. To add a choice with settings of its own: a dataclass there, in
+``groups.SCHEMAS`` and among the names below.
+"""
+
+from klrl.config.control import ActorConfig, CollectorConfig, EnvConfig, GaussianActorConfig
+from klrl.config.fields import choice, number
+from klrl.config.groups import DISCRIMINATORS, GROUPS, SCHEMAS, conf_dir, register_schemas
+from klrl.config.jobs import Config, JobConfig, LanguageConfig, RootConfig
+from klrl.config.kl import (
+    AdaptiveControllerConfig,
+    CheckpointReferenceConfig,
+    ControllerConfig,
+    DualControllerConfig,
+    EMAReferenceConfig,
+    KLConfig,
+    LegacyKLConfig,
+    PeriodicReferenceConfig,
+    ReferenceConfig,
+    RetrieveKLConfig,
+    ScheduleControllerConfig,
+)
+from klrl.config.language import (
+    CausalLMConfig,
+    LanguageEnvConfig,
+    LoraConfig,
+    SamplerConfig,
+    SortDigitsConfig,
+    TextConfig,
+)
+from klrl.config.learning import (
+    AdamWConfig,
+    AdvantageConfig,
+    ClipConfig,
+    GroupConfig,
+    KLPENConfig,
+    LearnerConfig,
+    LossConfig,
+    OptimConfig,
+)
+from klrl.config.record import CheckpointConfig, EvalConfig, LoggerConfig, WandbConfig
+
+__all__ = [
+    "DISCRIMINATORS",
+    "GROUPS",
+    "SCHEMAS",
+    "ActorConfig",
+    "AdamWConfig",
+    "AdaptiveControllerConfig",
+    "AdvantageConfig",
+    "CausalLMConfig",
+    "CheckpointConfig",
+    "CheckpointReferenceConfig",
+    "ClipConfig",
+    "CollectorConfig",
+    "Config",
+    "ControllerConfig",
+    "DualControllerConfig",
+    "EMAReferenceConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "GaussianActorConfig",
+    "GroupConfig",
+    "JobConfig",
+    "KLConfig",
+    "KLPENConfig",
+    "LanguageConfig",
+    "LanguageEnvConfig",
+    "LearnerConfig",
+    "LegacyKLConfig",
+    "LoggerConfig",
+    "LoraConfig",
+    "LossConfig",
+    "OptimConfig",
+    "PeriodicReferenceConfig",
+    "ReferenceConfig",
+    "RetrieveKLConfig",
+    "RootConfig",
+    "SamplerConfig",
+    "ScheduleControllerConfig",
+    "SortDigitsConfig",
+    "TextConfig",
+    "WandbConfig",
+    "choice",
+    "conf_dir",
+    "number",
+    "register_schemas",
+]

@@ -1,0 +1,47 @@
+"""The settings of control alone: environment, network, rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+from klrl.config.fields import choice, number
+
+
+@dataclass
+class EnvConfig:
+    """A Gymnasium environment and its copies in this process."""
+
+    id: str = MISSING
+    kwargs: dict[str, Any] = MISSING
+    num_envs: int = number(ge=1)
+    normalize_observation: bool = MISSING
+    reward_scale: float = number(gt=0)
+
+
+@dataclass
+class ActorConfig:
+    """An MLP policy and its critic; the distribution follows the action space."""
+
+    distribution: str = MISSING
+    hidden: list[int] = MISSING
+    activation: str = choice("tanh", "relu", "elu", "silu", "gelu")
+    share_trunk: bool = MISSING
+    init: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
+
+
+@dataclass
+class GaussianActorConfig(ActorConfig):
+    """The same with a standard deviation to start from (Box actions)."""
+
+    init_std: float = number(gt=0)
+
+
+@dataclass
+class CollectorConfig:
+    """Rollouts in this process."""
+
+    name: str = MISSING
+    steps: int = number(ge=1)

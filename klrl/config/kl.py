@@ -1,0 +1,99 @@
+"""The KL to the reference: who pi_ref is, what is charged, how ``kl.coef`` moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+from klrl.config.fields import choice, number
+
+
+@dataclass
+class ReferenceConfig:
+    """The policy at the start of training."""
+
+    kind: str = MISSING
+
+
+@dataclass
+class CheckpointReferenceConfig(ReferenceConfig):
+    """A policy that another run trained."""
+
+    path: str = MISSING
+    which: str = choice("last", "best")
+
+
+@dataclass
+class EMAReferenceConfig(ReferenceConfig):
+    """A moving average of the policy."""
+
+    decay: float = number(ge=0, le=1)
+
+
+@dataclass
+class PeriodicReferenceConfig(ReferenceConfig):
+    """The policy as it was some iterations ago."""
+
+    every: int = number(ge=1)
+
+
+@dataclass
+class KLConfig:
+    """No KL to a reference: nothing measured, nothing charged."""
+
+    mode: str = MISSING
+
+
+@dataclass
+class LegacyKLConfig(KLConfig):
+    """One transform with the sampled log-ratio (k1) in the reward."""
+
+    coef: float = number(ge=0)
+    apply: str = choice("rollout", "step")
+
+
+@dataclass
+class RetrieveKLConfig(LegacyKLConfig):
+    """Log-prob retrieval twice, then the KL computation."""
+
+    estimator: str = choice("k1", "k2", "k3", "exact")
+    placement: str = choice("reward", "loss", "split")
+    allow_biased: bool = MISSING
+
+
+@dataclass
+class ControllerConfig:
+    """A fixed kl.coef."""
+
+    kind: str = MISSING
+
+
+@dataclass
+class ScheduleControllerConfig(ControllerConfig):
+    """kl.coef moves with the frames."""
+
+    shape: str = choice("linear", "cosine")
+    end: float = number(ge=0)
+    frames: Any = number(gt=0, whole=True)
+
+
+@dataclass
+class AdaptiveControllerConfig(ControllerConfig):
+    """kl.coef is multiplied towards a target KL."""
+
+    target: float = number(gt=0)
+    horizon: Optional[float] = number(gt=0)  # noqa: UP045 (OmegaConf reads this annotation)
+    coef_min: float = number(gt=0)
+    coef_max: float = number(gt=0)
+
+
+@dataclass
+class DualControllerConfig(ControllerConfig):
+    """log kl.coef ascends on the constraint KL <= target."""
+
+    target: float = number(gt=0)
+    lr: float = number(gt=0)
+    coef_min: float = number(gt=0)
+    coef_max: float = number(gt=0)

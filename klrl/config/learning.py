@@ -1,0 +1,94 @@
+"""The update: advantage, policy loss, epochs and minibatches, optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+from klrl.config.fields import choice, number
+
+
+@dataclass
+class AdvantageConfig:
+    """Generalised advantage estimation."""
+
+    gamma: float = number(ge=0, le=1)
+    lmbda: float = number(ge=0, le=1)
+
+
+@dataclass
+class GroupConfig:
+    """The scores of the other responses to the prompt as the baseline."""
+
+    baseline: str = choice("normalized", "leave_one_out")
+
+
+@dataclass
+class LossConfig:
+    """What both policy losses share."""
+
+    name: str = MISSING
+    entropy_bonus: bool = MISSING
+    entropy_coeff: float = number(ge=0)
+    samples_mc_entropy: int = number(ge=1)
+    critic_coeff: float = number(ge=0)
+    loss_critic_type: str = choice("l1", "l2", "smooth_l1")
+    clip_value: Optional[float] = number(gt=0)  # noqa: UP045 (OmegaConf reads this annotation)
+    normalize_advantage: bool = MISSING
+    separate_losses: bool = MISSING
+    reduction: str = choice("mean", "sum", "token", "sequence")
+
+
+@dataclass
+class KLPENConfig(LossConfig):
+    """PPO with a KL(old||new) penalty whose coefficient beta follows a rule."""
+
+    dtarg: float = number(gt=0)
+    beta: float = number(ge=0)
+    increment: float = number(ge=1)
+    decrement: float = number(gt=0, le=1)
+    beta_rule: str = choice("doubling", "proportional", "forward")
+    gain: float = number(gt=0)
+    line_search: str = choice("none", "back", "both")
+    beta_min: float = number(gt=0)
+    beta_max: float = number(gt=0)
+    kl_old: str = choice("exact", "sampled")
+    samples_mc_kl: int = number(ge=1)
+
+
+@dataclass
+class ClipConfig(LossConfig):
+    """PPO with a clipped ratio."""
+
+    clip_epsilon: float = number(gt=0)
+    target_kl: Optional[float] = number(gt=0)  # noqa: UP045
+
+
+@dataclass
+class LearnerConfig:
+    """Epochs over one rollout, each cut into minibatches."""
+
+    epochs: int = number(ge=1)
+    minibatches: int = number(ge=1)
+    # Any: YAML reads a bare false as a boolean.
+    compile: Any = choice("auto", "false", "jit", "aot")
+
+
+@dataclass
+class OptimConfig:
+    """Adam."""
+
+    name: str = MISSING
+    lr: float = number(gt=0)
+    lr_floor: float = number(ge=0)
+    eps: float = number(gt=0)
+    max_grad_norm: float = number(gt=0)
+
+
+@dataclass
+class AdamWConfig(OptimConfig):
+    """Adam with decoupled weight decay."""
+
+    weight_decay: float = number(ge=0)

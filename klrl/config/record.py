@@ -1,0 +1,42 @@
+"""What a run writes: its logger, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from omegaconf import MISSING
+
+from klrl.config.fields import choice, number
+
+
+@dataclass
+class LoggerConfig:
+    """``metrics.jsonl`` alone."""
+
+    name: str = MISSING
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """``metrics.jsonl`` and a wandb run."""
+
+    mode: str = choice("auto", "offline", "online")
+    project: str = MISSING
+    entity: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
+    tags: list[str] = MISSING
+
+
+@dataclass
+class EvalConfig:
+    """Deterministic episodes in fresh environments while training goes on."""
+
+    every: int = number(ge=0)
+    episodes: int = number(ge=1)
+
+
+@dataclass
+class CheckpointConfig:
+    """How often the run can be resumed from."""
+
+    every: int = number(ge=1)
