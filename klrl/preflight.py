@@ -131,7 +131,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     other = stored_config(run)
     if not isinstance(other, Config):
         raise ConfigError(f"{setting}={path}: is a language run; give a control run")
-    mine, theirs = (_kind(c.env, c.actor) for c in (config, other))
+    mine, theirs = (policy_kind(c.env, c.actor) for c in (config, other))
     names = ("action distribution", "observation", "action")
     for what, ours, others in zip(names, mine, theirs, strict=True):
         if ours != others:
@@ -147,7 +147,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
 
 
-def _kind(env: EnvConfig, actor: ActorConfig) -> tuple[str, int, Any]:
+def policy_kind(env: EnvConfig, actor: ActorConfig) -> tuple[str, int, Any]:
     """(distribution, length of an observation, length of an action or number of actions)."""
     import gymnasium
 
