@@ -32,6 +32,15 @@ from klrl.config.learning import (
     OptimConfig,
 )
 from klrl.config.record import LoggerConfig, WandbConfig
+from klrl.config.sweep import (
+    JoblibConfig,
+    LauncherConfig,
+    OptunaConfig,
+    RayLauncherConfig,
+    SearchConfig,
+    SubmititConfig,
+    SweepRoot,
+)
 
 GROUPS = (
     "env",
@@ -46,6 +55,9 @@ GROUPS = (
     "collector",
     "logger",
 )
+
+#: Of a sweep; no job reads them.
+SWEEP_GROUPS = ("launcher", "search")
 
 #: group -> schema name -> dataclass. A YAML names its schema in its defaults list.
 SCHEMAS: dict[str, dict[str, type]] = {
@@ -76,6 +88,16 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "logger": {"wandb": WandbConfig, "none": LoggerConfig},
 }
 
+SWEEP_SCHEMAS: dict[str, dict[str, type]] = {
+    "launcher": {
+        "local": LauncherConfig,
+        "joblib": JoblibConfig,
+        "submitit": SubmititConfig,
+        "ray": RayLauncherConfig,
+    },
+    "search": {"grid": SearchConfig, "optuna": OptunaConfig},
+}
+
 #: The setting that repeats a choice's name; it is set by choosing, never by hand.
 DISCRIMINATORS = {
     "env": "task",
@@ -94,7 +116,8 @@ def register_schemas() -> None:
     """Make the dataclasses known to Hydra, in a group of their own so that they are no choices."""
     store = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
-    for group, schemas in SCHEMAS.items():
+    store.store(group="schema", name="sweep", node=SweepRoot)
+    for group, schemas in (SCHEMAS | SWEEP_SCHEMAS).items():
         for name, node in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=node)
 
