@@ -53,13 +53,18 @@ class Sweep:
         """Run what is not finished yet; its lines go to the terminal.
 
         Raises:
-            SystemExit: a job failed or was refused.
+            SystemExit: a job failed, was refused or interrupted.
         """
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, *self.command(jobs)], env=environment)
-        if done.returncode:
-            raise SystemExit(done.returncode)
+        with subprocess.Popen([sys.executable, *self.command(jobs)], env=environment) as process:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                # It was told, too, and writes its checkpoints: subprocess.run would kill it.
+                code = process.wait() or 130
+        if code:
+            raise SystemExit(code)
 
     def runs(self) -> list[Labelled]:
         """The finished runs, in the order of their folders' names."""
