@@ -24,7 +24,7 @@ RULES = {
 TARGET, EPISODES = 0.01, 50
 MEASURES = (
     Measure("in_band", "in band", "share of iterations"),
-    Measure("return", "evaluation return", "per episode", 0),
+    Measure("return", "evaluation return", "per episode", ",.0f"),
 )
 _COMMON = (f"loss.dtarg={TARGET}", "logger=none", "eval.every=0", "seed=0,1,2,3,4")
 
@@ -81,7 +81,6 @@ def _draw(path: Path, rows: Sequence[Row], groups: dict[tuple[str, ...], list[Ru
             reward.set(ylabel="evaluation return")
             for each in (share, reward):
                 each.set_xticks(range(len(RULES)), RULES)
-        axes[0, 0].legend(fontsize=8)
 
 
 RESULT = Result(

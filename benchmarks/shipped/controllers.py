@@ -18,9 +18,9 @@ ENVS = {"pendulum": 200_000, "hopper": 100_000}
 CONTROLLERS = {"fixed": BLACK, "adaptive": BLUE, "dual": ORANGE}
 COEF, TARGET, NEAR, EPISODES = 0.3, 0.3, 0.25, 50
 MEASURES = (
-    Measure("ratio", "mean KL / target", "last half", 2, "far"),
+    Measure("ratio", "mean KL / target", "last half", ",.2f", "far"),
     Measure("near", "within 25 %", "share of iterations, last half"),
-    Measure("return", "evaluation return", "per episode", 0),
+    Measure("return", "evaluation return", "per episode", ",.0f"),
 )
 
 
@@ -84,7 +84,6 @@ def _draw(path: Path, groups: dict[tuple[str, ...], list[Run]], rows: Sequence[R
             coef.set(xlabel="thousand frames", ylabel="kl.coef, reward per nat", yscale="log")
             near.set(ylabel="share within 25 %, last half", ylim=(-0.03, 1.03))
             near.set_xticks(range(len(CONTROLLERS)), CONTROLLERS)
-        axes[0, 0].legend(fontsize=8)
 
 
 RESULT = Result(

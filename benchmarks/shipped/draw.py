@@ -19,11 +19,13 @@ from klrl.report.summary import curve
 BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
 #: Inches; 1100 pixels wide, of which a README shows about 830.
 WIDTH, HEIGHT, DPI = 10.0, 3.6, 110
+#: Entries in a row of the legend.
+LEGEND = 5
 
 
 @contextmanager
 def panels(path: Path, rows: int, columns: int, height: float = HEIGHT) -> Iterator[Any]:
-    """Axes [rows, columns] to draw on; the picture is written at the end.
+    """Axes [rows, columns] to draw on; the picture, one legend below, is written at the end.
 
     Args:
         path: the PNG.
@@ -35,9 +37,16 @@ def panels(path: Path, rows: int, columns: int, height: float = HEIGHT) -> Itera
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     yield axes
+    named = {}
     for each in axes.ravel():
+        named |= {
+            name: handle for handle, name in zip(*each.get_legend_handles_labels(), strict=True)
+        }
         each.grid(alpha=0.3)
         each.spines[["top", "right"]].set_visible(False)
+    below = {"loc": "outside lower center", "fontsize": 9, "frameon": False}
+    if named:
+        figure.legend(named.values(), named.keys(), ncols=min(len(named), LEGEND), **below)
     figure.savefig(path, dpi=DPI)
 
 
@@ -56,9 +65,25 @@ def dots(axes: Any, x: float, row: Row, key: str, colour: str, **look: Any) -> N
 
 
 def line(
-    axes: Any, x: Sequence[float], rows: Sequence[Row], key: str, colour: str, **look: Any
+    axes: Any,
+    x: Sequence[float],
+    rows: Sequence[Row],
+    key: str,
+    colour: str,
+    aside: float = 0.0,
+    **look: Any,
 ) -> None:
-    """The interquartile means of several rows joined, their intervals, every seed as a dot."""
+    """The interquartile means of several rows joined, their intervals, every seed as a dot.
+
+    Args:
+        axes: to draw on.
+        x: a place per row.
+        rows: whose values.
+        key: the measure.
+        colour: of all.
+        aside: how far the dots stand beside their place; 1 where places are 1 apart.
+        look: of the line and its markers.
+    """
     found = [row.estimate(key) for row in rows]
     middle = np.array([e.value for e in found])
     low, high = (
@@ -68,7 +93,8 @@ def line(
     axes.errorbar(x, middle, yerr=np.abs([middle - low, high - middle]), color=colour, **style)
     for place, row in zip(x, rows, strict=True):
         values = np.asarray(row.values[key])
-        axes.scatter([place] * len(values), values, s=12, color=colour, alpha=0.55, linewidths=0)
+        beside = place + np.linspace(0.06, 0.14, len(values)) * aside
+        axes.scatter(beside, values, s=12, color=colour, alpha=0.55, linewidths=0)
 
 
 def learning_curve(

@@ -26,11 +26,11 @@ GRADIENTS = {
 }
 MARKERS = {"reward": "o", "split": "D", "loss": "s", "none": "X"}
 MEASURES = (
-    Measure("reward", "reward", "per response", 3),
-    Measure("kl", "exact KL", "nats per response", 3, ""),
-    Measure("objective", "objective", "reward - coef KL", 3),
+    Measure("reward", "reward", "per response", ",.3f"),
+    Measure("kl", "exact KL", "nats per response", ",.3f", ""),
+    Measure("objective", "objective", "reward - coef KL", ",.3f"),
 )
-SEEN = tuple(Measure(name, f"{name} / exact", "", 2, "far") for name in ("k1", "k2", "k3"))
+SEEN = tuple(Measure(name, f"{name} / exact", "", ",.2f", "far") for name in ("k1", "k2", "k3"))
 _COMMON = ("experiment=sort_digits", "logger=none", "eval.every=0", f"kl.coef={COEF}")
 _SEEDS = ("seed=0,1,2",)
 
@@ -100,7 +100,8 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
             # Hollow: the gradient is wrong.
             face = "white" if row.labels["gradient"] == "wrong" else colour
             look = {"fmt": MARKERS[where], "markerfacecolor": face}
-            name = "no penalty" if where == "none" else f"{which} in {where}"
+            name = "no penalty" if where == "none" else f"{which}, {where}"
+            name += " (wrong gradient)" if face == "white" else ""
             dots(objective, x, row, "objective", colour, **look)
             root = np.sqrt(np.maximum(row.values["kl"], 0))
             plane.scatter(
@@ -119,9 +120,9 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
             xlabel="sqrt(KL(policy||reference)), KL in nats per response",
             ylabel="reward per response",
         )
-        plane.legend(fontsize=7, ncols=2, title="hollow: wrong gradient", title_fontsize=7)
         objective.set(ylabel=f"reward - {COEF} KL, per response")
-        names = [f"{r.labels['kl.estimator']}\n{r.labels['kl.placement']}" for r in rows]
+        names = [f"{r.labels['kl.estimator']}\n{r.labels['kl.placement']}" for r in rows[:-1]]
+        names.append("no\npenalty")
         objective.set_xticks(range(len(rows)), names, fontsize=7)
 
 

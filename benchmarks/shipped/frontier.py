@@ -24,9 +24,9 @@ SAMPLES, SEEDS = 20_480, (0, 1, 2)
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, DRAWN = 1024, 128
 MEASURES = (
-    Measure("proxy", "proxy", "per response", 3),
-    Measure("gold", "gold", "per response", 3),
-    Measure("kl", "KL(policy||base)", "nats per response", 3, ""),
+    Measure("proxy", "proxy", "per response", ",.3f"),
+    Measure("gold", "gold", "per response", ",.3f"),
+    Measure("kl", "KL(policy||base)", "nats per response", ",.3f", ""),
 )
 NAME = "results/frontier"
 
@@ -45,8 +45,9 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
         f"of the training. Best-of-n: of n responses of the base model the one with the highest "
         f"proxy, from {DRAWN} to each of the same {PROMPTS} prompts, the expectation over the "
         "choice of n taken exactly; its KL is the upper bound log n - (n - 1) / n (Beirami et al. "
-        "2024, arXiv 2401.01879). n = 1 is the base model. The proxy counts the digits that were "
-        "asked for and lets any others stand ([language.md](../../language.md))."
+        "2024, arXiv 2401.01879). n = 1 is the base model; its seeds are those of the samples. "
+        "The proxy counts the digits that were asked for and lets any others stand "
+        "([language.md](../../language.md))."
     )
     alt = "Gold and proxy score against the root of the KL: training at several kl.coef, best-of-n"
     return [Section("Figures", note, [*tuned, *chosen], MEASURES, "frontier.png", alt)]
@@ -96,7 +97,6 @@ def _draw(path: Path, tuned: Sequence[Row], chosen: Sequence[Row]) -> None:
                 xlabel="sqrt(KL(policy||base)), KL in nats per response",
                 ylabel=f"{key} score per response",
             )
-        axes[0, 0].legend(fontsize=8)
 
 
 RESULT = Result(

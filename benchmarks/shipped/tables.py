@@ -20,7 +20,7 @@ class Measure:
         key: in :attr:`Row.values` and in the CSV.
         title: in the table.
         unit: likewise.
-        digits: after the point.
+        form: of a number, as Python's format() takes it.
         worst: which seed is the worst: the "low" one, the "high" one, the one "far" from 1, or ""
             where none is better than another.
     """
@@ -28,7 +28,7 @@ class Measure:
     key: str
     title: str
     unit: str
-    digits: int = 2
+    form: str = ",.2f"
     worst: str = "low"
 
 
@@ -65,7 +65,9 @@ def markdown(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
     lines = [[*names, *titles], ["---"] * (len(names) + len(measures))]
     for row in rows:
         lines.append([*row.labels.values(), *(cell(row, m) for m in measures)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    # A bar inside a cell would end it: KL(policy||base).
+    escaped = [[text.replace("|", "\\|") for text in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def cell(row: Row, measure: Measure) -> str:
@@ -75,8 +77,8 @@ def cell(row: Row, measure: Measure) -> str:
     found = row.estimate(measure.key)
 
     def told(value: float) -> str:
-        # "-0" is told as 0.
-        return f"{round(value, measure.digits) + 0.0:,.{measure.digits}f}"
+        text = format(value, measure.form)
+        return text if text.strip("-0.,") else text.lstrip("-")  # no "-0.00"
 
     text = told(found.value)
     if found.low is not None and found.high is not None:
