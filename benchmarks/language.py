@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.common import versions
-from benchmarks.peers.lm import LAST, language_versions
+from benchmarks.peers.lm import LAST, PACKAGES
 from benchmarks.results import ROOT, language, save
 from benchmarks.rounds import (
     Failed,
@@ -179,7 +179,7 @@ def main() -> None:
     chosen = [w for w in WORKLOADS if args.shots in (None, w.shots)]
     data: Line = {"rounds": args.rounds, "epochs": args.epochs, "last": LAST}
     data["workloads"] = {workload.name: compare(workload, args) for workload in chosen}
-    data["versions"] = versions() | language_versions()
+    data["versions"] = versions(PACKAGES)
     print(language(data))
     if not (args.quick or args.no_save):
         print(save("language", data).relative_to(ROOT))
