@@ -26,7 +26,8 @@ from klrl.config import (
 )
 from klrl.errors import ConfigError
 from klrl.hints import explain
-from klrl.preflight import check_machine, require
+from klrl.preflight import check_machine
+from klrl.preflight.install import require
 from klrl.sweep.words import quote_paths
 
 #: name (empty until a sweep gives one), words, checked settings

@@ -22,7 +22,6 @@ from klrl.compiled import decide
 from klrl.config import (
     CheckpointReferenceConfig,
     Config,
-    KLPENConfig,
     LanguageConfig,
     LegacyKLConfig,
 )
@@ -33,7 +32,7 @@ from klrl.kl.build import ReferenceKL, make_reference_kl
 from klrl.kl.controllers import make_controller
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import freeze, make_reference_rule, memory_bytes
-from klrl.learner import Learned, Learner
+from klrl.learner import Learner
 from klrl.load import load_agent, load_reference
 from klrl.metrics import Row
 from klrl.models import make_agent
@@ -110,6 +109,7 @@ class Experiment(Training):
     """
 
     config: Config
+    row_of = staticmethod(make_row)
 
     def __init__(
         self,
@@ -183,17 +183,6 @@ class Experiment(Training):
             device=self.device,
         )
         return {"eval/return": result.mean, "eval/return_std": result.std}
-
-    def make_row(
-        self,
-        batch: TensorDictBase,
-        measured: dict[str, torch.Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
-        klpen = isinstance(self.config.loss, KLPENConfig)
-        return make_row(self.counters, batch, self.kl, measured, learned, klpen, seconds)
 
     def reference_bytes(self) -> int:
         """A copy of the policy: its parameters and normaliser."""

@@ -10,8 +10,9 @@ import pytest
 from benchmarks import results
 from benchmarks.memory import frames_done, size_near
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
+from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.sample_efficiency import crossing
-from benchmarks.throughput import Failed, run_line, summarise
+from benchmarks.throughput import summarise
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
 
@@ -75,6 +76,23 @@ def test_a_contender_that_fails_says_why():
         run_line([sys.executable, "-c", "raise ValueError('no')"])
     with pytest.raises(Failed, match="not JSON"):
         run_line([sys.executable, "-c", "print('not JSON')"])
+
+
+def test_rounds_alternate_and_one_that_failed_is_not_tried_again():
+    asked = []
+
+    def task(name):
+        def run(number):
+            asked.append((name, number))
+            if (name, number) == ("b", 1):
+                raise Failed("no more")
+            return {"frames_per_cpu_second": 1.0}
+
+        return run
+
+    found = rounds({"a": task("a"), "b": task("b")}, 3)
+    assert asked == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
+    assert [len(found["a"]), found["b"][1:]] == [3, ["no more"]]
 
 
 def test_the_crossing_is_where_twenty_episodes_first_reach_the_target():

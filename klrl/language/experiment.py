@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.checkpoint import Checkpoints, Counters, load_component
-from klrl.config import KLPENConfig, LanguageConfig
+from klrl.config import LanguageConfig
 from klrl.kl.controllers import make_controller
 from klrl.kl.reference import make_reference_rule
 from klrl.language.advantage import make_token_advantage
@@ -25,7 +25,6 @@ from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sample
 from klrl.language.start import PROMPTS, look
 from klrl.language.tasks import make_task
 from klrl.language.vocabulary import NextTokens
-from klrl.learner import Learned
 from klrl.metrics import Row
 from klrl.models.actor import device_of
 from klrl.preflight import find_run
@@ -49,6 +48,7 @@ class LanguageExperiment(Training):
     """
 
     config: LanguageConfig
+    row_of = staticmethod(language_row)
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
         self.config = config
@@ -110,17 +110,6 @@ class LanguageExperiment(Training):
             config, self.policy, self.task, episodes=config.eval.episodes, limit=self.limit
         )
         return found.row
-
-    def make_row(
-        self,
-        batch: TensorDictBase,
-        measured: dict[str, torch.Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
-        klpen = isinstance(self.config.loss, KLPENConfig)
-        return language_row(self.counters, batch, self.kl, measured, learned, klpen, seconds)
 
     def pick_samples(self, batch: TensorDictBase) -> Sequence[Mapping[str, Any]]:
         """Some responses: of the first iteration, then every ``collector.samples_every``."""
