@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 
 from klrl.report.__main__ import main
-from klrl.report.runs import (
-    command_line,
-    find_runs,
-    group_runs,
-    name_settings,
-    names_of,
-    read_columns,
-)
+from klrl.report.curves import curve
+from klrl.report.measures import final, in_band
+from klrl.report.runs import command_line, find_runs, read_columns
+from klrl.report.settings import group_runs, name_settings, names_of
 from klrl.report.statistics import (
     at_equal_cost,
     bootstrap_interval,
@@ -28,7 +24,6 @@ from klrl.report.statistics import (
     iqm,
     pareto_front,
 )
-from klrl.report.summary import curve, final, in_band
 from tests.report_toys import ROWS, rows_of, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -14,10 +14,14 @@ from pathlib import Path
 
 from klrl.errors import ConfigError
 from klrl.report.charts import first_shown, frontier_chart, learning_curves
-from klrl.report.page import Job, Task, make_page
+from klrl.report.frontier import equal_kl
+from klrl.report.jobs import other_jobs
+from klrl.report.measures import measures
+from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
-from klrl.report.runs import Found, Run, Setting, find_runs, group_runs, identity, names_of
-from klrl.report.summary import equal_kl, measures, table
+from klrl.report.runs import Found, find_runs
+from klrl.report.settings import Setting, group_runs, names_of
+from klrl.report.summary import table
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,7 +72,7 @@ def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Pat
     counted = [run for run in found.runs if run.rows and (unfinished or run.status == "finished")]
     settings, replaced = group_runs(counted, names)
     tasks = [_task(name, settings, folder) for name in dict.fromkeys(s.task for s in settings)]
-    jobs = _jobs(found.runs, counted, replaced, names)
+    jobs = other_jobs(found.runs, counted, replaced, names)
     page = folder / "report.html"
     page.write_text(make_page(tasks, jobs, found.skipped, found.runs), encoding="utf-8")
     _write_csv(tasks, folder / "summary.csv")
@@ -90,21 +94,6 @@ def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
     runs = [run for setting in mine for run in setting.runs]
     equal = equal_kl(mine)
     return Task(name, lines, measures(runs), curves, frontier, equal, shown, pictures)
-
-
-def _jobs(
-    runs: Sequence[Run], counted: Sequence[Run], replaced: Sequence[Run], names: dict[str, str]
-) -> list[Job]:
-    """Runs outside the statistics, with the reason."""
-    jobs = []
-    for run in runs:
-        name = names[identity(run)]
-        if any(run is other for other in replaced):
-            jobs.append(Job(run, name, "run again later"))
-        elif not any(run is other for other in counted):
-            empty = "" if run.rows or run.status != "finished" else ", without rows"
-            jobs.append(Job(run, name, run.status + empty))
-    return jobs
 
 
 def _write_csv(tasks: Sequence[Task], path: Path) -> None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from klrl.report.runs import Setting
+from klrl.report.curves import curve
+from klrl.report.frontier import frontier
+from klrl.report.measures import kl_metric, reward_metric, unit_of_kl, unit_of_reward
+from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate
-from klrl.report.summary import (
-    Line,
-    curve,
-    frontier,
-    kl_metric,
-    line_value,
-    reward_metric,
-    unit_of_kl,
-    unit_of_reward,
-)
+from klrl.report.summary import Line, line_value
 
 #: More settings than this are not told apart in one chart; the page lets the reader choose others.
 SHOWN = 7

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any
 
 from klrl.report.charts import SHOWN, Chart
-from klrl.report.runs import Run, Setting, differing, show
+from klrl.report.frontier import EqualKL
+from klrl.report.jobs import Job
+from klrl.report.measures import Measure
+from klrl.report.runs import Run
 from klrl.report.statistics import Estimate
-from klrl.report.summary import KNOBS, EqualKL, Line, Measure
+from klrl.report.summary import Line
+from klrl.report.tables import commands, differences, equal_table, jobs_table, summary_table
 
 _HOW = (
     "Final numbers are means over the last tenth of a run's iterations. Values over seeds are "
@@ -47,21 +51,6 @@ class Task:
     pictures: list[str]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run that is not among the statistics.
-
-    Attributes:
-        run: the run.
-        name: its setting.
-        state: why it is not.
-    """
-
-    run: Run
-    name: str
-    state: str
-
-
 def make_page(
     tasks: Sequence[Task], jobs: Sequence[Job], skipped: Sequence[str], runs: Sequence[Run]
 ) -> str:
@@ -85,8 +74,8 @@ def make_page(
         f'<p class="soft">{_HOW}</p>',
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
         *(_section(i, task) for i, task in enumerate(tasks)),
-        _jobs(jobs, skipped),
-        _commands(runs),
+        jobs_table(jobs, skipped),
+        commands(runs),
         '<div id="tip"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
         f"<script>{_file('page.js')}</script>",
@@ -154,93 +143,12 @@ def _section(index: int, task: Task) -> str:
             '<h3>Reward against KL</h3><figure class="wide" data-chart="0"><div class="plot"></div>'
             "<figcaption>One point per setting, the interval of its reward over seeds. Filled and "
             "joined: the Pareto front, which no setting beats in both.</figcaption></figure>",
-            _equal(task.equal),
+            equal_table(task.equal),
             f'<h3>Learning curves</h3><div class="charts">{"".join(plots)}</div>'
             '<p class="soft">Line: interquartile mean over seeds; band: its 95 % interval. '
             f"As pictures: {pictures}</p>",
-            _summary(task.lines, task.measures),
-            _differences([line.setting for line in task.lines]),
+            summary_table(task.lines, task.measures),
+            differences([line.setting for line in task.lines]),
             "</section>",
         ]
     )
-
-
-def _equal(equal: EqualKL) -> str:
-    title = "<h3>Reward at equal KL</h3>"
-    if not equal.levels:
-        return title + (
-            f'<p class="soft">Needs a family with two settings of {" or ".join(KNOBS)} and the '
-            "same seeds, and a range of KL that every seed of all such families covers.</p>"
-        )
-    head = ["", *(f"KL = {level:.4g} nats" for level in equal.levels)]
-    rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
-    note = (
-        f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; final reward "
-        "is linear in sqrt(KL) between them, seed by seed."
-    )
-    return f'{title}{_table(head, rows)}<p class="soft">{note}</p>'
-
-
-def _summary(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
-    head = ["setting", "seeds"]
-    for measure in measures:
-        head.append(f"{escape(measure.title)}<small>{escape(measure.unit)}</small>")
-    head.insert(3, "worst seed<small>final return</small>")
-    rows = []
-    for line in lines:
-        cells = [_cell(line.estimates[measure.key]) for measure in measures]
-        cells.insert(1, "" if line.worst is None else f"{line.worst:.5g}")
-        rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
-    return f"<h3>Numbers</h3>{_table(head, rows)}"
-
-
-def _cell(value: Estimate | None) -> str:
-    if value is None:
-        return ""
-    # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
-    spread = value.low is not None and value.low != value.high
-    interval = f"<small>{value.low:.4g} to {value.high:.4g}</small>" if spread else ""
-    return f"{value.value:.5g}{interval}"
-
-
-def _differences(settings: Sequence[Setting]) -> str:
-    keys = differing([setting.settings for setting in settings])
-    if not keys:
-        return '<h3>What differs</h3><p class="soft">Nothing but the seed.</p>'
-    rows = [
-        [
-            escape(each.name),
-            *(escape(show(each.settings[k])) if k in each.settings else "" for k in keys),
-        ]
-        for each in settings
-    ]
-    return f"<h3>What differs</h3>{_table(['setting', *map(escape, keys)], rows)}"
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    """Cells are HTML already."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table class="{kind}"><tr>{top}</tr>\n{body}</table></div>'
-
-
-def _jobs(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
-    parts = ['<section id="jobs"><h2>Jobs that are not counted</h2>']
-    if not jobs and not skipped:
-        parts.append('<p class="soft">None: every run that was found is finished.</p>')
-    if jobs:
-        rows = [
-            map(escape, (str(j.run.path), j.state, j.name, str(j.run.seed), str(j.run.rows)))
-            for j in jobs
-        ]
-        parts.append(_table(["folder", "state", "setting", "seed", "iterations"], rows, "words"))
-    if skipped:
-        parts.append("<p>Skipped, since unreadable:</p>")
-        parts.append(f"<pre>{escape(chr(10).join(skipped))}</pre>")
-    return "".join(parts) + "</section>"
-
-
-def _commands(runs: Sequence[Run]) -> str:
-    commands = dict.fromkeys(run.command for run in runs)
-    text = escape("\n".join(commands))
-    return f'<section id="commands"><h2>Commands</h2><pre>{text}</pre></section>'
