@@ -127,6 +127,22 @@ def test_names_leave_out_what_divides_nothing_further():
     ]
 
 
+def test_an_older_run_without_a_newer_setting_is_named_by_its_version():
+    settings = [{"kl.coef": 0.1, "klrl": "0.1.0"}, {"kl.coef": 0.1, "new": 2, "klrl": "0.2.0"}]
+    assert name_settings(settings) == ["klrl=0.1.0", "klrl=0.2.0"]
+    assert name_settings([{"a": 1}, {"a": 1, "b": None}]) == ["no b", "b=null"]
+
+
+@pytest.mark.parametrize("group", ["launcher", "search", "sweep"])
+def test_how_jobs_are_run_tells_no_settings_apart(group, tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, config={group: {"name": "joblib", "jobs": 2}})
+    write_run(tmp_path / "c", seed=2, config={group: "again"})
+    runs = find_runs([str(tmp_path)]).runs
+    settings, _ = group_runs(runs, names_of(runs))
+    assert [(s.name, len(s.runs)) for s in settings] == [("all runs", 3)]
+
+
 def test_commands_have_no_paths_of_the_machine():
     words = ["-m", "kl.coef=0,1", "env.kwargs={a: 1}"]
     told = "python -m klrl -m kl.coef=0,1 'env.kwargs={a: 1}'"

@@ -18,7 +18,7 @@ from klrl.errors import ConfigError
 from klrl.run_folder import process_start
 
 #: Settings that say where and how often, not what: two runs that differ in them alone are seeds.
-_NOT_SETTINGS = ("seed", "resume", "logger", "hydra")
+_NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Run:
         path: the folder.
         status: finished, interrupted, failed, or running.
         seed: its seed.
-        settings: dotted key -> value, seed, logger and paths left out; klrl's version as "klrl".
+        settings: dotted key -> value, those of :data:`_NOT_SETTINGS` left out; klrl's version as
+            "klrl".
         columns: metric -> [rows]; NaN where a row does not have it.
         command: the words that started it.
         manifest: all that ``manifest.json`` says.

@@ -68,14 +68,21 @@ def identity(run: Run) -> str:
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Keys whose value, or presence, differs among the settings; choices first, then by place."""
+    """Keys whose value, or presence, differs among the settings.
+
+    Choices come first, then what all of them have, then by place.
+    """
     keys = dict.fromkeys(key for each in settings for key in each)
     found = [
         key
         for key in keys
         if len({json.dumps(each[key], default=str) if key in each else "" for each in settings}) > 1
     ]
-    return sorted(found, key=lambda key: key.rpartition(".")[2] not in _CHOICES)
+    return sorted(found, key=lambda key: (not _is_choice(key), any(key not in s for s in settings)))
+
+
+def _is_choice(key: str) -> bool:
+    return key.rpartition(".")[2] in _CHOICES
 
 
 def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -84,15 +91,18 @@ def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):
         finer = [
-            (*seen, json.dumps(each.get(key), default=str))
+            (*seen, json.dumps(each[key], default=str) if key in each else "")
             for seen, each in zip(classes, settings, strict=True)
         ]
         if len(set(finer)) > len(set(classes)):
             kept, classes = [*kept, key], finer
-    return [
-        " ".join(f"{key}={show(each[key])}" for key in kept if key in each) or "all runs"
-        for each in settings
-    ]
+    return [_name(each, kept) for each in settings]
+
+
+def _name(setting: dict[str, Any], keys: Sequence[str]) -> str:
+    """What is set, else that nothing of it is."""
+    words = [f"{key}={show(setting[key])}" for key in keys if key in setting]
+    return " ".join(words or [f"no {key}" for key in keys]) or "all runs"
 
 
 def show(value: Any) -> str:
