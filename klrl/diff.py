@@ -14,8 +14,9 @@ from typing import Any
 
 from klrl.errors import ConfigError
 from klrl.report.measures import final
-from klrl.report.runs import Run, Unreadable, read_run
+from klrl.report.runs import Run, read_run
 from klrl.report.settings import differing, show
+from klrl.report.sweeps import Unreadable
 
 #: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
 _FACTS = ("status", "seed", "klrl", "python", "device", "compile", "git_commit")

@@ -1,6 +1,7 @@
 """The report: statistics against rliable, the page's numbers against arithmetic by hand."""
 
 import csv
+import html
 import json
 import re
 import shutil
@@ -202,13 +203,14 @@ def test_curves_average_seeds_at_equal_frames_and_end_with_each_seed(tmp_path):
 
 
 class Page(HTMLParser):
-    """Attributes that point somewhere, the embedded data, and the cells of all tables."""
+    """Attributes that point somewhere, the embedded data, the cells of all tables, the commands."""
 
     def __init__(self, text):
         super().__init__()
         self.links, self.ids, self.cells, self.data = [], set(), [], ""
         self._within, self._cell = None, False
         self.feed(text)
+        self.commands = html.unescape(re.search(r'id="commands".*?<pre>(.*?)</pre>', text, re.S)[1])
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
@@ -249,7 +251,8 @@ def sweep(tmp_path):
                 rows=rows_of(reward + more, kl),
                 config={"kl": {"mode": mode, "coef": coef}},
             )
-    write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4])
+    error = "iteration 5: the loss is nan; try a smaller optim.lr <"
+    write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4], error=error)
     write_run(root / "broken", seed=4)
     (root / "broken" / "metrics.jsonl").write_text('{"frames": 1}\nnonsense\n{"frames": 2}\n')
     return root
@@ -258,7 +261,7 @@ def sweep(tmp_path):
 def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     main([str(sweep)])
     told = capsys.readouterr()
-    assert "12 runs in 4 settings, 1 jobs not counted" in told.out
+    assert "12 runs in 4 settings; not counted: 1 failed" in told.out
     assert re.search(r"skipped .*broken.metrics.jsonl: line 2 is no row", told.err)
     folder = sweep / "report"
     text = (folder / "report.html").read_text()
@@ -291,9 +294,66 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     assert values == ["66", "78.5", "91"]
     assert "KL = 1.562 nats" in text
 
-    assert [cell for cell in page.cells if cell == "failed"] == ["failed"]
+    i = page.cells.index("failed")
+    assert page.cells[i + 2 : i + 5] == [
+        "3",
+        "4",
+        "iteration 5: the loss is nan; try a smaller optim.lr <",
+    ]
     assert "python -m klrl kl.coef=0.1 seed=0" in text
     assert "/somewhere" not in text
+
+
+def sweep_of(root, *jobs):
+    told = [
+        {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs
+    ]
+    root.mkdir(parents=True, exist_ok=True)
+    text = {"klrl": "0.1.0", "command": "python -m klrl -m kl.coef=0,1 seed=0,1", "jobs": told}
+    (root / "sweep.json").write_text(json.dumps(text))
+
+
+def test_a_sweep_tells_of_jobs_that_never_started_and_why_jobs_failed(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=1, status="failed", rows=[])
+    sweep_of(
+        tmp_path,
+        ("a", ["kl.coef=0", "seed=0"], "finished", None),
+        ("b", ["kl.coef=0", "seed=1"], "failed", "the simulator fell over"),
+        ("c", ["kl.coef=1", "seed=0"], "waiting", None),
+        ("d", ["kl.coef=1", "seed=7"], "refused", "no GPU here"),
+        ("e", ["kl.coef=2"], "finished", None),
+    )
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    counts = "1 failed, 1 refused, 1 waiting, 1 finished, but there is no run folder"
+    assert f"1 runs in 1 settings; not counted: {counts}" in out
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    i = page.cells.index("failed")
+    jobs = [page.cells[k : k + 5] for k in range(i, i + 24, 6)]
+    assert jobs == [
+        ["failed", "all runs", "1", "0", "the simulator fell over"],
+        ["refused", "kl.coef=1", "7", "", "no GPU here"],
+        ["waiting", "kl.coef=1", "0", "", ""],
+        ["finished, but there is no run folder", "kl.coef=2", "", "", ""],
+    ]
+    assert page.commands.splitlines()[0] == "python -m klrl -m kl.coef=0,1 seed=0,1"
+
+
+def test_a_sweep_without_any_run_has_a_page(tmp_path):
+    sweep_of(tmp_path, ("a", ["seed=0"], "waiting", None))
+    main([str(tmp_path)])
+    assert "waiting" in Page((tmp_path / "report" / "report.html").read_text()).cells
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": [{"status": "waiting"}]}', '{"jobs": [1]}'])
+def test_a_broken_sweep_is_named_and_skipped(text, tmp_path, capsys):
+    write_run(tmp_path / "a")
+    (tmp_path / "sweep.json").write_text(text)
+    main([str(tmp_path)])
+    told = capsys.readouterr()
+    assert re.fullmatch(r"klrl.report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
+    assert "1 runs in 1 settings" in told.out
 
 
 def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
@@ -334,12 +394,15 @@ def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):
     assert tasks[1]["charts"][0]["x"] == "sqrt(KL(policy||reference)), KL in nats per response"
 
 
-def test_unfinished_runs_count_on_demand_alone(tmp_path):
+def test_unfinished_runs_count_on_demand_alone(tmp_path, capsys):
     write_run(tmp_path / "a", status="interrupted")
     main([str(tmp_path)])
     assert json.loads(Page((tmp_path / "report" / "report.html").read_text()).data) == []
+    assert "--unfinished counts runs" in capsys.readouterr().out
     main([str(tmp_path), "--unfinished"])
-    assert len(json.loads(Page((tmp_path / "report" / "report.html").read_text()).data)) == 1
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    assert len(json.loads(page.data)) == 1
+    assert "interrupted; counted" in page.cells
 
 
 @pytest.mark.parametrize("case", ["absent", "empty", "broken", "file"])

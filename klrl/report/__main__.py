@@ -15,7 +15,7 @@ from pathlib import Path
 from klrl.errors import ConfigError
 from klrl.report.charts import first_shown, frontier_chart, learning_curves
 from klrl.report.frontier import equal_kl
-from klrl.report.jobs import other_jobs
+from klrl.report.jobs import Job, count_states, other_jobs
 from klrl.report.measures import measures
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = find_runs(args.paths)
         for line in found.skipped:
             print(f"klrl.report: skipped {line}", file=sys.stderr)
-        if not found.runs:
+        if not found.runs and not found.sweeps:
             raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
         folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
         write_report(found, folder, unfinished=args.unfinished)
@@ -72,13 +72,24 @@ def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Pat
     counted = [run for run in found.runs if run.rows and (unfinished or run.status == "finished")]
     settings, replaced = group_runs(counted, names)
     tasks = [_task(name, settings, folder) for name in dict.fromkeys(s.task for s in settings)]
-    jobs = other_jobs(found.runs, counted, replaced, names)
+    jobs = other_jobs(found, counted, replaced, names)
     page = folder / "report.html"
-    page.write_text(make_page(tasks, jobs, found.skipped, found.runs), encoding="utf-8")
+    page.write_text(make_page(tasks, jobs, found), encoding="utf-8")
     _write_csv(tasks, folder / "summary.csv")
-    kept = len(counted) - len(replaced)
-    print(f"{page}: {kept} runs in {len(settings)} settings, {len(jobs)} jobs not counted")
+    print(_told(page, settings, jobs))
     return page
+
+
+def _told(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
+    """One line on what the page holds."""
+    runs = sum(len(setting.runs) for setting in settings)
+    left_out = [job for job in jobs if not job.counted]
+    parts = [f"{page}: {runs} runs in {len(settings)} settings"]
+    if left_out:
+        parts.append(f"not counted: {count_states(left_out)}")
+    if not runs and any(job.iterations not in ("", "0") for job in left_out):
+        parts.append("--unfinished counts runs that did not finish")
+    return "; ".join(parts)
 
 
 def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:

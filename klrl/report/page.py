@@ -13,7 +13,7 @@ from klrl.report.charts import SHOWN, Chart
 from klrl.report.frontier import EqualKL
 from klrl.report.jobs import Job
 from klrl.report.measures import Measure
-from klrl.report.runs import Run
+from klrl.report.runs import Found
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line
 from klrl.report.tables import commands, differences, equal_table, jobs_table, summary_table
@@ -51,31 +51,28 @@ class Task:
     pictures: list[str]
 
 
-def make_page(
-    tasks: Sequence[Task], jobs: Sequence[Job], skipped: Sequence[str], runs: Sequence[Run]
-) -> str:
+def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
     """The HTML.
 
     Args:
         tasks: what there is to show.
-        jobs: failed, interrupted and running ones, and repeated ones.
-        skipped: a line per run that could not be read.
-        runs: all runs, for their commands.
+        jobs: failed, interrupted, running and waiting ones, and repeated ones.
+        found: all runs and sweeps, for their commands.
     """
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
     links += ['<a href="#jobs">Other jobs</a>', '<a href="#commands">Commands</a>']
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
-    versions = sorted({str(run.manifest.get("klrl", "?")) for run in runs})
+    versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs})
     body = [
         "<h1>klrl report</h1>",
-        f"<p>{counted} runs counted of {len(runs) + len(skipped)}; klrl {', '.join(versions)}; "
+        f"<p>{counted} runs counted of {len(found.runs)}; klrl {', '.join(versions)}; "
         '<a href="summary.csv">summary.csv</a></p>',
         f"<nav>{''.join(links)}</nav>",
         f'<p class="soft">{_HOW}</p>',
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
         *(_section(i, task) for i, task in enumerate(tasks)),
-        jobs_table(jobs, skipped),
-        commands(runs),
+        jobs_table(jobs, found.skipped),
+        commands(found),
         '<div id="tip"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
         f"<script>{_file('page.js')}</script>",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
 from klrl.errors import ConfigError
+from klrl.report.sweeps import Sweep, Unreadable, read_sweep
 from klrl.run_folder import process_start
+
+T = TypeVar("T")
 
 #: Settings that say where and how often, not what: two runs that differ in them alone are seeds.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
@@ -33,7 +36,7 @@ class Run:
             "klrl".
         columns: metric -> [rows]; NaN where a row does not have it.
         command: the words that started it.
-        manifest: all that ``manifest.json`` says.
+        manifest: all that ``manifest.json`` says; ``error`` of a run that failed.
     """
 
     path: Path
@@ -66,49 +69,62 @@ class Found:
 
     Attributes:
         runs: what could be read.
-        skipped: one line per run that could not.
+        skipped: one line per run, or sweep, that could not.
+        sweeps: those whose ``sweep.json`` could be read.
     """
 
     runs: list[Run]
     skipped: list[str]
-
-
-class Unreadable(ValueError):
-    """A run folder that cannot be read; the text names the file and the reason."""
+    sweeps: list[Sweep]
 
 
 def find_runs(paths: Sequence[str]) -> Found:
-    """Read every run folder at or below the paths, in the order of their names.
+    """Read every run folder at or below the paths, and every sweep, in the order of their names.
 
     Raises:
-        ConfigError: a path that does not exist, or no run below any of them.
+        ConfigError: a path that does not exist, or neither run nor sweep below any of them.
     """
+    # By the resolved path: overlapping arguments must not count a run twice.
     folders: dict[Path, Path] = {}
+    swept: dict[Path, Path] = {}
     for path in paths:
         root = Path(path).expanduser()
         if not root.is_dir():
             raise ConfigError(f"{path}: no such folder; give run folders, or a folder of them")
-        # By the resolved path: overlapping arguments must not count a run twice.
-        folders.update({folder.resolve(): folder for folder in _run_folders(root)})
-    if not folders:
+        for folder, is_run in _walk(root):
+            (folders if is_run else swept)[folder.resolve()] = folder
+    if not folders and not swept:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
-    runs, skipped = [], []
-    for folder in folders.values():
-        try:
-            runs.append(read_run(folder))
-        except Unreadable as error:
-            skipped.append(str(error))
-    return Found(runs, skipped)
+    skipped: list[str] = []
+    runs = _readable(read_run, folders.values(), skipped)
+    sweeps = _readable(read_sweep, swept.values(), skipped)
+    return Found(runs, skipped, sweeps)
 
 
-def _run_folders(root: Path) -> Iterable[Path]:
-    """Folders with a manifest; nothing below one is looked at, since checkpoints have theirs."""
+def _walk(root: Path) -> Iterable[tuple[Path, bool]]:
+    """Folders of runs (True) and of sweeps (False).
+
+    Nothing below a run is looked at, since checkpoints have manifests of their own.
+    """
     for folder, below, files in os.walk(root):
         if "manifest.json" in files:
             below.clear()
-            yield Path(folder)
-        else:
-            below.sort()
+            yield Path(folder), True
+            continue
+        below.sort()
+        if "sweep.json" in files:
+            yield Path(folder), False
+
+
+def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
+    """What can be read; a line for each that cannot goes to ``skipped``."""
+    found = []
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except Unreadable as error:
+            skipped.append(str(error))
+    return found
 
 
 def read_run(folder: Path) -> Run:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from klrl.report.frontier import KNOBS, EqualKL
-from klrl.report.jobs import Job
+from klrl.report.jobs import Job, count_states
 from klrl.report.measures import Measure
-from klrl.report.runs import Run
+from klrl.report.runs import Found
 from klrl.report.settings import Setting, differing, show
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line
@@ -77,24 +77,27 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -
 
 
 def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
-    """The section of the runs that are not among the statistics."""
-    parts = ['<section id="jobs"><h2>Jobs that are not counted</h2>']
+    """The section of the jobs that did not finish, or are not among the statistics."""
+    parts = ['<section id="jobs"><h2>Other jobs</h2>']
     if not jobs and not skipped:
-        parts.append('<p class="soft">None: every run that was found is finished.</p>')
+        parts.append('<p class="soft">None: every job that was found is finished and counted.</p>')
     if jobs:
-        rows = [
-            map(escape, (str(j.run.path), j.state, j.name, str(j.run.seed), str(j.run.rows)))
-            for j in jobs
-        ]
-        parts.append(_table(["folder", "state", "setting", "seed", "iterations"], rows, "words"))
+        parts.append(f"<p>{escape(count_states(jobs))}.</p>")
+        head = ["state", "setting", "seed", "iterations", "error", "folder"]
+        parts.append(_table(head, map(_job_row, jobs), "words"))
     if skipped:
         parts.append("<p>Skipped, since unreadable:</p>")
         parts.append(f"<pre>{escape(chr(10).join(skipped))}</pre>")
     return "".join(parts) + "</section>"
 
 
-def commands(runs: Sequence[Run]) -> str:
-    """The section of the words that started the runs."""
-    commands = dict.fromkeys(run.command for run in runs)
-    text = escape("\n".join(commands))
+def _job_row(job: Job) -> Iterable[str]:
+    state = job.state + "; counted" * job.counted
+    return map(escape, (state, job.setting, job.seed, job.iterations, job.error, job.folder))
+
+
+def commands(found: Found) -> str:
+    """The section of the words that started sweeps and runs."""
+    words = [sweep.command for sweep in found.sweeps] + [run.command for run in found.runs]
+    text = escape("\n".join(dict.fromkeys(filter(None, words))))
     return f'<section id="commands"><h2>Commands</h2><pre>{text}</pre></section>'
