@@ -278,7 +278,7 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     points = {series["i"]: series["points"][0] for series in frontier["series"]}
     names = json.loads(page.data)[0]["settings"]
     at = names.index("kl.mode=legacy kl.coef=0.1")
-    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3]
+    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3, 2.0, 2.0]
     assert [names[i] for i in frontier["front"]] == [
         "kl.mode=legacy kl.coef=1",
         "kl.mode=retrieve kl.coef=0.1",
@@ -302,6 +302,16 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     ]
     assert "python -m klrl kl.coef=0.1 seed=0" in text
     assert "/somewhere" not in text
+
+
+def test_points_of_the_frontier_have_the_interval_of_their_kl(tmp_path):
+    for seed, kl in enumerate((1.0, 9.0)):
+        write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(10.0, kl))
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    # Two seeds: the mean of their KLs, and their range.
+    point = json.loads(Page(text).data)[0]["charts"][0]["series"][0]["points"][0]
+    assert point == [pytest.approx(5**0.5, rel=1e-6), 9.5, 9.5, 9.5, 2, 1.0, 3.0]
 
 
 def sweep_of(root, *jobs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from klrl.report.curves import curve
 from klrl.report.frontier import frontier
@@ -15,7 +16,19 @@ from klrl.report.summary import Line, line_value
 #: More settings than this are not told apart in one chart; the page lets the reader choose others.
 SHOWN = 7
 
-Point = tuple[float, Estimate]
+
+class Point(NamedTuple):
+    """One point of a chart.
+
+    Attributes:
+        x: where it is.
+        y: the estimate there.
+        across: of a frontier, the estimate of x.
+    """
+
+    x: float
+    y: Estimate
+    across: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,8 @@ def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
     for i, setting in enumerate(settings):
         found = curve(setting, metric)
         if found:
-            series[i] = [(x, y) for x, y in zip(found.x, found.y, strict=True) if y is not None]
+            pairs = zip(found.x, found.y, strict=True)
+            series[i] = [Point(x, y) for x, y in pairs if y is not None]
     return series
 
 
@@ -78,9 +92,10 @@ def frontier_chart(lines: Sequence[Line]) -> Chart:
     per = "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
-        reward = line.estimates["return"]
-        if reward and line.estimates["kl_ref"]:
-            points[i] = [(max(line_value(line, "kl_ref"), 0.0) ** 0.5, reward)]
+        reward, kl = line.estimates["return"], line.estimates["kl_ref"]
+        if reward and kl:
+            root = _root(kl)
+            points[i] = [Point(root.value, reward, root)]
     return Chart(
         "Reward against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in nats per {per}",
@@ -89,6 +104,19 @@ def frontier_chart(lines: Sequence[Line]) -> Chart:
         points,
         frontier(lines),
     )
+
+
+def _root(kl: Estimate) -> Estimate:
+    """The square root of an estimate and of both ends of its interval.
+
+    The root keeps the order of resamples, so that percentiles of the KL become those of its root.
+    A sampled KL below 0 counts as 0.
+    """
+    value, low, high = (
+        None if end is None else max(end, 0.0) ** 0.5 for end in (kl.value, kl.low, kl.high)
+    )
+    assert value is not None
+    return Estimate(value, low, high, kl.seeds)
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:

@@ -9,12 +9,11 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from klrl.report.charts import SHOWN, Chart
+from klrl.report.charts import SHOWN, Chart, Point
 from klrl.report.frontier import EqualKL
 from klrl.report.jobs import Job
 from klrl.report.measures import Measure
 from klrl.report.runs import Found
-from klrl.report.statistics import Estimate
 from klrl.report.summary import Line
 from klrl.report.tables import commands, differences, equal_table, jobs_table, summary_table
 
@@ -105,15 +104,17 @@ def _data(task: Task) -> dict[str, Any]:
 
 def _chart_data(chart: Chart) -> dict[str, Any]:
     series = [
-        {"i": i, "points": [[_round(x), *_numbers(y)] for x, y in points]}
+        {"i": i, "points": [[_round(point.x), *_numbers(point)] for point in points]}
         for i, points in chart.series.items()
     ]
     words = {"title": chart.title, "x": chart.x, "y": chart.y, "log": chart.log}
     return {**words, "front": chart.front, "series": series}
 
 
-def _numbers(value: Estimate) -> list[float | None]:
-    return [_round(value.value), _round(value.low), _round(value.high), value.seeds]
+def _numbers(point: Point) -> list[float | None]:
+    y, across = point.y, point.across
+    ends = [_round(across.low), _round(across.high)] if across else []
+    return [_round(y.value), _round(y.low), _round(y.high), y.seeds, *ends]
 
 
 def _round(value: float | None) -> float | None:
@@ -138,8 +139,9 @@ def _section(index: int, task: Task) -> str:
             '<button data-all="1">all</button> <button data-all="0">none</button>',
             '<div class="legend"></div>',
             '<h3>Reward against KL</h3><figure class="wide" data-chart="0"><div class="plot"></div>'
-            "<figcaption>One point per setting, the interval of its reward over seeds. Filled and "
-            "joined: the Pareto front, which no setting beats in both.</figcaption></figure>",
+            "<figcaption>One point per setting, with the intervals of reward and KL over seeds. "
+            "Filled and joined: the Pareto front, which no setting beats in both.</figcaption>"
+            "</figure>",
             equal_table(task.equal),
             f'<h3>Learning curves</h3><div class="charts">{"".join(plots)}</div>'
             '<p class="soft">Line: interquartile mean over seeds; band: its 95 % interval. '
