@@ -314,6 +314,36 @@ def test_points_of_the_frontier_have_the_interval_of_their_kl(tmp_path):
     assert point == [pytest.approx(5**0.5, rel=1e-6), 9.5, 9.5, 9.5, 2, 1.0, 3.0]
 
 
+def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
+    # (kl.coef, KL, reward, gold): more KL, more reward, and too much of it for the gold score.
+    table = [(1.0, 1.0, 0.5, 0.4), (0.1, 4.0, 0.8, 0.7), (0.0, 9.0, 0.9, 0.2)]
+    for coef, kl, reward, gold in table:
+        row = {"reward/episode": reward, "reward/gold": gold, "kl/ref/exact_seq": kl}
+        rows = [{"samples": 10 * i, **row} for i in range(1, 5)]
+        rows[-1]["eval/gold"] = gold + 0.05
+        config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+        write_run(tmp_path / "words" / f"{coef}", rows=rows, config=config)
+    write_run(tmp_path / "control")
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    control, words = json.loads(Page(text).data)
+    assert "Gold" not in str(control)
+    charts = {chart["title"].partition(" against")[0]: chart for chart in words["charts"]}
+    fronts = {
+        what: [words["settings"][i] for i in charts[what]["front"]]
+        for what in ("Reward", "Gold score")
+    }
+    assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
+    assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
+    of = words["settings"].index("kl.coef=0")
+    assert charts["Gold score, training"]["series"][of]["points"][-1][:2] == [40, 0.2]
+    assert charts["Gold score, evaluation"]["series"][of]["points"] == [[40, 0.25, None, None, 1]]
+    with (tmp_path / "report" / "summary.csv").open() as file:
+        lines = {(line["task"], line["setting"]): line for line in csv.DictReader(file)}
+    assert float(lines["sort_digits", "kl.coef=0"]["gold"]) == pytest.approx(0.2)
+    assert [line["gold"] for key, line in lines.items() if key[0] == "Toy-v1"] == [""]
+
+
 def sweep_of(root, *jobs):
     told = [
         {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.errors import ConfigError
-from klrl.report.charts import first_shown, frontier_chart, learning_curves
+from klrl.report.charts import first_shown, frontier_charts, learning_curves
 from klrl.report.frontier import equal_kl
 from klrl.report.jobs import Job, count_states, other_jobs
 from klrl.report.measures import measures
@@ -96,15 +96,15 @@ def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
     """Everything about one task, its PNGs drawn."""
     mine = [setting for setting in settings if setting.task == name]
     lines = table(mine)
-    curves, frontier, shown = learning_curves(mine), frontier_chart(lines), first_shown(lines)
+    curves, frontiers, shown = learning_curves(mine), frontier_charts(lines), first_shown(lines)
     stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
     pictures = [f"{stem}_curves.png", f"{stem}_frontier.png"]
     titles = [setting.name for setting in mine]
     draw_charts(curves, titles, shown, folder / pictures[0])
-    draw_charts([frontier], titles, shown, folder / pictures[1])
+    draw_charts(frontiers, titles, shown, folder / pictures[1])
     runs = [run for setting in mine for run in setting.runs]
     equal = equal_kl(mine)
-    return Task(name, lines, measures(runs), curves, frontier, equal, shown, pictures)
+    return Task(name, lines, measures(runs), curves, frontiers, equal, shown, pictures)
 
 
 def _write_csv(tasks: Sequence[Task], path: Path) -> None:
@@ -118,7 +118,7 @@ def _write_csv(tasks: Sequence[Task], path: Path) -> None:
             for line in task.lines:
                 cells: list[float | None] = []
                 for key in keys:
-                    value = line.estimates[key]
+                    value = line.estimates.get(key)
                     cells += [value.value, value.low, value.high] if value else [None] * 3
                 head = [task.name, line.setting.name, len(line.setting.runs), line.worst]
                 writer.writerow([*head, *cells])

@@ -63,7 +63,8 @@ def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     kinds = (
         ("Return, training", reward, of, False),
         ("Return, evaluation", "eval/return", "mean return", False),
-        ("Gold score", "reward/gold", "gold score per response", False),
+        ("Gold score, training", "reward/gold", "gold score per response", False),
+        ("Gold score, evaluation", "eval/gold", "gold score per response", False),
         ("KL(policy||reference)", kl, ref, True),
         ("KL(old||new)", "kl/old/exact", unit, True),
         ("kl.coef", "kl/ref/coef", "kl.coef, reward per nat", True),
@@ -86,23 +87,38 @@ def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
     return series
 
 
-def frontier_chart(lines: Sequence[Line]) -> Chart:
-    """Final reward against sqrt(KL(policy||reference)), one point per setting."""
+def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
+    """Final reward against sqrt(KL(policy||reference)); where it was recorded the gold score too.
+
+    A reward that is not the gold score is a proxy: over-optimisation is a gold score that falls
+    where the KL grows, while the reward still rises (Gao, Schulman and Hilton 2022, "Scaling laws
+    for reward model overoptimization", whose x-axis this is).
+    """
+    runs = [run for line in lines for run in line.setting.runs]
+    charts = [_frontier_chart(lines, "return", "Reward", f"final return {unit_of_reward(runs)}")]
+    if any(line.estimates.get("gold") for line in lines):
+        gold = _frontier_chart(lines, "gold", "Gold score", "final gold score per response")
+        charts.append(gold)
+    return charts
+
+
+def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart:
+    """A measure against sqrt(KL(policy||reference)), one point per setting."""
     runs = [run for line in lines for run in line.setting.runs]
     per = "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
-        reward, kl = line.estimates["return"], line.estimates["kl_ref"]
-        if reward and kl:
+        gain, kl = line.estimates[key], line.estimates["kl_ref"]
+        if gain and kl:
             root = _root(kl)
-            points[i] = [Point(root.value, reward, root)]
+            points[i] = [Point(root.value, gain, root)]
     return Chart(
-        "Reward against sqrt(KL(policy||reference))",
+        f"{what} against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in nats per {per}",
-        f"final return {unit_of_reward(runs)}",
+        y,
         False,
         points,
-        frontier(lines),
+        frontier(lines, key),
     )
 
 

@@ -17,14 +17,17 @@ from klrl.report.summary import Line, line_value
 KNOBS = ("kl.coef", "controller.target")
 
 
-def frontier(lines: Sequence[Line]) -> list[int]:
-    """Indices of the lines on the Pareto front of much reward at little KL(policy||reference)."""
-    placed = [
-        i for i, line in enumerate(lines) if line.estimates["return"] and line.estimates["kl_ref"]
-    ]
+def frontier(lines: Sequence[Line], key: str = "return") -> list[int]:
+    """Indices of the lines on the Pareto front of much reward at little KL(policy||reference).
+
+    Args:
+        lines: of one task.
+        key: the measure to have much of.
+    """
+    placed = [i for i, line in enumerate(lines) if line.estimates[key] and line.estimates["kl_ref"]]
     kl = np.array([line_value(lines[i], "kl_ref") for i in placed])
-    reward = np.array([line_value(lines[i], "return") for i in placed])
-    return [placed[k] for k in pareto_front(kl, reward)]
+    gain = np.array([line_value(lines[i], key) for i in placed])
+    return [placed[k] for k in pareto_front(kl, gain)]
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,15 @@ def other_jobs(
     planned = [job for sweep in found.sweeps for job in sweep.jobs]
     told = {job.folder.resolve(): job.error for job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}
+    several = len({run.task for run in found.runs}) > 1
     jobs = []
     for run in found.runs:
         counts = id(run) in among and id(run) not in again
         if not counts or run.status != "finished":
             error = str(run.manifest.get("error") or told.get(run.path.resolve(), ""))
             state = "run again later" if id(run) in again else _state(run)
-            jobs.append(_job(run, state, names[identity(run)], error, counts))
+            name = f"{run.task}: " * several + names[identity(run)]
+            jobs.append(_job(run, state, name, error, counts))
     jobs += [_never_begun(job) for job in planned if not job.begun]
     return sorted(jobs, key=_rank)
 

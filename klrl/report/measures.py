@@ -85,14 +85,11 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
     """The columns of the table for runs of one task."""
     reward, kl = reward_metric(runs), kl_metric(runs)
     per = "response" if kl.endswith("_seq") else unit_of_kl(runs)
-    return [
-        Measure(
-            "return",
-            "final return",
-            unit_of_reward(runs),
-            lambda run: final(run, reward),
-        ),
+    found = [
+        Measure("return", "final return", unit_of_reward(runs), lambda run: final(run, reward)),
         Measure("eval_return", "evaluation", "last return", lambda run: _last(run, "eval/return")),
+        Measure("gold", "gold score", "per response", lambda run: final(run, "reward/gold")),
+        Measure("eval_gold", "evaluation", "last gold", lambda run: _last(run, "eval/gold")),
         Measure("kl_ref", "KL(policy||reference)", f"nats per {per}", lambda run: final(run, kl)),
         Measure(
             "kl_old",
@@ -106,6 +103,8 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
         Measure("speed", "throughput", f"{runs[0].axis} per second", speed),
         Measure("seconds", "time", "seconds", seconds),
     ]
+    gold = any("reward/gold" in run.columns or "eval/gold" in run.columns for run in runs)
+    return [measure for measure in found if gold or "gold" not in measure.key]
 
 
 def _last(run: Run, metric: str) -> float:

@@ -23,6 +23,14 @@ _HOW = (
     "are narrow, so look at the worst seed too. In band: the share of iterations after the tenth "
     "with KL(old||new) within a factor 1.5 of loss.dtarg."
 )
+_FRONT = (
+    "One point per setting, with the intervals of reward and KL over seeds. Filled and joined: the "
+    "Pareto front, which no setting beats in both."
+)
+_GOLD = (
+    " The reward is a proxy of the gold score: where the gold score falls while the KL grows and "
+    "the reward rises, the reward is over-optimised."
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Task:
         lines: the table, one line per setting.
         measures: its columns.
         curves: the learning curves.
-        frontier: reward against sqrt(KL).
+        frontiers: reward against sqrt(KL), and the gold score where there is one.
         equal: reward at equal KL.
         shown: indices of the settings that are drawn at first.
         pictures: names of the PNG files beside the page.
@@ -44,7 +52,7 @@ class Task:
     lines: list[Line]
     measures: list[Measure]
     curves: list[Chart]
-    frontier: Chart
+    frontiers: list[Chart]
     equal: EqualKL
     shown: list[int]
     pictures: list[str]
@@ -98,7 +106,7 @@ def _data(task: Task) -> dict[str, Any]:
     return {
         "settings": [line.setting.name for line in task.lines],
         "shown": task.shown,
-        "charts": [_chart_data(chart) for chart in (task.frontier, *task.curves)],
+        "charts": [_chart_data(chart) for chart in (*task.frontiers, *task.curves)],
     }
 
 
@@ -128,26 +136,29 @@ def _section(index: int, task: Task) -> str:
         if len(task.shown) < len(task.lines)
         else ""
     )
-    plots = [
-        f'<figure data-chart="{i + 1}"><div class="plot"></div></figure>'
-        for i in range(len(task.curves))
-    ]
+    count = len(task.frontiers)
+    fronts, plots = _figures(0, count), _figures(count, count + len(task.curves))
     pictures = ", ".join(f'<a href="{name}">{name}</a>' for name in task.pictures)
     return "\n".join(
         [
             f'<section id="task-{index}"><h2>{escape(task.name)}</h2>{few}',
             '<button data-all="1">all</button> <button data-all="0">none</button>',
             '<div class="legend"></div>',
-            '<h3>Reward against KL</h3><figure class="wide" data-chart="0"><div class="plot"></div>'
-            "<figcaption>One point per setting, with the intervals of reward and KL over seeds. "
-            "Filled and joined: the Pareto front, which no setting beats in both.</figcaption>"
-            "</figure>",
+            f'<h3>Reward against KL</h3><div class="charts fronts">{fronts}</div>',
+            f'<p class="soft">{_FRONT}{_GOLD if count > 1 else ""}</p>',
             equal_table(task.equal),
-            f'<h3>Learning curves</h3><div class="charts">{"".join(plots)}</div>'
+            f'<h3>Learning curves</h3><div class="charts">{plots}</div>'
             '<p class="soft">Line: interquartile mean over seeds; band: its 95 % interval. '
             f"As pictures: {pictures}</p>",
             summary_table(task.lines, task.measures),
             differences([line.setting for line in task.lines]),
             "</section>",
         ]
+    )
+
+
+def _figures(first: int, end: int) -> str:
+    """Empty figures for the script to draw the charts of these numbers in."""
+    return "".join(
+        f'<figure data-chart="{i}"><div class="plot"></div></figure>' for i in range(first, end)
     )

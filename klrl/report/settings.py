@@ -57,9 +57,15 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
 
 
 def names_of(runs: Sequence[Run]) -> dict[str, str]:
-    """The identity of each setting -> its name among these runs."""
-    settings = {identity(run): run.settings for run in runs}
-    return dict(zip(settings, name_settings(list(settings.values())), strict=True))
+    """The identity of each setting -> its name among these runs' settings of the same task."""
+    tasks: dict[str, dict[str, dict[str, Any]]] = {}
+    for run in runs:
+        tasks.setdefault(run.task, {})[identity(run)] = run.settings
+    return {
+        key: name
+        for settings in tasks.values()
+        for key, name in zip(settings, name_settings(list(settings.values())), strict=True)
+    }
 
 
 def identity(run: Run) -> str:
