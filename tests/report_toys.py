@@ -17,7 +17,8 @@ def write_run(folder: Path, *, seed=0, rows=None, status="finished", config=None
         "logger": {"name": "none"},
     }
     for group, values in (config or {}).items():
-        settings[group] = {**settings[group], **values} if isinstance(values, dict) else values
+        before = settings.get(group, {})
+        settings[group] = {**before, **values} if isinstance(values, dict) else values
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "config.yaml").write_text(json.dumps(settings))
     argv = ["/somewhere/bin/python", "-m", "klrl", f"kl.coef={settings['kl']['coef']}"]

@@ -1,6 +1,7 @@
 """The report: statistics against rliable, the page's numbers against arithmetic by hand."""
 
 import csv
+import html
 import json
 import re
 import shutil
@@ -12,14 +13,10 @@ import numpy as np
 import pytest
 
 from klrl.report.__main__ import main
-from klrl.report.runs import (
-    command_line,
-    find_runs,
-    group_runs,
-    name_settings,
-    names_of,
-    read_columns,
-)
+from klrl.report.curves import curve
+from klrl.report.measures import final, in_band
+from klrl.report.runs import command_line, find_runs, read_columns
+from klrl.report.settings import group_runs, name_settings, names_of
 from klrl.report.statistics import (
     at_equal_cost,
     bootstrap_interval,
@@ -28,7 +25,6 @@ from klrl.report.statistics import (
     iqm,
     pareto_front,
 )
-from klrl.report.summary import curve, final, in_band
 from tests.report_toys import ROWS, rows_of, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -132,6 +128,22 @@ def test_names_leave_out_what_divides_nothing_further():
     ]
 
 
+def test_an_older_run_without_a_newer_setting_is_named_by_its_version():
+    settings = [{"kl.coef": 0.1, "klrl": "0.1.0"}, {"kl.coef": 0.1, "new": 2, "klrl": "0.2.0"}]
+    assert name_settings(settings) == ["klrl=0.1.0", "klrl=0.2.0"]
+    assert name_settings([{"a": 1}, {"a": 1, "b": None}]) == ["no b", "b=null"]
+
+
+@pytest.mark.parametrize("group", ["launcher", "search", "sweep"])
+def test_how_jobs_are_run_tells_no_settings_apart(group, tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, config={group: {"name": "joblib", "jobs": 2}})
+    write_run(tmp_path / "c", seed=2, config={group: "again"})
+    runs = find_runs([str(tmp_path)]).runs
+    settings, _ = group_runs(runs, names_of(runs))
+    assert [(s.name, len(s.runs)) for s in settings] == [("all runs", 3)]
+
+
 def test_commands_have_no_paths_of_the_machine():
     words = ["-m", "kl.coef=0,1", "env.kwargs={a: 1}"]
     told = "python -m klrl -m kl.coef=0,1 'env.kwargs={a: 1}'"
@@ -191,13 +203,14 @@ def test_curves_average_seeds_at_equal_frames_and_end_with_each_seed(tmp_path):
 
 
 class Page(HTMLParser):
-    """Attributes that point somewhere, the embedded data, and the cells of all tables."""
+    """Attributes that point somewhere, the embedded data, the cells of all tables, the commands."""
 
     def __init__(self, text):
         super().__init__()
         self.links, self.ids, self.cells, self.data = [], set(), [], ""
         self._within, self._cell = None, False
         self.feed(text)
+        self.commands = html.unescape(re.search(r'id="commands".*?<pre>(.*?)</pre>', text, re.S)[1])
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
@@ -238,7 +251,8 @@ def sweep(tmp_path):
                 rows=rows_of(reward + more, kl),
                 config={"kl": {"mode": mode, "coef": coef}},
             )
-    write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4])
+    error = "iteration 5: the loss is nan; try a smaller optim.lr <"
+    write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4], error=error)
     write_run(root / "broken", seed=4)
     (root / "broken" / "metrics.jsonl").write_text('{"frames": 1}\nnonsense\n{"frames": 2}\n')
     return root
@@ -247,7 +261,7 @@ def sweep(tmp_path):
 def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     main([str(sweep)])
     told = capsys.readouterr()
-    assert "12 runs in 4 settings, 1 jobs not counted" in told.out
+    assert "12 runs in 4 settings; not counted: 1 failed" in told.out
     assert re.search(r"skipped .*broken.metrics.jsonl: line 2 is no row", told.err)
     folder = sweep / "report"
     text = (folder / "report.html").read_text()
@@ -264,7 +278,7 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     points = {series["i"]: series["points"][0] for series in frontier["series"]}
     names = json.loads(page.data)[0]["settings"]
     at = names.index("kl.mode=legacy kl.coef=0.1")
-    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3]
+    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3, 2.0, 2.0]
     assert [names[i] for i in frontier["front"]] == [
         "kl.mode=legacy kl.coef=1",
         "kl.mode=retrieve kl.coef=0.1",
@@ -280,9 +294,106 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     assert values == ["66", "78.5", "91"]
     assert "KL = 1.562 nats" in text
 
-    assert [cell for cell in page.cells if cell == "failed"] == ["failed"]
+    i = page.cells.index("failed")
+    assert page.cells[i + 2 : i + 5] == [
+        "3",
+        "4",
+        "iteration 5: the loss is nan; try a smaller optim.lr <",
+    ]
     assert "python -m klrl kl.coef=0.1 seed=0" in text
     assert "/somewhere" not in text
+
+
+def test_points_of_the_frontier_have_the_interval_of_their_kl(tmp_path):
+    for seed, kl in enumerate((1.0, 9.0)):
+        write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(10.0, kl))
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    # Two seeds: the mean of their KLs, and their range.
+    point = json.loads(Page(text).data)[0]["charts"][0]["series"][0]["points"][0]
+    assert point == [pytest.approx(5**0.5, rel=1e-6), 9.5, 9.5, 9.5, 2, 1.0, 3.0]
+
+
+def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
+    # (kl.coef, KL, reward, gold): more KL, more reward, and too much of it for the gold score.
+    table = [(1.0, 1.0, 0.5, 0.4), (0.1, 4.0, 0.8, 0.7), (0.0, 9.0, 0.9, 0.2)]
+    for coef, kl, reward, gold in table:
+        row = {"reward/episode": reward, "reward/gold": gold, "kl/ref/exact_seq": kl}
+        rows = [{"samples": 10 * i, **row} for i in range(1, 5)]
+        rows[-1]["eval/gold"] = gold + 0.05
+        config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+        write_run(tmp_path / "words" / f"{coef}", rows=rows, config=config)
+    write_run(tmp_path / "control")
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    control, words = json.loads(Page(text).data)
+    assert "Gold" not in str(control)
+    charts = {chart["title"].partition(" against")[0]: chart for chart in words["charts"]}
+    fronts = {
+        what: [words["settings"][i] for i in charts[what]["front"]]
+        for what in ("Reward", "Gold score")
+    }
+    assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
+    assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
+    of = words["settings"].index("kl.coef=0")
+    assert charts["Gold score, training"]["series"][of]["points"][-1][:2] == [40, 0.2]
+    assert charts["Gold score, evaluation"]["series"][of]["points"] == [[40, 0.25, None, None, 1]]
+    with (tmp_path / "report" / "summary.csv").open() as file:
+        lines = {(line["task"], line["setting"]): line for line in csv.DictReader(file)}
+    assert float(lines["sort_digits", "kl.coef=0"]["gold"]) == pytest.approx(0.2)
+    assert [line["gold"] for key, line in lines.items() if key[0] == "Toy-v1"] == [""]
+
+
+def sweep_of(root, *jobs):
+    told = [
+        {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs
+    ]
+    root.mkdir(parents=True, exist_ok=True)
+    text = {"klrl": "0.1.0", "command": "python -m klrl -m kl.coef=0,1 seed=0,1", "jobs": told}
+    (root / "sweep.json").write_text(json.dumps(text))
+
+
+def test_a_sweep_tells_of_jobs_that_never_started_and_why_jobs_failed(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=1, status="failed", rows=[])
+    sweep_of(
+        tmp_path,
+        ("a", ["kl.coef=0", "seed=0"], "finished", None),
+        ("b", ["kl.coef=0", "seed=1"], "failed", "the simulator fell over"),
+        ("c", ["kl.coef=1", "seed=0"], "waiting", None),
+        ("d", ["kl.coef=1", "seed=7"], "refused", "no GPU here"),
+        ("e", ["kl.coef=2"], "finished", None),
+    )
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    counts = "1 failed, 1 refused, 1 waiting, 1 finished, but there is no run folder"
+    assert f"1 runs in 1 settings; not counted: {counts}" in out
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    i = page.cells.index("failed")
+    jobs = [page.cells[k : k + 5] for k in range(i, i + 24, 6)]
+    assert jobs == [
+        ["failed", "all runs", "1", "0", "the simulator fell over"],
+        ["refused", "kl.coef=1", "7", "", "no GPU here"],
+        ["waiting", "kl.coef=1", "0", "", ""],
+        ["finished, but there is no run folder", "kl.coef=2", "", "", ""],
+    ]
+    assert page.commands.splitlines()[0] == "python -m klrl -m kl.coef=0,1 seed=0,1"
+
+
+def test_a_sweep_without_any_run_has_a_page(tmp_path):
+    sweep_of(tmp_path, ("a", ["seed=0"], "waiting", None))
+    main([str(tmp_path)])
+    assert "waiting" in Page((tmp_path / "report" / "report.html").read_text()).cells
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": [{"status": "waiting"}]}', '{"jobs": [1]}'])
+def test_a_broken_sweep_is_named_and_skipped(text, tmp_path, capsys):
+    write_run(tmp_path / "a")
+    (tmp_path / "sweep.json").write_text(text)
+    main([str(tmp_path)])
+    told = capsys.readouterr()
+    assert re.fullmatch(r"klrl.report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
+    assert "1 runs in 1 settings" in told.out
 
 
 def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
@@ -323,12 +434,15 @@ def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):
     assert tasks[1]["charts"][0]["x"] == "sqrt(KL(policy||reference)), KL in nats per response"
 
 
-def test_unfinished_runs_count_on_demand_alone(tmp_path):
+def test_unfinished_runs_count_on_demand_alone(tmp_path, capsys):
     write_run(tmp_path / "a", status="interrupted")
     main([str(tmp_path)])
     assert json.loads(Page((tmp_path / "report" / "report.html").read_text()).data) == []
+    assert "--unfinished counts runs" in capsys.readouterr().out
     main([str(tmp_path), "--unfinished"])
-    assert len(json.loads(Page((tmp_path / "report" / "report.html").read_text()).data)) == 1
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    assert len(json.loads(page.data)) == 1
+    assert "interrupted; counted" in page.cells
 
 
 @pytest.mark.parametrize("case", ["absent", "empty", "broken", "file"])

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from klrl.report.runs import Setting
+from klrl.report.curves import curve
+from klrl.report.frontier import frontier
+from klrl.report.measures import kl_metric, reward_metric, unit_of_kl, unit_of_reward
+from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate
-from klrl.report.summary import (
-    Line,
-    curve,
-    frontier,
-    kl_metric,
-    line_value,
-    reward_metric,
-    unit_of_kl,
-    unit_of_reward,
-)
+from klrl.report.summary import Line, line_value
 
 #: More settings than this are not told apart in one chart; the page lets the reader choose others.
 SHOWN = 7
 
-Point = tuple[float, Estimate]
+
+class Point(NamedTuple):
+    """One point of a chart.
+
+    Attributes:
+        x: where it is.
+        y: the estimate there.
+        across: of a frontier, the estimate of x.
+    """
+
+    x: float
+    y: Estimate
+    across: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     kinds = (
         ("Return, training", reward, of, False),
         ("Return, evaluation", "eval/return", "mean return", False),
-        ("Gold score", "reward/gold", "gold score per response", False),
+        ("Gold score, training", "reward/gold", "gold score per response", False),
+        ("Gold score, evaluation", "eval/gold", "gold score per response", False),
         ("KL(policy||reference)", kl, ref, True),
         ("KL(old||new)", "kl/old/exact", unit, True),
         ("kl.coef", "kl/ref/coef", "kl.coef, reward per nat", True),
@@ -74,27 +82,57 @@ def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
     for i, setting in enumerate(settings):
         found = curve(setting, metric)
         if found:
-            series[i] = [(x, y) for x, y in zip(found.x, found.y, strict=True) if y is not None]
+            pairs = zip(found.x, found.y, strict=True)
+            series[i] = [Point(x, y) for x, y in pairs if y is not None]
     return series
 
 
-def frontier_chart(lines: Sequence[Line]) -> Chart:
-    """Final reward against sqrt(KL(policy||reference)), one point per setting."""
+def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
+    """Final reward against sqrt(KL(policy||reference)); where it was recorded the gold score too.
+
+    A reward that is not the gold score is a proxy: over-optimisation is a gold score that falls
+    where the KL grows, while the reward still rises (Gao, Schulman and Hilton 2022, "Scaling laws
+    for reward model overoptimization", whose x-axis this is).
+    """
+    runs = [run for line in lines for run in line.setting.runs]
+    charts = [_frontier_chart(lines, "return", "Reward", f"final return {unit_of_reward(runs)}")]
+    if any(line.estimates.get("gold") for line in lines):
+        gold = _frontier_chart(lines, "gold", "Gold score", "final gold score per response")
+        charts.append(gold)
+    return charts
+
+
+def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart:
+    """A measure against sqrt(KL(policy||reference)), one point per setting."""
     runs = [run for line in lines for run in line.setting.runs]
     per = "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
-        reward = line.estimates["return"]
-        if reward and line.estimates["kl_ref"]:
-            points[i] = [(max(line_value(line, "kl_ref"), 0.0) ** 0.5, reward)]
+        gain, kl = line.estimates[key], line.estimates["kl_ref"]
+        if gain and kl:
+            root = _root(kl)
+            points[i] = [Point(root.value, gain, root)]
     return Chart(
-        "Reward against sqrt(KL(policy||reference))",
+        f"{what} against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in nats per {per}",
-        f"final return {unit_of_reward(runs)}",
+        y,
         False,
         points,
-        frontier(lines),
+        frontier(lines, key),
     )
+
+
+def _root(kl: Estimate) -> Estimate:
+    """The square root of an estimate and of both ends of its interval.
+
+    The root keeps the order of resamples, so that percentiles of the KL become those of its root.
+    A sampled KL below 0 counts as 0.
+    """
+    value, low, high = (
+        None if end is None else max(end, 0.0) ** 0.5 for end in (kl.value, kl.low, kl.high)
+    )
+    assert value is not None
+    return Estimate(value, low, high, kl.seeds)
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:

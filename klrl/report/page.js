@@ -48,7 +48,8 @@
     return [low - room, high + room];
   }
 
-  // Points are [x, value, low, high, seeds]; low and high are null where one seed stands alone.
+  // Points are [x, value, low, high, seeds], on a frontier also the interval of x: low, high.
+  // Ends are null where one seed stands alone.
   function visible(chart, shown) {
     return chart.series
       .filter((s) => chart.front || shown.has(s.i))
@@ -65,7 +66,8 @@
     }
     const ends = points.flatMap((p) => (p[2] === null ? [p[1]] : [p[1], p[2], p[3]]));
     const [y0, y1] = bounds(chart.log ? ends.filter((v) => v > 0) : ends, chart.log, 0.05);
-    const [x0, x1] = bounds(points.map((p) => p[0]), false, chart.front ? 0.08 : 0);
+    const across = points.flatMap((p) => [p[0], p[5] ?? p[0], p[6] ?? p[0]]);
+    const [x0, x1] = bounds(across, false, chart.front ? 0.08 : 0);
     const X = scale(x0, x1, LEFT, W - RIGHT, false);
     const Y = scale(y0, y1, H - BOTTOM, TOP, chart.log), clip = (v) => Y(chart.log ? Math.max(v, y0) : v);
     const out = [`<text x="${LEFT}" y="15" font-weight="600" font-size="12.5">${safe(chart.title)}</text>`];
@@ -103,9 +105,10 @@
     const line = front.filter((i) => of.has(i)).map((i) => `${X(of.get(i)[0])},${Y(of.get(i)[1])}`);
     const out = [`<polyline class="front" points="${line.join(" ")}"/>`];
     for (const s of series) {
-      const [x, y, low, high] = s.points[0];
-      if (low !== null)
-        out.push(`<line x1="${X(x)}" x2="${X(x)}" y1="${Y(low)}" y2="${Y(high)}" stroke="${colour(s.i)}" stroke-width="1.5"/>`);
+      const [x, y, low, high, , left, right] = s.points[0], stroke = `stroke="${colour(s.i)}" stroke-width="1.5"`;
+      if (low !== null) out.push(`<line class="up" x1="${X(x)}" x2="${X(x)}" y1="${Y(low)}" y2="${Y(high)}" ${stroke}/>`);
+      if (left !== null)
+        out.push(`<line class="across" x1="${X(left)}" x2="${X(right)}" y1="${Y(y)}" y2="${Y(y)}" ${stroke}/>`);
       const fill = front.includes(s.i) ? colour(s.i) : "var(--card)";
       out.push(`<circle class="point" cx="${X(x)}" cy="${Y(y)}" r="4.5" fill="${fill}" stroke="${colour(s.i)}" stroke-width="1.8"/>`);
     }
@@ -123,8 +126,10 @@
         if (distance < least) { least = distance; best = [s, p]; }
       }
       const [s, p] = best;
-      const interval = p[2] === null ? "1 seed, no interval" : `95 % interval ${exact(p[2])} to ${exact(p[3])}, ${p[4]} seeds`;
-      tip.textContent = `${task.settings[s.i]}\n${chart.x}: ${exact(p[0])}\n${chart.y}: ${exact(p[1])}\n${interval}`;
+      const interval = (low, high) => low === null || low === undefined ? "" : ` (${exact(low)} to ${exact(high)})`;
+      const seeds = p[2] === null ? "1 seed, no interval" : `95 % intervals over ${p[4]} seeds`;
+      tip.textContent = `${task.settings[s.i]}\n${chart.x}: ${exact(p[0])}${interval(p[5], p[6])}\n` +
+        `${chart.y}: ${exact(p[1])}${interval(p[2], p[3])}\n${seeds}`;
       tip.style.display = "block";
       tip.style.left = Math.max(0, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)) + "px";
       tip.style.top = Math.max(0, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)) + "px";
