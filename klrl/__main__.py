@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.checks import check_all_read, to_config
 from klrl.config import Config, LanguageConfig, conf_dir, register_schemas
-from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError
+from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError, WorkerError
 from klrl.hints import explain, help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import new_folder
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _full_errors():
             traceback.print_exc()
         refuse(str(error))
-    except (NonFiniteError, RewardError, _Failed) as error:
+    except (NonFiniteError, RewardError, WorkerError, _Failed) as error:
         print(f"klrl: failed: {error}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as stop:
@@ -265,7 +265,7 @@ def _job(cfg: DictConfig) -> None:
         run(to_config(cfg), Path(about.runtime.output_dir), group=group)
     except ConfigError as error:
         raise _Refused(str(error)) from error
-    except (NonFiniteError, RewardError) as error:
+    except (NonFiniteError, RewardError, WorkerError) as error:
         if swept or _full_errors():  # the sweep's other jobs shall still run
             raise
         raise _Failed(str(error)) from error

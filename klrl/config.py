@@ -304,6 +304,14 @@ class CollectorConfig:
 
 
 @dataclass
+class RayCollectorConfig(CollectorConfig):
+    """Rollouts in other processes, on this machine or on those of a Ray cluster."""
+
+    workers: int = number(ge=1)
+    cpus_per_worker: int = number(ge=1)
+
+
+@dataclass
 class SamplerConfig:
     """Responses to prompts, sampled in this process."""
 
@@ -500,7 +508,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "loss": {"klpen": KLPENConfig, "clip": ClipConfig},
     "learner": {"ppo": LearnerConfig},
     "optim": {"adam": OptimConfig, "adamw": AdamWConfig},
-    "collector": {"local": CollectorConfig, "sampler": SamplerConfig},
+    "collector": {"local": CollectorConfig, "ray": RayCollectorConfig, "sampler": SamplerConfig},
     "logger": {"wandb": WandbConfig, "none": LoggerConfig},
 }
 

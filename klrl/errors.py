@@ -22,6 +22,13 @@ class RewardError(RuntimeError):
     """
 
 
+class WorkerError(RuntimeError):
+    """A rollout worker of ``collector=ray`` that cannot be started, or died again and again.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
 class Interrupted(BaseException):
     """The run was told to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended in good order.
 

@@ -20,9 +20,11 @@ from klrl.config import (
     EnvConfig,
     JobConfig,
     LanguageConfig,
+    RayCollectorConfig,
     WandbConfig,
 )
 from klrl.errors import ConfigError
+from klrl.ray_checks import check_ray_machine
 from klrl.run_folder import process_start
 
 
@@ -52,6 +54,8 @@ def check_machine(
         check_language_machine(config, resumed=resumed)
     else:
         assert isinstance(config, Config)
+        if isinstance(config.collector, RayCollectorConfig):
+            check_ray_machine()
         check_env(config.env, config.actor, overridden)
         if not resumed:
             check_other_runs(config)
