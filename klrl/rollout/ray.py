@@ -1,12 +1,13 @@
 """``collector=ray``: rollouts from several processes or machines, through TorchRL's RayCollector.
 
 RayCollector makes, places and ends the workers. Its loop and its weight transfer are not used, for
-four faults of TorchRL 0.14.1, which ``tests/test_ray_collector.py`` watches: when one worker dies
-the loop raises, drops what the others played, and is over; ``total_frames=-1`` yields nothing;
-trajectory ids of two workers are the same; and the weights go through a server that listens on
-every address. Here each request brings the weights that it is to be played with, and each worker
-owes exactly one answer per rollout: what a dead one owed is played by its replacement, with the
-same weights, and nothing that it may still send is looked at.
+three faults of TorchRL 0.14.1, which ``tests/test_ray_collector.py`` watches: when one worker dies
+the loop raises, drops what the others played, and is over; trajectory ids of two workers are the
+same; and the weights go through a server that listens on every address.
+
+Here each request brings the weights that it is to be played with, and each worker owes exactly one
+answer per rollout: what a dead one owed is played by its replacement, with the same weights, and
+nothing that the dead one may still send is looked at.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class RayRollout:
         #: Per worker, what its trajectory ids start from; moves when it is replaced.
         self._first_id = [0] * config.workers
         self._next_id = [0] * config.workers
-        self._collector = self._start()
+        self._collector = self._make()
         for worker in range(config.workers):
             self._add(worker)
 
@@ -94,7 +95,7 @@ class RayRollout:
 
     # ------------------------------------------------------------------------------- workers
 
-    def _start(self) -> RayCollector:
+    def _make(self) -> RayCollector:
         with warnings.catch_warnings():
             # The weights travel with the requests, so RayCollector is given no policy.
             warnings.filterwarnings("ignore", message=".*policy", category=UserWarning)
@@ -149,16 +150,18 @@ class RayRollout:
     def _answer(self, worker: int, asked: Any, weights: Any) -> Arrays:
         """The part of a worker, or of its replacement."""
         errors = self._ray.exceptions
+        lost: Exception | None = None
         for _ in range(ACCIDENTS):
+            if lost is not None:
+                self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
+                self._replace(worker)
+                asked = self._ask(worker, weights)
             try:
                 return self._number(worker, self._ray.get(asked))
             except (errors.RayActorError, errors.ObjectLostError) as error:
                 lost = error
             except errors.RayTaskError as error:
                 raise error.cause from error
-            self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
-            self._replace(worker)
-            asked = self._ask(worker, weights)
         raise WorkerError(
             f"collector=ray: worker {worker} was lost {ACCIDENTS} times in one rollout; "
             f"the last time: {last_line(lost)}"

@@ -25,6 +25,8 @@ class Cluster:
 
     def __init__(self, cpus: int) -> None:
         self.ray = ray
+        # What the learner raises is the first worker's error; Ray would print the other workers'.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         self._mine = not ray.is_initialized()
         self._print = ray._private.worker.print_to_stdstream
         if self._mine:
@@ -55,6 +57,6 @@ class Cluster:
             raise WorkerError(f"collector=ray: Ray does not start: {last_line(error)}") from error
 
 
-def last_line(error: BaseException) -> str:
+def last_line(error: BaseException | None) -> str:
     """The last line of what an error says; Ray's begin with a traceback."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
