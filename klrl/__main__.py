@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from klrl.checks import to_config
 from klrl.compose import check_jobs, compose, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
-from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError
+from klrl.errors import FAILURES, ConfigError, Interrupted
 from klrl.hints import help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import new_folder
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _full_errors():
             traceback.print_exc()
         refuse(str(error))
-    except (NonFiniteError, RewardError, _Failed) as error:
+    except (*FAILURES, _Failed) as error:
         print(f"klrl: failed: {error}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as stop:
@@ -190,7 +190,7 @@ def _job(cfg: DictConfig) -> None:
         run(to_config(cfg), Path(HydraConfig.get().runtime.output_dir))
     except ConfigError as error:
         raise _Refused(str(error)) from error
-    except (NonFiniteError, RewardError) as error:
+    except FAILURES as error:
         if _full_errors():
             raise
         raise _Failed(str(error)) from error

@@ -25,11 +25,13 @@ from klrl.config import (
     KLPENConfig,
     LanguageConfig,
     LanguageEnvConfig,
+    RayCollectorConfig,
     RetrieveKLConfig,
     RootConfig,
 )
 from klrl.errors import ConfigError
 from klrl.language.checks import UNREAD_LANGUAGE, check_kinds, check_language
+from klrl.ray_checks import check_ray
 from klrl.unread import Unread
 
 
@@ -169,6 +171,8 @@ def _check_control(c: Config) -> None:
             f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
             "advantage has no spread; choose fewer or loss.normalize_advantage=false"
         )
+    if isinstance(c.collector, RayCollectorConfig):
+        check_ray(c, c.collector)
     if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
         raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
     if c.loss.reduction not in ("mean", "sum"):

@@ -24,6 +24,7 @@ from klrl.config import (
     Config,
     LanguageConfig,
     LegacyKLConfig,
+    RayCollectorConfig,
 )
 from klrl.envs import make_env
 from klrl.errors import ConfigError, NonFiniteError
@@ -205,6 +206,12 @@ class Experiment(Training):
 
     def _make_rollout(self, say: Callable[[str], None] = print) -> Rollout:
         seed = derived_seed(self.config.seed, "train", self.counters.iteration)
+        if isinstance(self.config.collector, RayCollectorConfig):
+            from klrl.rollout.ray import RayRollout  # Ray only where it is chosen
+
+            return RayRollout(
+                self.config.collector, self.config.env, self.agent, self.device, seed, say
+            )
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         env = make_env(self.config.env, seed=seed, transforms=online)
         rollout, why = make_rollout(self.config.collector, env, self.agent, self.device)

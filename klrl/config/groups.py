@@ -55,7 +55,11 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "loss": {"klpen": learning.KLPENConfig, "clip": learning.ClipConfig},
     "learner": {"ppo": learning.LearnerConfig},
     "optim": {"adam": learning.OptimConfig, "adamw": learning.AdamWConfig},
-    "collector": {"local": control.CollectorConfig, "sampler": language.SamplerConfig},
+    "collector": {
+        "local": control.CollectorConfig,
+        "ray": control.RayCollectorConfig,
+        "sampler": language.SamplerConfig,
+    },
     "logger": {"wandb": record.WandbConfig, "none": record.LoggerConfig},
 }
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from klrl.errors import ConfigError
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep
-from klrl.run_folder import process_start
+from klrl.run_folder import RunFolder
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def read_run(folder: Path) -> Run:
     metrics = folder / "metrics.jsonl"
     return Run(
         path=folder,
-        status=_status(manifest),
+        status=RunFolder(folder).status,
         seed=seed,
         settings=settings,
         columns=read_columns(metrics) if metrics.exists() else {},
@@ -181,15 +181,6 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _status(manifest: dict[str, Any]) -> str:
-    """As the manifest says; a running process that is gone was interrupted."""
-    status = str(manifest["status"])
-    pid, started = manifest.get("pid"), manifest.get("pid_started")
-    if status == "running" and not (pid and process_start(int(pid)) == started):
-        return "interrupted"
-    return status
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
