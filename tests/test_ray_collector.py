@@ -28,7 +28,7 @@ from klrl.envs import make_env
 from klrl.errors import ConfigError, NonFiniteError, WorkerError
 from klrl.kl.ray import start_ray
 from klrl.models import Agent, make_agent
-from klrl.ray_checks import check_ray_machine
+from klrl.preflight.ray import check_ray_machine
 from klrl.rollout import VectorRollout
 from klrl.seeds import derived_seed
 from tests.conftest import QUICK

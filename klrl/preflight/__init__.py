@@ -8,8 +8,8 @@ from __future__ import annotations
 from klrl.config import Config, JobConfig, LanguageConfig, RayCollectorConfig, WandbConfig
 from klrl.preflight.env import check_env
 from klrl.preflight.install import check_device, check_language_packages, check_wandb, wandb_mode
+from klrl.preflight.ray import check_ray_machine
 from klrl.preflight.runs import check_not_running, check_other_runs, find_run, other_runs
-from klrl.ray_checks import check_ray_machine
 
 __all__ = [
     "check_device",
