@@ -128,3 +128,11 @@ def test_the_page_keeps_what_is_written_by_hand(tmp_path, monkeypatch):
     assert "another" in text
     assert "old" not in text
     assert "a cpu" not in text
+
+
+def test_a_note_stands_below_its_table_and_long_prose_is_wrapped():
+    task = {"about": "a task " * 20, "header": ["", "return"], "rows": [["klrl", "1"]]}
+    told = results.learning({"versions": {}, "a": {**task, "note": "handmade " * 20}, "b": task})
+    assert told.count("handmade") == 20
+    assert told.index("| klrl | 1 |") < told.index("handmade") < told.rindex("a task")
+    assert max(map(len, told.splitlines())) <= 118
