@@ -103,15 +103,16 @@ def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
     draw_charts(curves, titles, shown, folder / pictures[0])
     draw_charts(frontiers, titles, shown, folder / pictures[1])
     runs = [run for setting in mine for run in setting.runs]
-    equal = equal_kl(mine)
-    return Task(name, lines, measures(runs), curves, frontiers, equal, shown, pictures)
+    columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
+    return Task(name, lines, columns, curves, frontiers, equal_kl(mine), shown, pictures)
 
 
 def _write_csv(tasks: Sequence[Task], path: Path) -> None:
     """The table of the page, every task below the other, in full precision."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        keys = list(dict.fromkeys(m.key for task in tasks for m in task.measures))
+        runs = [run for task in tasks for line in task.lines for run in line.setting.runs]
+        keys = [measure.key for measure in measures(runs)] if runs else []
         ends = [f"{key}{end}" for key in keys for end in ("", "_low", "_high")]
         writer.writerow(["task", "setting", "seeds", "worst_return", *ends])
         for task in tasks:

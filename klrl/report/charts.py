@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from klrl.report.curves import curve
 from klrl.report.frontier import frontier
-from klrl.report.measures import kl_metric, reward_metric, unit_of_kl, unit_of_reward
+from klrl.report.measures import kl_metric, per_kl, reward_metric, unit_of_kl, unit_of_reward
 from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line, line_value
@@ -42,6 +44,7 @@ class Chart:
         log: whether y is logarithmic; values that are not positive are left out.
         series: index of the setting -> its points by x.
         front: indices of the settings on the Pareto front, by x; None for learning curves.
+        floor: where a logarithmic axis begins at the lowest; None where it shows everything.
     """
 
     title: str
@@ -50,6 +53,7 @@ class Chart:
     log: bool
     series: dict[int, list[Point]]
     front: list[int] | None = None
+    floor: float | None = None
 
 
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
@@ -58,7 +62,7 @@ def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     unit = f"nats per {unit_of_kl(runs)}"
     reward, kl = reward_metric(runs), kl_metric(runs)
     of = f"return {unit_of_reward(runs)}"
-    ref = "nats per response" if kl.endswith("_seq") else unit
+    ref = f"nats per {per_kl(runs)}"
     axis = runs[0].axis
     kinds = (
         ("Return, training", reward, of, False),
@@ -71,10 +75,20 @@ def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
         ("loss.beta", "kl/old/beta", "loss.beta", True),
         ("Throughput", f"time/{axis}_per_second", f"{axis} per second", False),
     )
-    charts = [
-        Chart(title, axis, y, log, _series(settings, metric)) for title, metric, y, log in kinds
-    ]
+    charts = []
+    for title, metric, y, log in kinds:
+        series = _series(settings, metric)
+        charts.append(Chart(title, axis, y, log, series, floor=_floor(series) if log else None))
     return [chart for chart in charts if chart.series]
+
+
+def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
+    """A tenth of the tenth percentile: the KL to the reference starts at rounding, 1e-9.
+
+    An axis down to there would show everything else as one line.
+    """
+    values = [point.y.value for points in series.values() for point in points if point.y.value > 0]
+    return float(np.quantile(values, 0.1)) / 10 if values else None
 
 
 def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
@@ -84,7 +98,7 @@ def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
         if found:
             pairs = zip(found.x, found.y, strict=True)
             series[i] = [Point(x, y) for x, y in pairs if y is not None]
-    return series
+    return {i: points for i, points in series.items() if points}
 
 
 def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
@@ -105,7 +119,6 @@ def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
 def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart:
     """A measure against sqrt(KL(policy||reference)), one point per setting."""
     runs = [run for line in lines for run in line.setting.runs]
-    per = "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
         gain, kl = line.estimates[key], line.estimates["kl_ref"]
@@ -114,7 +127,7 @@ def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart
             points[i] = [Point(root.value, gain, root)]
     return Chart(
         f"{what} against sqrt(KL(policy||reference))",
-        f"sqrt(KL(policy||reference)), KL in nats per {per}",
+        f"sqrt(KL(policy||reference)), KL in nats per {per_kl(runs)}",
         y,
         False,
         points,

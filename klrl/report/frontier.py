@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from klrl.report.measures import final, kl_metric, reward_metric
+from klrl.report.measures import final, kl_metric, per_kl, reward_metric
 from klrl.report.runs import Run
 from klrl.report.settings import Setting, identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve, pareto_front
@@ -37,10 +37,12 @@ class EqualKL:
     Attributes:
         levels: KLs, nats.
         families: name -> an estimate per level; None outside the family's range.
+        per: what the KL is a mean over.
     """
 
     levels: list[float]
     families: dict[str, list[Estimate | None]]
+    per: str = "frame"
 
 
 def equal_kl(settings: Sequence[Setting]) -> EqualKL:
@@ -80,7 +82,7 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
         name: estimate_curve(np.stack([at_equal_cost(p[:, 0], p[:, 1], roots) for p in seeds]))
         for name, seeds in usable.items()
     }
-    return EqualKL([float(root**2) for root in roots], answer)
+    return EqualKL([float(root**2) for root in roots], answer, per_kl(runs))
 
 
 def _without_knobs(run: Run) -> Run:

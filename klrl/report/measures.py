@@ -68,8 +68,9 @@ def in_band(run: Run) -> float:
 
 
 def seconds(run: Run) -> float:
-    """Seconds of all iterations."""
-    return float(np.nansum(column(run, "time/iteration"))) if run.rows else float("nan")
+    """Seconds of all iterations; NaN where they were not timed."""
+    times = column(run, "time/iteration")
+    return float(np.nansum(times)) if np.isfinite(times).any() else float("nan")
 
 
 def speed(run: Run) -> float:
@@ -83,8 +84,7 @@ def speed(run: Run) -> float:
 
 def measures(runs: Sequence[Run]) -> list[Measure]:
     """The columns of the table for runs of one task."""
-    reward, kl = reward_metric(runs), kl_metric(runs)
-    per = "response" if kl.endswith("_seq") else unit_of_kl(runs)
+    reward, kl, per = reward_metric(runs), kl_metric(runs), per_kl(runs)
     found = [
         Measure("return", "final return", unit_of_reward(runs), lambda run: final(run, reward)),
         Measure("eval_return", "evaluation", "last return", lambda run: _last(run, "eval/return")),
@@ -134,6 +134,11 @@ def unit_of_reward(runs: Sequence[Run]) -> str:
     """What the final reward is a mean over."""
     whole = "response" if runs[0].axis == "samples" else "episode"
     return f"per {whole if reward_metric(runs) == 'reward/episode' else unit_of_kl(runs)}"
+
+
+def per_kl(runs: Sequence[Run]) -> str:
+    """What the KL(policy||reference) of :func:`kl_metric` is a mean over."""
+    return "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
 
 
 def unit_of_kl(runs: Sequence[Run]) -> str:

@@ -17,11 +17,34 @@ from klrl.report.runs import Found
 from klrl.report.summary import Line
 from klrl.report.tables import commands, differences, equal_table, jobs_table, summary_table
 
-_HOW = (
-    "Final numbers are means over the last tenth of a run's iterations. Values over seeds are "
-    "interquartile means with 95 % percentile-bootstrap intervals: with few seeds such intervals "
-    "are narrow, so look at the worst seed too. In band: the share of iterations after the tenth "
-    "with KL(old||new) within a factor 1.5 of loss.dtarg."
+#: How to read the page: what is shown, and what it says.
+_READING = (
+    ("setting", "runs that differ in their seed alone; its name holds what tells it from others"),
+    (
+        "final",
+        "mean over the last tenth of a run's iterations; coefficients and evaluation: the last",
+    ),
+    (
+        "over seeds",
+        "interquartile mean with its 95 % percentile-bootstrap interval. Few seeds make it too "
+        "narrow, so look at the worst seed too; with one seed there is none",
+    ),
+    (
+        "KL(policy||reference)",
+        "the regulariser, charged at kl.coef; its square root, since a small step costs KL in its "
+        "square",
+    ),
+    ("KL(old||new)", "the trust region of one iteration, held by loss.beta at loss.dtarg"),
+    (
+        "in band",
+        "share of the iterations after the tenth with KL(old||new) within a factor 1.5 of "
+        "loss.dtarg",
+    ),
+    (
+        "charts",
+        "point at one, tap it, or walk along it with the arrow keys, for its values; the boxes "
+        "choose the settings that are drawn",
+    ),
 )
 _FRONT = (
     "One point per setting, with the intervals of reward and KL over seeds. Filled and joined: the "
@@ -72,24 +95,37 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs})
     body = [
         "<h1>klrl report</h1>",
-        f"<p>{counted} runs counted of {len(found.runs)}; klrl {', '.join(versions)}; "
+        f"<p>{counted} runs counted of {len(found.runs)}; klrl {', '.join(versions) or '?'}; "
         '<a href="summary.csv">summary.csv</a></p>',
-        f"<nav>{''.join(links)}</nav>",
-        f'<p class="soft">{_HOW}</p>',
+        f'<nav aria-label="Parts">{"".join(links)}</nav>',
+        _reading(),
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
+        "" if tasks else _nothing(jobs),
         *(_section(i, task) for i, task in enumerate(tasks)),
         jobs_table(jobs, found.skipped),
         commands(found),
-        '<div id="tip"></div>',
+        '<div id="tip" role="status"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
-        f"<script>{_file('page.js')}</script>",
+        f"<script>{_file('chart.js')}</script><script>{_file('page.js')}</script>",
     ]
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>klrl report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><style>{_file("page.css")}</style></head>'
     )
-    return f"{head}<body>\n" + "\n".join(body) + "\n</body></html>\n"
+    return f"{head}<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+
+
+def _reading() -> str:
+    rows = "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in _READING)
+    return f"<details><summary>How to read this page</summary><dl>{rows}</dl></details>"
+
+
+def _nothing(jobs: Sequence[Job]) -> str:
+    """What to do where no run counts."""
+    begun = any(job.iterations not in ("", "0") for job in jobs)
+    remedy = " <code>--unfinished</code> counts those below that have iterations." * begun
+    return f"<p>No run here is finished, so there is nothing to compare yet.{remedy}</p>"
 
 
 def _file(name: str) -> str:
@@ -116,7 +152,7 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
         for i, points in chart.series.items()
     ]
     words = {"title": chart.title, "x": chart.x, "y": chart.y, "log": chart.log}
-    return {**words, "front": chart.front, "series": series}
+    return {**words, "floor": chart.floor, "front": chart.front, "series": series}
 
 
 def _numbers(point: Point) -> list[float | None]:
@@ -142,8 +178,9 @@ def _section(index: int, task: Task) -> str:
     return "\n".join(
         [
             f'<section id="task-{index}"><h2>{escape(task.name)}</h2>{few}',
-            '<button data-all="1">all</button> <button data-all="0">none</button>',
-            '<div class="legend"></div>',
+            '<button type="button" data-all="1">draw all</button> '
+            '<button type="button" data-all="0">draw none</button>',
+            '<div class="legend" role="group" aria-label="Settings that are drawn"></div>',
             f'<h3>Reward against KL</h3><div class="charts fronts">{fronts}</div>',
             f'<p class="soft">{_FRONT}{_GOLD if count > 1 else ""}</p>',
             equal_table(task.equal),

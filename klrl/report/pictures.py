@@ -13,8 +13,9 @@ from klrl.report.statistics import Estimate
 
 #: Okabe and Ito's colours, told apart by colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Settings beyond the colours are told apart by their lines, as on the page.
+#: Settings beyond the colours are told apart by lines and shapes, as on the page.
 _LINES = ("-", "--", ":", "-.")
+_SHAPES = ("o", "s", "^", "D")
 
 
 def draw_charts(
@@ -62,10 +63,25 @@ def _draw(axes: Any, chart: Chart, names: Sequence[str], shown: Sequence[int]) -
     if chart.front:
         joined = [(chart.series[i][0].x, chart.series[i][0].y.value) for i in chart.front]
         axes.plot(*zip(*joined, strict=True), color="grey", linestyle=":", zorder=0)
-    axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
-    if chart.log and axes.lines:
-        axes.set_yscale("log")
+    log = chart.log and bool(axes.lines)
+    axes.set(title=chart.title, xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
+    if log:
+        _log_axis(axes, chart.floor)
     axes.grid(alpha=0.3)
+
+
+def _log_axis(axes: Any, floor: float | None) -> None:
+    """Logarithmic, with plain numbers: 0.02 in place of two times ten to the minus two."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if floor and low < floor:
+        axes.set_ylim(bottom=floor)
+    subs = (1.0, 2.0, 5.0) if high < 300 * axes.get_ylim()[0] else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_point(axes: Any, i: int, point: Point, label: str | None, *, filled: bool) -> None:
@@ -77,7 +93,8 @@ def _draw_point(axes: Any, i: int, point: Point, label: str | None, *, filled: b
         [point.y.value],
         yerr=_spread(point.y),
         xerr=_spread(point.across) if point.across else None,
-        fmt="o",
+        fmt=_SHAPES[i // len(_COLOURS) % len(_SHAPES)],
+        alpha=1.0 if label else 0.35,
         **look,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from klrl.report.runs import Run
 
 #: Last parts of keys that name a choice; they come first in a setting's name.
 _CHOICES = ("id", "task", "mode", "name", "kind", "distribution")
+_NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Setting:
 
 
 def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
-    """Settings in the order of their first run, and the runs that count no more.
+    """Settings in the order of their names, numbers by size, and the runs that count no more.
 
     A job that was run twice is no second seed: the one that started last counts.
 
@@ -53,7 +55,13 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
     for key, seeds in groups.items():
         members = [seeds[seed] for seed in sorted(seeds)]
         settings.append(Setting(names[key], members, members[0].settings))
-    return settings, replaced
+    return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
+
+
+def _by_size(name: str) -> list[str | float]:
+    """Text and numbers in turn, so that ``coef=10`` comes after ``coef=2``."""
+    parts = _NUMBER.split(name)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def names_of(runs: Sequence[Run]) -> dict[str, str]:

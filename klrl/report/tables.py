@@ -22,13 +22,16 @@ def equal_table(equal: EqualKL) -> str:
             f'<p class="soft">Needs a family with two settings of {" or ".join(KNOBS)} and the '
             "same seeds, and a range of KL that every seed of all such families covers.</p>"
         )
-    head = ["", *(f"KL = {level:.4g} nats" for level in equal.levels)]
+    head = [
+        "family",
+        *(f"KL = {level:.4g}<small>nats per {equal.per}</small>" for level in equal.levels),
+    ]
     rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
     note = (
         f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; final reward "
         "is linear in sqrt(KL) between them, seed by seed."
     )
-    return f'{title}{_table(head, rows)}<p class="soft">{note}</p>'
+    return f'{title}{_table("Reward at equal KL", head, rows)}<p class="soft">{note}</p>'
 
 
 def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
@@ -40,18 +43,26 @@ def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
     rows = []
     for line in lines:
         cells = [_cell(line.estimates[measure.key]) for measure in measures]
-        cells.insert(1, "" if line.worst is None else f"{line.worst:.5g}")
+        cells.insert(1, "" if line.worst is None else _number(line.worst))
         rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
-    return f"<h3>Numbers</h3>{_table(head, rows)}"
+    return f"<h3>Numbers</h3>{_table('Numbers', head, rows)}"
 
 
 def _cell(value: Estimate | None) -> str:
     if value is None:
         return ""
     # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
-    spread = value.low is not None and value.low != value.high
-    interval = f"<small>{value.low:.4g} to {value.high:.4g}</small>" if spread else ""
-    return f"{value.value:.5g}{interval}"
+    interval = ""
+    if value.low is not None and value.high is not None and value.low != value.high:
+        interval = f"<small>{_number(value.low, 4)} to {_number(value.high, 4)}</small>"
+    return f"{_number(value.value)}{interval}"
+
+
+def _number(value: float, digits: int = 5) -> str:
+    """Significant digits; large numbers in full, since 1.2346e+05 is hard to read in a column."""
+    if 10**digits <= abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
 
 
 def differences(settings: Sequence[Setting]) -> str:
@@ -66,14 +77,21 @@ def differences(settings: Sequence[Setting]) -> str:
         ]
         for each in settings
     ]
-    return f"<h3>What differs</h3>{_table(['setting', *map(escape, keys)], rows)}"
+    return f"<h3>What differs</h3>{_table('What differs', ['setting', *map(escape, keys)], rows)}"
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    """Cells are HTML already."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table class="{kind}"><tr>{top}</tr>\n{body}</table></div>'
+def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
+    """Cells are HTML already; the first of each row is its header."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(f"<tr>{_row(list(row))}</tr>\n" for row in rows)
+    table = f"<table{kind}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+    # Reached with the keyboard too, since it may be wider than the window.
+    return f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">{table}</div>'
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *others = cells
+    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others)
 
 
 def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
@@ -84,7 +102,7 @@ def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
     if jobs:
         parts.append(f"<p>{escape(count_states(jobs))}.</p>")
         head = ["state", "setting", "seed", "iterations", "error", "folder"]
-        parts.append(_table(head, map(_job_row, jobs), "words"))
+        parts.append(_table("Other jobs", head, map(_job_row, jobs), ' class="words"'))
     if skipped:
         parts.append("<p>Skipped, since unreadable:</p>")
         parts.append(f"<pre>{escape(chr(10).join(skipped))}</pre>")
@@ -92,8 +110,12 @@ def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
 
 
 def _job_row(job: Job) -> Iterable[str]:
-    state = job.state + "; counted" * job.counted
-    return map(escape, (state, job.setting, job.seed, job.iterations, job.error, job.folder))
+    state, *others = map(
+        escape,
+        (job.state, job.setting, job.seed, job.iterations, job.error, job.folder),
+    )
+    bad = ' class="bad"' * job.state.startswith(("failed", "refused"))
+    return [f"<span{bad}>{state}</span>{'; counted' * job.counted}", *others]
 
 
 def commands(found: Found) -> str:
