@@ -15,8 +15,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import ray
 import torch
 
 from klrl.__main__ import compose
@@ -38,6 +40,14 @@ def seconds(act: Callable[[], Any]) -> float:
     start = time.perf_counter()
     act()
     return time.perf_counter() - start
+
+
+def cpu_seconds(rollout: Any) -> float:
+    """CPU time so far of this process and of a rollout's workers."""
+    workers = rollout._collector.remote_collectors if isinstance(rollout, RayRollout) else []
+    calls = [worker.__ray_call__.remote(lambda _: time.process_time()) for worker in workers]
+    theirs = sum(ray.get(calls)) if calls else 0.0
+    return time.process_time() + theirs
 
 
 def config_of(env: str, update: str) -> Config:
@@ -62,7 +72,7 @@ def learn(experiment: Experiment, batch: Any) -> None:
 
 def transfers(rollout: RayRollout, experiment: Experiment, rounds: int) -> dict[str, float]:
     """Seconds and bytes per rollout with this rollout's number of workers."""
-    ray, workers = rollout._ray, rollout._collector.remote_collectors
+    workers = rollout._collector.remote_collectors
     weights = weights_of(experiment.agent)
 
     def keep(worker: Any, sent: Any) -> None:
@@ -102,13 +112,16 @@ def measure(env: str, rounds: int, update: str) -> None:
         started[workers] = time.perf_counter() - begin
     batch = local.collect()
     learn(experiment, batch.clone())  # compiles
-    times: dict[str, list[float]] = {name: [] for name in [*contenders, "update"]}
+    walls: dict[str, list[float]] = {name: [] for name in [*contenders, "update"]}
+    cpus: dict[str, list[float]] = {name: [] for name in walls}
     for _ in range(rounds):
-        for name, rollout in contenders.items():
-            times[name].append(seconds(rollout.collect))
-        fresh = local.collect()
-        times["update"].append(seconds(lambda batch=fresh: learn(experiment, batch)))
-    report(config, times, started)
+        acts = {name: (rollout, rollout.collect) for name, rollout in contenders.items()}
+        acts["update"] = (local, partial(learn, experiment, local.collect()))
+        for name, (rollout, act) in acts.items():
+            before = cpu_seconds(rollout)
+            walls[name].append(seconds(act))
+            cpus[name].append(cpu_seconds(rollout) - before)
+    report(config, walls, cpus, started)
     for workers in WORKERS:
         rollout = contenders[f"{workers} Ray workers"]
         print_transfers(workers, transfers(rollout, experiment, rounds))
@@ -116,18 +129,25 @@ def measure(env: str, rounds: int, update: str) -> None:
         rollout.close()
 
 
-def report(config: Config, times: dict[str, list[float]], started: dict[int, float]) -> None:
+def report(
+    config: Config,
+    walls: dict[str, list[float]],
+    cpus: dict[str, list[float]],
+    started: dict[int, float],
+) -> None:
     frames = config.frames_per_iteration
-    alone = statistics.median(times["one process"])
+    alone = statistics.median(walls["one process"])
     shape = f"{config.env.num_envs} x {config.collector.steps}"
     print(f"\n{config.env.id}, {shape} = {frames} frames per rollout")
-    print("| | us per frame | quartiles | x one process |\n|---|---|---|---|")
-    for name, found in times.items():
+    print("| | wall, us per frame | quartiles | CPU, us per frame | x one process |")
+    print("|---|---|---|---|---|")
+    for name, found in walls.items():
         low, middle, high = statistics.quantiles(found, n=4)
         ratio = f"{alone / middle:.2f}" if name != "update" else ""
         print(
             f"| {name} | {middle / frames * 1e6:.1f} | "
-            f"{low / frames * 1e6:.1f} .. {high / frames * 1e6:.1f} | {ratio} |"
+            f"{low / frames * 1e6:.1f} .. {high / frames * 1e6:.1f} | "
+            f"{statistics.median(cpus[name]) / frames * 1e6:.1f} | {ratio} |"
         )
     print("start to the first rollout:", {w: f"{s:.1f} s" for w, s in started.items()})
 
