@@ -42,7 +42,8 @@ SEED, COPIES, STEPS = 17, 4, 70
 PENDULUM = EnvConfig("Pendulum-v1", {}, COPIES, True, 1.0)
 TWO = RayCollectorConfig("ray", STEPS, workers=2, cpus_per_worker=1)
 CPU = torch.device("cpu")
-RAY_RUN = (*QUICK, "env.num_envs=4", "collector=ray", "collector.workers=2")
+WORDS = ("env.num_envs=4", "learner.compile=false", "collector=ray", "collector.workers=2")
+RAY_RUN = (*QUICK, *WORDS)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -48,7 +48,7 @@ class Cluster:
     def _enter(self, cpus: int) -> None:
         # Ray prints a paragraph about each process that dies, and no setting of it stops that.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
         if "RAY_ADDRESS" not in os.environ:
             options["num_cpus"] = cpus
         try:
