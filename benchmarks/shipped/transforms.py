@@ -12,8 +12,8 @@ from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
 from klrl.metrics import TIMES
+from klrl.report.measures import column, final
 from klrl.report.runs import Run
-from klrl.report.summary import column, final
 
 ENVS = {"pendulum": 100_000, "hopper": 50_000}
 MODES = {"none": BLACK, "legacy": BLUE, "retrieve": ORANGE}
