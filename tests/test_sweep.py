@@ -15,11 +15,14 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
+from klrl.config import JoblibConfig
 from klrl.loggers import read_rows
 from klrl.metrics import TIMES
 from klrl.report.runs import find_runs
 from klrl.resume import stored_config
 from klrl.run_folder import RunFolder, process_start
+from klrl.sweep.jobs import Job
+from klrl.sweep.launchers import launch
 from klrl.sweep.words import expand, job_name, quote_paths
 from tests.conftest import QUICK
 
@@ -321,6 +324,17 @@ def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None
     assert told("outputs/there") == told("outputs/here")
     assert "NonFiniteError" in capfd.readouterr().out
     assert len(find_runs(["outputs/there"]).runs) == 2
+
+
+def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
+    """Outcomes come in while further jobs are still being handed out."""
+    jobs = [
+        Job(f"{i}", tmp_path / f"{i}", ("kl.coff=1",), "a", tmp_path, ("", "")) for i in range(16)
+    ]
+    outcomes = list(launch(JoblibConfig(name="joblib", n_jobs=2), jobs, tmp_path))
+    assert {o.name for o in outcomes} == {job.name for job in jobs}
+    assert {o.status for o in outcomes} == {"refused"}
+    assert "did you mean kl.coef?" in str(outcomes[0].error)
 
 
 def test_a_worker_that_dies_takes_no_other_job_with_it(capfd, tmp_path) -> None:

@@ -62,7 +62,8 @@ def _joblib(config: JoblibConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
     while waiting:
         pool = Parallel(n_jobs=config.n_jobs, backend="loky", return_as="generator_unordered")
         try:
-            for outcome in pool(delayed(run_logged)(job) for job in waiting.values()):
+            # A list of its own: joblib takes jobs from it while outcomes come in.
+            for outcome in pool([delayed(run_logged)(job) for job in waiting.values()]):
                 del waiting[outcome.name]
                 yield outcome
         except TerminatedWorkerError:
