@@ -33,7 +33,7 @@ def start_ray(**options: Any) -> Any:
     Raises:
         ImportError: Ray is not installed.
     """
-    joins = "RAY_ADDRESS" in os.environ
+    address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -41,7 +41,9 @@ def start_ray(**options: Any) -> Any:
         raise ImportError("service_backend='ray' needs Ray: pip install 'klrl[ray]'") from error
     if ray.is_initialized():
         return ray
-    if joins:
+    if address is not None:
+        if address.startswith("127."):
+            _keep_to_loopback()
         with _own_sigterm():
             ray.init(**options)
         return ray
@@ -69,8 +71,8 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _keep_to_loopback() -> None:
-    """Ray 2.60 turns a loopback address given to ``init`` into the machine's own, unless this is
-    off.
+    """Ray 2.60 turns a loopback address, given or in ``RAY_ADDRESS``, into the machine's own, unless
+    this is off.
 
     The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
     """
