@@ -95,9 +95,8 @@ def find_base(config: LanguageConfig) -> str | Path:
 
 
 def special_tokens(causal: CausalLM) -> SpecialTokens:
-    """EOS and pad of the tokenizer."""
-    tokenizer = causal.tokenizer
-    return SpecialTokens((tokenizer.eos_token_id,), tokenizer.pad_token_id)
+    """What ends a response, and the tokenizer's pad."""
+    return SpecialTokens(causal.eos, causal.tokenizer.pad_token_id)
 
 
 class Weights:
