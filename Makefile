@@ -3,11 +3,13 @@ PYTHON ?= python3.11
 VENV ?= .venv
 # Words for the command line, as in: make run ARGS="env=hopper frames=200000"
 ARGS ?= env=pendulum kl.coef=0.1
+# Runs at a time, for make results
+JOBS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke sweep lint format types wheel in-band gpu bench bench-quick bench-lm clean
+.PHONY: help run test smoke sweep lint format types wheel in-band gpu bench bench-quick bench-lm results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -64,6 +66,12 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 
 bench-lm: $(READY) .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (20 minutes)
 	$(BIN)/python -m benchmarks.language
+
+results: $(READY) ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-6: one of them
+	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
+
+results-%: $(READY)
+	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*
 
 gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
 	$(BIN)/python -m benchmarks.gpu

@@ -14,20 +14,18 @@ from types import FrameType
 from typing import NoReturn
 
 import hydra
-import yaml
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from klrl.checks import check_all_read, to_config
-from klrl.config import Config, LanguageConfig, conf_dir, register_schemas
-from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError
-from klrl.hints import explain, help_text
+from klrl.checks import to_config
+from klrl.compose import check_jobs, compose, job_config, parse_args
+from klrl.config import conf_dir, register_schemas
+from klrl.errors import FAILURES, ConfigError, Interrupted
+from klrl.hints import help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import new_folder
+from klrl.sweep.words import is_own
+
+__all__ = ["compose", "main"]
 
 USAGE_ERROR = 2
 
@@ -49,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _full_errors():
             traceback.print_exc()
         refuse(str(error))
-    except (NonFiniteError, RewardError, _Failed) as error:
+    except (*FAILURES, _Failed) as error:
         print(f"klrl: failed: {error}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as stop:
@@ -77,44 +75,28 @@ def refuse(message: str) -> NoReturn:
 
 
 def _main(argv: list[str]) -> int:
-    args = _parse(argv)
+    args = parse_args(argv)
     register_schemas()
     if args.help:
         print(help_text(args.config_dir))
         return 0
-    overrides = _allow_env_kwargs(args.overrides)
-    flags = [word for word in argv if word not in args.overrides]
+    overrides = args.overrides
+    flags = [word for word in argv if word not in args.given]
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         if args.cfg:
-            _check_job(overrides, args)
+            job_config(_without_hydra(overrides), args.config_dir, args.config_name)
         _hydra_main([*flags, *overrides], _print_only)
         return 0
     resumed = _value_of("resume", overrides)
     if resumed is not None:
         return _resume(resumed, overrides, args)
-    _check_all(overrides, args)
-    return _launch(flags, overrides, args)
+    if args.multirun:
+        from klrl.sweep.run import run_sweep
 
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = get_args_parser()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
-    if args.config_path:
-        raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
-    bare = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
-    if bare:
-        raise ConfigError(f"{bare[0]}: not a setting; write KEY=VALUE or GROUP=CHOICE, see --help")
-    if args.config_dir and not Path(args.config_dir).is_dir():
-        raise ConfigError(f"--config-dir {args.config_dir}: no such folder; give an existing one")
-    return args
-
-
-def _allow_env_kwargs(overrides: list[str]) -> list[str]:
-    """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
-    open_keys = ("env.kwargs.", "env.kwargs=")
-    return [f"++{word}" if word.startswith(open_keys) else word for word in overrides]
+        return run_sweep(overrides, args)
+    _refuse_sweep_words(overrides)
+    check_jobs([_without_hydra(overrides)], args)
+    return _launch(flags, overrides)
 
 
 def _value_of(key: str, overrides: list[str]) -> str | None:
@@ -123,85 +105,32 @@ def _value_of(key: str, overrides: list[str]) -> str | None:
     return given[-1] if given and given[-1] not in ("", "null") else None
 
 
-# ---------------------------------------------------------------------------------------- checks
-
-
-def _check_all(overrides: list[str], args: argparse.Namespace) -> list[Config | LanguageConfig]:
-    """Check every job of the command line before the first one runs."""
-    jobs = _expand(overrides) if args.multirun else [overrides]
-    checked = [_check_job(job, args) for job in jobs]
-    seen = set()
-    for job, config in zip(jobs, checked, strict=True):
-        parts = ("env", "actor", "collector", "device", "reference", "logger")
-        machine = repr([getattr(config, part) for part in parts])
-        if machine not in seen:
-            check_machine(config, _keys(job))
-        seen.add(machine)
-    return checked
-
-
-def _expand(overrides: list[str]) -> list[list[str]]:
-    """The jobs of a sweep, as Hydra's own sweeper will make them."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
-    except HydraException as error:
-        raise explain(error, overrides, None) from error
-
-
-def _keys(overrides: Sequence[str]) -> frozenset[str]:
-    return frozenset(word.lstrip("+~").split("=")[0] for word in overrides)
-
-
-def _check_job(overrides: list[str], args: argparse.Namespace) -> Config | LanguageConfig:
-    words = [word for word in overrides if not word.startswith("hydra.sweep")]
-    try:
-        config = to_config(compose(words, args.config_dir, args.config_name))
-    except ConfigError:
-        raise
-    # Hydra lets a ValueError through for kl=null, and YAML's own errors for a broken file.
-    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
-        raise explain(error, words, args.config_dir) from error
-    check_all_read(config, _keys(words))
-    return config
-
-
-def compose(
-    overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
-) -> DictConfig:
-    """Compose one job's config, without running anything.
-
-    Args:
-        overrides: words as on the command line.
-        config_dir: a folder with the user's own choices.
-        config_name: another primary config; default ``config``.
-    """
-    register_schemas()
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
-    with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        return hydra.compose(config_name or "config", overrides=[*overrides, *extra])
+def _refuse_sweep_words(overrides: Sequence[str]) -> None:
+    """A single job reads nothing of a sweep's."""
+    for word in filter(is_own, overrides):
+        raise ConfigError(f"{word}: only a sweep reads it; add -m, or drop it")
 
 
 # ----------------------------------------------------------------------------------------- jobs
 
 
-def _launch(flags: list[str], overrides: list[str], args: argparse.Namespace) -> int:
-    """Give the run (or the sweep) a folder of its own and hand over to Hydra."""
-    key, other = "hydra.run.dir", "hydra.sweep.dir"
-    if args.multirun:
-        key, other = other, key
-    if _value_of(other, overrides) is not None:
-        kind = "a sweep" if args.multirun else "a single run"
-        raise ConfigError(f"{other}: {kind} never reads it; give {key}")
+def _without_hydra(overrides: Sequence[str]) -> list[str]:
+    return [word for word in overrides if not word.startswith(("hydra.run", "hydra.sweep"))]
+
+
+def _launch(flags: list[str], overrides: list[str]) -> int:
+    """Give the run a folder of its own and hand over to Hydra."""
+    key = "hydra.run.dir"
+    if _value_of("hydra.sweep.dir", overrides) is not None:
+        raise ConfigError(f"hydra.sweep.dir: a single run never reads it; give {key}")
     given = _value_of(key, overrides)
     folder = Path(given) if given is not None else None
     if folder is not None and any(folder.glob("**/manifest.json")):
-        hint = "give another" if args.multirun else f"give another, or resume={folder}"
-        raise ConfigError(f"{key}={folder}: holds a run already; {hint}")
+        raise ConfigError(f"{key}={folder}: holds a run already; give another, or resume={folder}")
     before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
     try:
         if folder is None:
-            folder = new_folder("_sweep" if args.multirun else "")
+            folder = new_folder()
             overrides = [*overrides, f"{key}={folder}"]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -218,10 +147,10 @@ def _launch(flags: list[str], overrides: list[str], args: argparse.Namespace) ->
 
 
 def _remove_unstarted(folder: Path, before: set[Path] | None) -> None:
-    """Leave nothing of jobs that were refused or stopped before the first of them began.
+    """Leave nothing of a job that was refused or stopped before it began.
 
     Args:
-        folder: the run's or the sweep's.
+        folder: the run's.
         before: what was in it already, and stays; None where it was made for this command.
     """
     if any(folder.glob("**/manifest.json")):
@@ -254,19 +183,15 @@ def _print_only(cfg: DictConfig) -> None:
 def _job(cfg: DictConfig) -> None:
     """One job, in the run folder that Hydra made."""
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     from klrl.experiment import run
 
-    about = HydraConfig.get()
-    swept = about.mode == RunMode.MULTIRUN
-    group = Path(about.sweep.dir).name if swept else None
     try:
-        run(to_config(cfg), Path(about.runtime.output_dir), group=group)
+        run(to_config(cfg), Path(HydraConfig.get().runtime.output_dir))
     except ConfigError as error:
         raise _Refused(str(error)) from error
-    except (NonFiniteError, RewardError) as error:
-        if swept or _full_errors():  # the sweep's other jobs shall still run
+    except FAILURES as error:
+        if _full_errors():
             raise
         raise _Failed(str(error)) from error
 

@@ -17,6 +17,7 @@ from klrl.config import (
     DISCRIMINATORS,
     GROUPS,
     SCHEMAS,
+    SWEEP_SCHEMAS,
     AdaptiveControllerConfig,
     Config,
     DualControllerConfig,
@@ -24,11 +25,13 @@ from klrl.config import (
     KLPENConfig,
     LanguageConfig,
     LanguageEnvConfig,
+    RayCollectorConfig,
     RetrieveKLConfig,
     RootConfig,
 )
 from klrl.errors import ConfigError
 from klrl.language.checks import UNREAD_LANGUAGE, check_kinds, check_language
+from klrl.ray_checks import check_ray
 from klrl.unread import Unread
 
 
@@ -44,12 +47,10 @@ def to_config(cfg: DictConfig) -> Config | LanguageConfig:
     Raises:
         ConfigError: a value is missing, out of range, or does not go with another one.
     """
-    parts: dict[str, Any] = {}
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
         raise ConfigError(f"{extra[0]}: no such setting; drop it")
-    for group in GROUPS:
-        parts[group] = _object(group, _group_node(cfg, group))
+    parts = to_settings(cfg, GROUPS)
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
     root = {f.name: f for f in fields(RootConfig)}
@@ -62,12 +63,21 @@ def to_config(cfg: DictConfig) -> Config | LanguageConfig:
     return config
 
 
+def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
+    """Type and check single groups of a composed config.
+
+    Raises:
+        ConfigError: a value is missing or out of range.
+    """
+    return {group: _object(group, _group_node(cfg, group)) for group in groups}
+
+
 def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     node = cfg.get(group)
     if node is None:
         raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
     if not OmegaConf.is_config(node) or OmegaConf.get_type(node) is dict:
-        names = "|".join(SCHEMAS[group])
+        names = "|".join((SCHEMAS | SWEEP_SCHEMAS)[group])
         raise ConfigError(
             f"{group}: the chosen YAML has no schema; "
             f"put '/schema/{group}/{names}@{group}' first in its defaults list"
@@ -161,6 +171,8 @@ def _check_control(c: Config) -> None:
             f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
             "advantage has no spread; choose fewer or loss.normalize_advantage=false"
         )
+    if isinstance(c.collector, RayCollectorConfig):
+        check_ray(c, c.collector)
     if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
         raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
     if c.loss.reduction not in ("mean", "sum"):

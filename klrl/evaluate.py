@@ -1,6 +1,7 @@
 """Play a policy: ``python -m klrl.evaluate RUN``, and what training uses to evaluate.
 
 python -m klrl.evaluate outputs/RUN --episodes 100 --json
+python -m klrl.evaluate outputs/RUN env.kwargs.g=14     # on another task
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from klrl.config import LanguageConfig
 from klrl.errors import ConfigError, RewardError
@@ -19,7 +20,8 @@ from klrl.errors import ConfigError, RewardError
 if TYPE_CHECKING:
     import torch
 
-    from klrl.config import Config, EnvConfig
+    from klrl.config import EnvConfig
+    from klrl.language.evaluate import LanguageEvaluation
     from klrl.models import Agent
 
 #: A longer episode counts with its return so far: some environments never end one.
@@ -49,6 +51,17 @@ class Evaluation:
         """Standard deviation over the episodes (population)."""
         mean = self.mean
         return (sum((r - mean) ** 2 for r in self.returns) / len(self.returns)) ** 0.5
+
+    @property
+    def row(self) -> dict[str, float]:
+        """``eval/return`` and ``eval/return_std``."""
+        return {"eval/return": self.mean, "eval/return_std": self.std}
+
+    @property
+    def told(self) -> str:
+        """For a person to read."""
+        count = len(self.returns)
+        return f"return {self.mean:.1f} +- {self.std:.1f} over {count} deterministic episodes"
 
 
 def evaluate_policy(
@@ -115,6 +128,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Play a run's policy; a language policy answers its evaluation split.",
     )
     parser.add_argument("run", help="the run folder, as outputs/NAME")
+    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=other)
     many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"
     parser.add_argument("--episodes", type=_positive, default=None, help=many)
     parser.add_argument(
@@ -124,7 +139,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def _positive(text: str) -> int:
@@ -152,70 +167,96 @@ def _main(args: argparse.Namespace) -> None:
 
     import torch
 
-    from klrl.resume import stored_config
-
     torch.set_num_threads(1)
-    config = stored_config(folder)
-    if isinstance(config, LanguageConfig):
-        answer, told = _language(folder, config, args)
-    else:
-        answer, told = _control(folder, config, args)
+    result = evaluate_run(
+        folder,
+        args.words,
+        episodes=args.episodes,
+        sampled=args.sampled,
+        which=args.checkpoint,
+        seed=args.seed,
+        device=args.device,
+    )
     if args.json:
-        print(json.dumps(answer))
+        print(json.dumps({**result.row, "episodes": len(result.returns)}))
     else:
-        print(f"{told} ({args.checkpoint} checkpoint of {args.run})")
+        task = f" on {' '.join(args.words)}" if args.words else ""
+        print(f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})")
 
 
-def _control(folder: Path, config: Config, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Deterministic episodes: (what --json prints, what a person reads)."""
-    from klrl.load import trained_agent
+def evaluate_run(
+    run: str | Path,
+    words: Sequence[str] = (),
+    *,
+    episodes: int | None = None,
+    sampled: bool = False,
+    which: str = "last",
+    seed: int = 0,
+    device: str = "cpu",
+) -> Evaluation | LanguageEvaluation:
+    """What ``python -m klrl.evaluate`` measures.
+
+    Args:
+        run: the run folder.
+        words: another task, as in ``env.kwargs.g=14``; see :mod:`klrl.other_task`.
+        episodes: how many; None: as the command line.
+        sampled: language: draw responses as in training; else the likeliest tokens.
+        which: last or best checkpoint.
+        seed: of the episodes (samples).
+        device: where to put the policy.
+
+    Raises:
+        ConfigError: no such run or checkpoint, or a task that the policy cannot play.
+        NonFiniteError: a step returned NaN or infinity.
+        RewardError: the reward function failed.
+    """
     from klrl.models.actor import device_of
+    from klrl.other_task import config_on_task
+    from klrl.preflight import find_run
     from klrl.seeds import derived_seed
 
-    if args.sampled:
+    folder = find_run(str(run), "RUN")
+    config = config_on_task(folder, words)
+    where, seed = device_of(device), derived_seed(seed, "evaluate")
+    if isinstance(config, LanguageConfig):
+        return _language(folder, config, which, episodes or RESPONSES, sampled, seed, where)
+    if sampled:
         raise ConfigError("--sampled: for language runs; a control policy plays its mode")
-    device = device_of(args.device)
-    result = evaluate_policy(
-        trained_agent(folder, args.checkpoint, str(device)),
-        config.env,
-        episodes=args.episodes or EPISODES,
-        seed=derived_seed(args.seed, "evaluate"),
-        device=device,
+    from klrl.load import trained_agent
+
+    agent = trained_agent(folder, which, str(where))
+    return evaluate_policy(
+        agent, config.env, episodes=episodes or EPISODES, seed=seed, device=where
     )
-    count = len(result.returns)
-    answer = {"eval/return": result.mean, "eval/return_std": result.std, "episodes": count}
-    told = f"return {result.mean:.1f} +- {result.std:.1f} over {count} deterministic episodes"
-    return answer, told
 
 
 def _language(
-    folder: Path, config: LanguageConfig, args: argparse.Namespace
-) -> tuple[dict[str, Any], str]:
-    """Greedy or sampled responses to the evaluation split; the same two."""
+    folder: Path,
+    config: LanguageConfig,
+    which: str,
+    responses: int,
+    sampled: bool,
+    seed: int,
+    device: torch.device,
+) -> LanguageEvaluation:
+    """Greedy or sampled responses to the evaluation split."""
     from klrl.language.evaluate import evaluate_language
     from klrl.language.load import prompt_limit
     from klrl.language.policy import trained_policy
     from klrl.language.tasks import make_task
-    from klrl.models.actor import device_of
-    from klrl.seeds import derived_seed
 
     task = make_task(config.env, config.seed)
-    policy = trained_policy(folder, args.checkpoint, str(device_of(args.device)))
+    policy = trained_policy(folder, which, str(device))
     longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
-    result = evaluate_language(
+    return evaluate_language(
         config,
         policy,
         task,
-        episodes=args.episodes or RESPONSES,
+        episodes=responses,
         limit=prompt_limit(policy.causal.context, longest, setting),
-        sampled=args.sampled,
-        seed=derived_seed(args.seed, "evaluate"),
+        sampled=sampled,
+        seed=seed,
     )
-    row, count = result.row, len(result.returns)
-    gold = f", gold {row['eval/gold']:.3f}" if "eval/gold" in row else ""
-    how = f"sampled at {config.collector.temperature:g}" if args.sampled else "greedy"
-    told = f"reward {row['eval/return']:.3f}{gold} over {count} {how} responses"
-    return {**row, "episodes": count}, told
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ The algorithm is :meth:`klrl.training.Training.train`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from klrl.config import (
     Config,
     LanguageConfig,
     LegacyKLConfig,
+    RayCollectorConfig,
 )
 from klrl.envs import make_env
 from klrl.errors import ConfigError, NonFiniteError
@@ -51,6 +52,7 @@ def run(
     *,
     group: str | None = None,
     resume: bool = False,
+    words: Sequence[str] | None = None,
 ) -> Path:
     """Train one policy and record the run.
 
@@ -59,6 +61,7 @@ def run(
         folder: the run folder; default a new one below ``outputs/``.
         group: the sweep that the job belongs to.
         resume: go on from the folder's last checkpoint.
+        words: the job's own, for its manifest; default this process's command line.
 
     Returns:
         The run folder.
@@ -72,7 +75,7 @@ def run(
     config = to_config(config) if isinstance(config, DictConfig) else config
     check_machine(config, resumed=resume)
     torch.set_num_threads(config.threads)
-    files = RunFolder(Path(folder)) if folder is not None else None
+    files = RunFolder(Path(folder), words) if folder is not None else None
     if files is not None and files.exists and not resume:
         raise ConfigError(f"folder={folder}: holds a run already; give another, or resume it")
     before = files.manifest if files is not None and resume else None
@@ -203,6 +206,12 @@ class Experiment(Training):
 
     def _make_rollout(self, say: Callable[[str], None] = print) -> Rollout:
         seed = derived_seed(self.config.seed, "train", self.counters.iteration)
+        if isinstance(self.config.collector, RayCollectorConfig):
+            from klrl.rollout.ray import RayRollout  # Ray only where it is chosen
+
+            return RayRollout(
+                self.config.collector, self.config.env, self.agent, self.device, seed, say
+            )
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         env = make_env(self.config.env, seed=seed, transforms=online)
         rollout, why = make_rollout(self.config.collector, env, self.agent, self.device)

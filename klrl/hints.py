@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from klrl.config import GROUPS, SCHEMAS, conf_dir
+from klrl.config import GROUPS, SCHEMAS, SWEEP_GROUPS, SWEEP_SCHEMAS, conf_dir
 from klrl.errors import ConfigError
 
 USAGE = """\
@@ -18,6 +18,7 @@ klrl: KL-regularised reinforcement learning on TorchRL
 
   python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
   python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
+  python -m klrl -m sweep=NAME ...                  ... in outputs/NAME; started again, it goes on
   python -m klrl experiment=sort_digits             a language policy
   python -m klrl resume=outputs/RUN                 go on where a run stopped
   python -m klrl.evaluate outputs/RUN               play the policy
@@ -35,8 +36,8 @@ def help_text(config_dir: str | None = None) -> str:
     """The answer to ``--help``: usage, then every group with its choices and what they are."""
     lines = [USAGE]
     default = _defaults()
-    for group in (*GROUPS, "experiment"):
-        lines.append(f"{group}")
+    for group in (*GROUPS, "experiment", *SWEEP_GROUPS):
+        lines.append(f"{group}{' (of a sweep)' * (group in SWEEP_GROUPS)}")
         files = sorted(_choice_files(group, config_dir).items())
         files.sort(key=lambda item: item[0] != default.get(group))
         for name, path in files:
@@ -65,7 +66,8 @@ def _summary(path: Path) -> str:
 
 
 def _defaults() -> dict[str, str]:
-    entries = OmegaConf.load(conf_dir() / "config.yaml").defaults
+    files = (conf_dir() / "config.yaml", conf_dir() / "sweep.yaml")
+    entries = [entry for file in files for entry in OmegaConf.load(file).defaults]
     pairs = (next(iter(e.items())) for e in entries if OmegaConf.is_dict(e))
     return {str(group): str(name) for group, name in pairs if name is not None}
 
@@ -160,7 +162,7 @@ def _listed(group: str, names: Sequence[str]) -> str:
 
 def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
     """The choices of a group whose schema has a field of this name."""
-    schemas = SCHEMAS.get(group, {})
+    schemas = (SCHEMAS | SWEEP_SCHEMAS).get(group, {})
     having = {s for s, node in schemas.items() if name in {f.name for f in fields(node)}}
     readers = []
     for name_of_choice, path in sorted(_choice_files(group, config_dir).items()):
@@ -186,8 +188,8 @@ def _of_experiment(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _all_keys(config_dir: str | None) -> list[str]:
-    keys = [*GROUPS, "experiment"]
-    for group, schemas in SCHEMAS.items():
+    keys = [*GROUPS, *SWEEP_GROUPS, "experiment", "sweep"]
+    for group, schemas in (SCHEMAS | SWEEP_SCHEMAS).items():
         keys += [f"{group}.{f.name}" for node in schemas.values() for f in fields(node)]
     root = OmegaConf.load(conf_dir() / "config.yaml")
     assert isinstance(root, DictConfig)

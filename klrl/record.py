@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -87,14 +88,18 @@ def _episodes(after: TensorDictBase) -> Row:
 def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
     """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
     status = "failed"
+    more: dict[str, Any] = {"error": None}
     try:
         yield
         status = "finished"
     except (Interrupted, KeyboardInterrupt):
         status = "interrupted"
         raise
+    except Exception as error:
+        more["error"] = " ".join(f"{type(error).__name__}: {error}".split())
+        raise
     finally:
-        files.close(status, **{config.axis: counters.frames})
+        files.close(status, **{config.axis: counters.frames}, **more)
         rows = read_rows(files.metrics) if files.metrics.exists() else []
         if rows:
             title = f"{config.title}  {files.path.name}  {status}"

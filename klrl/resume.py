@@ -35,12 +35,15 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config | 
     return run, stored_config(run, overrides)
 
 
-def stored_config(run: Path, overrides: Sequence[str] = ()) -> Config | LanguageConfig:
+def stored_config(
+    run: Path, overrides: Sequence[str] = (), *, changeable: Sequence[str] = CHANGEABLE
+) -> Config | LanguageConfig:
     """Read ``.hydra/config.yaml`` of a run back into the typed config.
 
     Args:
         run: the run folder.
-        overrides: ``key=value`` words; only the keys of :data:`CHANGEABLE`.
+        overrides: ``key=value`` words.
+        changeable: the keys that they may have, or keys above theirs.
 
     Raises:
         ConfigError: a word may not change, or the file is of another version of klrl.
@@ -53,18 +56,19 @@ def stored_config(run: Path, overrides: Sequence[str] = ()) -> Config | Language
         text = str(error).splitlines()[0]
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
     for word in overrides:
-        _change(typed, word)
+        _change(typed, word, changeable)
     return to_config(typed)
 
 
-def _change(cfg: DictConfig, word: str) -> None:
+def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
     key = word.partition("=")[0]
-    if key not in CHANGEABLE:
+    if not any(key == may or key.startswith(f"{may}.") for may in changeable):
         raise ConfigError(
-            f"{word}: a resumed run keeps it; only {', '.join(CHANGEABLE)} may change"
+            f"{word}: a resumed run keeps it; only {', '.join(changeable)} may change"
         )
     try:
-        OmegaConf.update(cfg, key, OverridesParser.create().parse_override(word).value())
+        value = OverridesParser.create().parse_override(word).value()
+        OmegaConf.update(cfg, key, value, merge=False)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from error
 

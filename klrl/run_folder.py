@@ -9,6 +9,8 @@ import os
 import platform
 import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,15 +37,21 @@ _PACKAGES = (
 _LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 
 
+#: A run on another machine that wrote nothing for so many seconds counts as interrupted.
+_SILENT = 600
+
+
 class RunFolder:
     """Paths and manifest of a run.
 
     Args:
         path: the folder; made when missing.
+        words: of the job, where they are not this process's command line.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, words: Sequence[str] | None = None) -> None:
         self.path = path
+        self._words = words
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
         self.curves = path / "curves.png"
@@ -59,6 +67,23 @@ class RunFolder:
     def manifest(self) -> dict[str, Any]:
         """What ``manifest.json`` says."""
         return json.loads(self._manifest.read_text(encoding="utf-8"))
+
+    @property
+    def status(self) -> str:
+        """As the manifest says; a run whose process is gone was interrupted.
+
+        Of a process on another machine only its silence can be seen.
+        """
+        manifest = self.manifest
+        status = str(manifest.get("status"))
+        if status != "running":
+            return status
+        if lives_here(manifest):
+            return "running"
+        if manifest.get("host", platform.node()) == platform.node():
+            return "interrupted"
+        written = self.metrics if self.metrics.exists() else self._manifest
+        return "running" if time.time() - written.stat().st_mtime < _SILENT else "interrupted"
 
     def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
         """Write the manifest of a run that starts, or of one that goes on; returns it.
@@ -76,7 +101,8 @@ class RunFolder:
             "pid": os.getpid(),
             "pid_started": process_start(os.getpid()),
             "seed": config.seed,
-            "argv": sys.orig_argv,
+            "host": platform.node(),
+            "argv": self._argv(),
             "config_hash": config_hash(config),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
@@ -93,12 +119,18 @@ class RunFolder:
         """Say how the run ended: finished, interrupted or failed."""
         self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
 
+    def _argv(self) -> list[str]:
+        return sys.orig_argv if self._words is None else ["python", "-m", "klrl", *self._words]
+
     def _store_config(self, config: JobConfig) -> None:
         """``.hydra/config.yaml``: Hydra's own, or the settings that a resume changed."""
         stored = self.path / ".hydra" / "config.yaml"
         if not stored.exists() or self._manifest.exists():
             stored.parent.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
+        if self._words is not None:
+            words = OmegaConf.create(list(self._words))
+            OmegaConf.save(words, stored.with_name("overrides.yaml"))
 
     def _write(self, manifest: dict[str, Any]) -> None:
         """Replace the file at once, so that it is never half written."""
@@ -136,6 +168,15 @@ def process_start(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:
         return None
+
+
+def lives_here(manifest: Mapping[str, Any]) -> bool:
+    """Whether the process that a manifest names runs on this machine, and is still that one."""
+    pid = manifest.get("pid")
+    if pid is None or manifest.get("host", platform.node()) != platform.node():
+        return False
+    started = process_start(int(pid))
+    return started is not None and started == manifest.get("pid_started")
 
 
 def _versions() -> dict[str, str]:

@@ -125,6 +125,13 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     assert told["eval/return"] == pytest.approx(rows[-1]["eval/return"])
     evaluate_main(["run", "--episodes", "6", "--sampled"])
     assert "over 6 sampled at 1 responses" in capsys.readouterr().out
+    evaluate_main(["run", "--episodes", "6", "--json", "env.reward=exact"])
+    other = json.loads(capsys.readouterr().out)
+    assert other["eval/return"] == pytest.approx(told["eval/gold"])
+    assert "eval/gold" not in other
+    with pytest.raises(SystemExit, match="2"):
+        evaluate_main(["run", "env.shots=1"])
+    assert "give KEY=VALUE of env.reward, env.shortest" in capsys.readouterr().err
 
 
 def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:

@@ -369,7 +369,9 @@ def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
     assert code == 0
     folder = only_run()
     jobs = sorted(p for p in folder.iterdir() if p.is_dir())
-    assert [job.name for job in jobs] == ["0", "1", "2", "3"]
+    assert [job.name for job in jobs] == [
+        f"kl={kl},seed={seed}" for kl in ("legacy", "retrieve") for seed in (0, 1)
+    ]
     assert len({manifest_of(job)["wandb_id"] for job in jobs}) == 4
     told = [inspect(job) for job in jobs]
     assert {t["run"][0]["run_group"] for t in told} == {folder.name}
@@ -508,8 +510,11 @@ def test_a_failing_job_lets_the_sweeps_others_run(capfd) -> None:
     assert code == 1
     told = capfd.readouterr()
     assert "NonFiniteError" in told.err
-    jobs = sorted(p for p in only_run().iterdir() if p.is_dir())
-    assert [manifest_of(job)["status"] for job in jobs] == ["failed", "finished"]
+    jobs = {p.name: manifest_of(p) for p in only_run().iterdir() if p.is_dir()}
+    assert jobs["optim.lr=1e+30"]["status"] == "failed"
+    assert "optim.lr" in jobs["optim.lr=1e+30"]["error"]
+    assert jobs["optim.lr=0.001"]["status"] == "finished"
+    assert "2 jobs: 1 failed, 1 finished" in told.out
 
 
 def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:

@@ -4,14 +4,28 @@ Values live in ``conf/`` (one YAML per choice); types and ranges live here. Noth
 torch or gymnasium, so that help and config errors answer at once.
 
 To add a setting: a field in the dataclass of its group (``control``, ``language``, ``kl``,
-``learning``, ``record``; outside any group ``jobs.RootConfig``), and a commented line in the YAML
-of each choice that has it. To add a choice with settings of its own: a dataclass there, in
+``learning``, ``record``, ``sweep``; outside any group ``jobs.RootConfig``), and a commented line in
+the YAML of each choice that has it. To add a choice with settings of its own: a dataclass there, in
 ``groups.SCHEMAS`` and among the names below.
 """
 
-from klrl.config.control import ActorConfig, CollectorConfig, EnvConfig, GaussianActorConfig
+from klrl.config.control import (
+    ActorConfig,
+    CollectorConfig,
+    EnvConfig,
+    GaussianActorConfig,
+    RayCollectorConfig,
+)
 from klrl.config.fields import choice, number
-from klrl.config.groups import DISCRIMINATORS, GROUPS, SCHEMAS, conf_dir, register_schemas
+from klrl.config.groups import (
+    DISCRIMINATORS,
+    GROUPS,
+    SCHEMAS,
+    SWEEP_GROUPS,
+    SWEEP_SCHEMAS,
+    conf_dir,
+    register_schemas,
+)
 from klrl.config.jobs import Config, JobConfig, LanguageConfig, RootConfig
 from klrl.config.kl import (
     AdaptiveControllerConfig,
@@ -45,11 +59,21 @@ from klrl.config.learning import (
     OptimConfig,
 )
 from klrl.config.record import CheckpointConfig, EvalConfig, LoggerConfig, WandbConfig
+from klrl.config.sweep import (
+    JoblibConfig,
+    LauncherConfig,
+    OptunaConfig,
+    RayLauncherConfig,
+    SearchConfig,
+    SubmititConfig,
+)
 
 __all__ = [
     "DISCRIMINATORS",
     "GROUPS",
     "SCHEMAS",
+    "SWEEP_GROUPS",
+    "SWEEP_SCHEMAS",
     "ActorConfig",
     "AdamWConfig",
     "AdaptiveControllerConfig",
@@ -68,23 +92,30 @@ __all__ = [
     "GaussianActorConfig",
     "GroupConfig",
     "JobConfig",
+    "JoblibConfig",
     "KLConfig",
     "KLPENConfig",
     "LanguageConfig",
     "LanguageEnvConfig",
+    "LauncherConfig",
     "LearnerConfig",
     "LegacyKLConfig",
     "LoggerConfig",
     "LoraConfig",
     "LossConfig",
     "OptimConfig",
+    "OptunaConfig",
     "PeriodicReferenceConfig",
+    "RayCollectorConfig",
+    "RayLauncherConfig",
     "ReferenceConfig",
     "RetrieveKLConfig",
     "RootConfig",
     "SamplerConfig",
     "ScheduleControllerConfig",
+    "SearchConfig",
     "SortDigitsConfig",
+    "SubmititConfig",
     "TextConfig",
     "WandbConfig",
     "choice",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
-from klrl.config import control, kl, language, learning, record
+from klrl.config import control, kl, language, learning, record, sweep
 from klrl.config.jobs import RootConfig
 
 GROUPS = (
@@ -22,6 +22,9 @@ GROUPS = (
     "collector",
     "logger",
 )
+
+#: Of a sweep; no job reads them.
+SWEEP_GROUPS = ("launcher", "search")
 
 #: group -> schema name -> dataclass. A YAML names its schema in its defaults list.
 SCHEMAS: dict[str, dict[str, type]] = {
@@ -52,8 +55,22 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "loss": {"klpen": learning.KLPENConfig, "clip": learning.ClipConfig},
     "learner": {"ppo": learning.LearnerConfig},
     "optim": {"adam": learning.OptimConfig, "adamw": learning.AdamWConfig},
-    "collector": {"local": control.CollectorConfig, "sampler": language.SamplerConfig},
+    "collector": {
+        "local": control.CollectorConfig,
+        "ray": control.RayCollectorConfig,
+        "sampler": language.SamplerConfig,
+    },
     "logger": {"wandb": record.WandbConfig, "none": record.LoggerConfig},
+}
+
+SWEEP_SCHEMAS: dict[str, dict[str, type]] = {
+    "launcher": {
+        "local": sweep.LauncherConfig,
+        "joblib": sweep.JoblibConfig,
+        "submitit": sweep.SubmititConfig,
+        "ray": sweep.RayLauncherConfig,
+    },
+    "search": {"grid": sweep.SearchConfig, "optuna": sweep.OptunaConfig},
 }
 
 #: The setting that repeats a choice's name; it is set by choosing, never by hand.
@@ -74,7 +91,8 @@ def register_schemas() -> None:
     """Make the dataclasses known to Hydra, in a group of their own so that they are no choices."""
     store = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
-    for group, schemas in SCHEMAS.items():
+    store.store(group="schema", name="sweep", node=sweep.SweepRoot)
+    for group, schemas in (SCHEMAS | SWEEP_SCHEMAS).items():
         for name, node in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=node)
 

@@ -6,8 +6,10 @@ Keys and specs live in each environment; only steps go to the actor. Needs the e
 from __future__ import annotations
 
 import os
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,10 +42,14 @@ def start_ray(**options: Any) -> Any:
     if ray.is_initialized():
         return ray
     if joins:
-        ray.init(**options)
+        with _own_sigterm():
+            ray.init(**options)
         return ray
     _keep_to_loopback()
-    ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+    with _own_sigterm():
+        # "local": without it Ray joins whatever runs on this machine, and refuses the other words.
+        words = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(**words, **options)
     if not ray.util.get_node_ip_address().startswith("127."):
         warnings.warn(
             "this version of Ray listens on every address of this machine: start it yourself, with "
@@ -51,6 +57,15 @@ def start_ray(**options: Any) -> Any:
             stacklevel=2,
         )
     return ray
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the program's handler: Ray puts one in its place that exits at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if signal.getsignal(signal.SIGTERM) is not handler:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _keep_to_loopback() -> None:

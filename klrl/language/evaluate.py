@@ -27,10 +27,12 @@ class LanguageEvaluation:
     Attributes:
         returns: the reward of each.
         gold: the gold score of each, where it is not the reward.
+        how: greedy, or sampled at a temperature.
     """
 
     returns: list[float]
     gold: list[float] | None = None
+    how: str = "greedy"
 
     @property
     def row(self) -> Row:
@@ -38,6 +40,15 @@ class LanguageEvaluation:
         spread = statistics.pstdev(self.returns)
         row = {"eval/return": statistics.fmean(self.returns), "eval/return_std": spread}
         return row if self.gold is None else {**row, "eval/gold": statistics.fmean(self.gold)}
+
+    @property
+    def told(self) -> str:
+        """For a person to read."""
+        row = self.row
+        gold = f", gold {row['eval/gold']:.3f}" if "eval/gold" in row else ""
+        return (
+            f"reward {row['eval/return']:.3f}{gold} over {len(self.returns)} {self.how} responses"
+        )
 
 
 def evaluate_language(
@@ -77,7 +88,8 @@ def evaluate_language(
         rewards += task.reward(taken.prompts, answers).tolist()
         if task.gold is not None:
             gold += task.gold(taken.prompts, answers).tolist()
-    return LanguageEvaluation(rewards, gold or None)
+    how = f"sampled at {config.collector.temperature:g}" if sampled else "greedy"
+    return LanguageEvaluation(rewards, gold or None, how)
 
 
 def _answers(

@@ -5,9 +5,10 @@ Run before anything is written. torch is imported only where a CUDA device is as
 
 from __future__ import annotations
 
-from klrl.config import Config, JobConfig, LanguageConfig, WandbConfig
+from klrl.config import Config, JobConfig, LanguageConfig, RayCollectorConfig, WandbConfig
 from klrl.preflight.env import check_env
 from klrl.preflight.install import check_device, check_language_packages, check_wandb, wandb_mode
+from klrl.preflight.ray import check_ray_machine
 from klrl.preflight.runs import check_not_running, check_other_runs, find_run, other_runs
 
 __all__ = [
@@ -47,6 +48,8 @@ def check_machine(
         check_language_machine(config, resumed=resumed)
     else:
         assert isinstance(config, Config)
+        if isinstance(config.collector, RayCollectorConfig):
+            check_ray_machine()
         check_env(config.env, config.actor, overridden)
         if not resumed:
             check_other_runs(config)

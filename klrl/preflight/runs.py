@@ -9,7 +9,7 @@ from pathlib import Path
 from klrl.config import CheckpointReferenceConfig, Config, LanguageConfig
 from klrl.errors import ConfigError
 from klrl.preflight.env import policy_kind
-from klrl.run_folder import process_start
+from klrl.run_folder import RunFolder, lives_here
 
 
 def find_run(path: str, setting: str) -> Path:
@@ -85,11 +85,12 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
 
 
 def check_not_running(run: Path) -> None:
-    """Refuse to resume a run that another process of this machine is still writing."""
-    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
-    pid = manifest.get("pid")
-    if manifest.get("status") != "running" or pid is None or pid == os.getpid():
+    """Refuse to resume a run that another process is still writing."""
+    files = RunFolder(run)
+    if files.status != "running" or files.manifest.get("pid") == os.getpid():
         return
-    started = process_start(pid)
-    if started is not None and started == manifest.get("pid_started"):
-        raise ConfigError(f"resume={run}: process {pid} is still running it; wait or stop it")
+    where = "" if lives_here(files.manifest) else f" on {files.manifest.get('host')}"
+    raise ConfigError(
+        f"resume={run}: process {files.manifest.get('pid')} is still running it{where}; wait or "
+        "stop it"
+    )

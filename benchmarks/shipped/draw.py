@@ -1,0 +1,89 @@
+"""What the pictures share: Okabe and Ito's colours, intervals over seeds, every seed as a dot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks.shipped.tables import Row
+from klrl.report.curves import curve
+from klrl.report.pictures import _COLOURS as COLOURS
+from klrl.report.runs import Run
+from klrl.report.settings import Setting
+
+BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
+#: Inches; 1100 pixels wide, of which a README shows about 830.
+WIDTH, HEIGHT, DPI = 10.0, 3.6, 110
+
+
+@contextmanager
+def panels(path: Path, rows: int, columns: int, height: float = HEIGHT) -> Iterator[Any]:
+    """Axes [rows, columns] to draw on; the picture is written at the end.
+
+    Args:
+        path: the PNG.
+        rows: of panels.
+        columns: likewise.
+        height: of a row, inches.
+    """
+    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    yield axes
+    for each in axes.ravel():
+        each.grid(alpha=0.3)
+        each.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=DPI)
+
+
+def dots(axes: Any, x: float, row: Row, key: str, colour: str, **look: Any) -> None:
+    """The interquartile mean with its interval, and every seed beside it."""
+    found = row.estimate(key)
+    spread = [
+        [found.value - _or(found.low, found.value)],
+        [_or(found.high, found.value) - found.value],
+    ]
+    style = {"fmt": "o", "markersize": 7, "capsize": 3, "zorder": 3, **look}
+    axes.errorbar([x], [found.value], yerr=np.abs(spread), color=colour, **style)
+    values = np.asarray(row.values[key])
+    beside = x + np.linspace(0.12, 0.24, len(values))
+    axes.scatter(beside, values, s=12, color=colour, alpha=0.55, linewidths=0, zorder=2)
+
+
+def line(
+    axes: Any, x: Sequence[float], rows: Sequence[Row], key: str, colour: str, **look: Any
+) -> None:
+    """The interquartile means of several rows joined, their intervals, every seed as a dot."""
+    found = [row.estimate(key) for row in rows]
+    middle = np.array([e.value for e in found])
+    low, high = (
+        np.array([_or(getattr(e, end), e.value) for e in found]) for end in ("low", "high")
+    )
+    style = {"marker": "o", "markersize": 6, "capsize": 3, "zorder": 3, **look}
+    axes.errorbar(x, middle, yerr=np.abs([middle - low, high - middle]), color=colour, **style)
+    for place, row in zip(x, rows, strict=True):
+        values = np.asarray(row.values[key])
+        axes.scatter([place] * len(values), values, s=12, color=colour, alpha=0.55, linewidths=0)
+
+
+def learning_curve(
+    axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
+) -> None:
+    """A metric against frames: the interquartile mean over seeds, and its interval as a band."""
+    found = curve(Setting("", list(runs), runs[0].settings), metric)
+    assert found is not None, f"{metric} was not recorded"
+    points = [(x, y) for x, y in zip(found.x, found.y, strict=True) if y is not None]
+    x = [place / 1000 for place, _ in points]
+    axes.plot(x, [y.value for _, y in points], style, color=colour, linewidth=1.6, **look)
+    low, high = ([_or(getattr(y, end), y.value) for _, y in points] for end in ("low", "high"))
+    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

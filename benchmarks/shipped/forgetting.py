@@ -1,0 +1,166 @@
+"""Result 4: fine-tuning to changed dynamics near the trained policy, and what is forgotten.
+
+Wolczyk et al. 2024, "Fine-tuning Reinforcement Learning Models is Secretly a Forgetting Mitigation
+Problem" (arXiv 2402.02868).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.shipped.draw import BLUE, ORANGE, line, panels
+from benchmarks.shipped.page import Result, Section
+from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
+from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import final
+from klrl.report.runs import Run
+
+FOLDER = OUTPUTS / "results" / "forgetting"
+#: Starts with a dot: Gymnasium looks for any other relative path among its own models.
+HEAVY = f"./{FOLDER}/hopper_heavy_torso.xml"
+#: kg per cubic metre; MuJoCo's default, which Hopper's torso has, is 1000.
+DENSITY = 2000
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment whose dynamics change.
+
+    Attributes:
+        told: the change, in words.
+        new, old: words of the two tasks.
+        base_frames: the base policy is trained for.
+        frames: it is fine-tuned for.
+        episodes: of an evaluation.
+    """
+
+    told: str
+    new: str
+    old: str
+    base_frames: int
+    frames: int
+    episodes: int
+
+
+TASKS = {
+    "pendulum": Task(
+        "gravity 10 -> 14 m/s^2", "env.kwargs.g=14", "env.kwargs.g=10", 100_000, 50_000, 100
+    ),
+    "hopper": Task(
+        "torso twice as heavy",
+        f"env.kwargs.xml_file={HEAVY}",
+        "env.kwargs.xml_file=hopper.xml",
+        500_000,
+        100_000,
+        20,
+    ),
+}
+COEFS = ("0", "0.03", "0.1", "0.3", "1")
+MEASURES = (
+    Measure("new", "return, new task", "per episode", 0),
+    Measure("old", "return, old task", "per episode", 0),
+    Measure("kl", "KL(policy||base)", "nats per frame", 3, ""),
+)
+_SEEDS = "seed=0,1,2,3,4"
+_QUIET = ("logger=none", "eval.every=0")
+
+
+def prepare() -> None:
+    """Write Hopper's model with a heavier torso, from the one that Gymnasium installed."""
+    import gymnasium
+
+    path = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "hopper.xml"
+    Path(HEAVY).parent.mkdir(parents=True, exist_ok=True)
+    Path(HEAVY).write_text(heavier_torso(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def heavier_torso(model: str) -> str:
+    """Hopper's XML with the torso's density set to :data:`DENSITY`."""
+    torso = 'name="torso_geom"'
+    assert model.count(torso) == 1, "Gymnasium's hopper.xml is not the one that is known here"
+    return model.replace(torso, f'{torso} density="{DENSITY}"')
+
+
+def _sweeps() -> list[Sweep]:
+    found = []
+    for env, task in TASKS.items():
+        base = f"results/forgetting/{env}_base"
+        words = (f"env={env}", "kl=none", f"frames={task.base_frames}", *_QUIET, _SEEDS)
+        found.append(Sweep(base, words, {"env": env, "kl.coef": "base"}))
+        own_base = "'" + f"{OUTPUTS}/{base}/seed=${{seed}}" + "'"
+        tuned = (
+            *(f"env={env}", task.new, f"frames={task.frames}", f"actor.init={own_base}"),
+            *("reference=checkpoint", f"reference.path={own_base}"),
+            *(*_QUIET, f"kl.coef={','.join(COEFS)}", _SEEDS),
+        )
+        found.append(Sweep(f"results/forgetting/{env}", tuned, {"env": env}))
+    return found
+
+
+def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
+    groups = by_labels(runs, "env", "kl.coef")
+    rows = [
+        Row({"env": env, "kl.coef": coef}, _values(groups[env, coef], task, plays))
+        for env, task in TASKS.items()
+        for coef in ("base", *COEFS)
+    ]
+    _draw(folder / "forgetting.png", rows)
+    changes = "; ".join(f"{env}: {task.told}" for env, task in TASKS.items())
+    episodes = " and ".join(f"{task.episodes} ({env})" for env, task in TASKS.items())
+    note = (
+        f"The new task: {changes}. `base`: the policy before fine-tuning. Each seed fine-tunes the "
+        f"base policy of its own seed. Returns: {episodes} deterministic episodes of the last "
+        "policy on either task. KL: mean over the last tenth of the fine-tuning, on the new task."
+    )
+    alt = "Return on the new and on the old task against kl.coef, the base policy's as lines"
+    return [Section("Figures", note, rows, MEASURES, "forgetting.png", alt)]
+
+
+def _values(runs: Sequence[Run], task: Task, plays: Plays) -> dict[str, np.ndarray]:
+    found = {
+        name: np.array([plays(r, [word], episodes=task.episodes)["eval/return"] for r in runs])
+        for name, word in (("new", task.new), ("old", task.old))
+    }
+    kl = np.array([final(run, "kl/ref/exact") for run in runs])
+    return found if np.isnan(kl).all() else {**found, "kl": kl}
+
+
+def _draw(path: Path, rows: Sequence[Row]) -> None:
+    with panels(path, 1, len(TASKS), height=4.0) as axes:
+        for each, (env, task) in zip(axes[0], TASKS.items(), strict=True):
+            base, *tuned = [row for row in rows if row.labels["env"] == env]
+            places = list(range(len(tuned)))
+            for key, colour, shift in (("new", ORANGE, -0.06), ("old", BLUE, 0.06)):
+                x = [place + shift for place in places]
+                line(each, x, tuned, key, colour, label=f"{key} task, fine-tuned")
+                before = base.estimate(key).value
+                each.axhline(
+                    before, color=colour, linestyle="--", linewidth=1, label=f"{key} task, before"
+                )
+            each.set_xticks(places, COEFS)
+            each.set(
+                title=f"{env}: {task.told}",
+                xlabel="kl.coef of KL(policy||base), reward per nat",
+                ylabel="return per episode",
+            )
+        axes[0, 0].legend(fontsize=8)
+
+
+RESULT = Result(
+    number=4,
+    name="forgetting",
+    title="Fine-tuning near the base policy: what is learned and what is forgotten",
+    question=(
+        "A trained policy is fine-tuned to changed dynamics, its KL to itself before being "
+        "penalised. What does the penalty cost on the new task, and what does it keep of the old "
+        "one (forgetting, as in Wolczyk et al. 2024, arXiv 2402.02868)?"
+    ),
+    chosen="",
+    sweeps=_sweeps(),
+    make=make,
+    prepare=prepare,
+)

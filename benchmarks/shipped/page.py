@@ -1,0 +1,176 @@
+"""A result's folder in ``docs/results/``: README.md, figures.csv, about.json; and the index.
+
+What stands outside the two marks of a README is written by hand and kept.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.common import versions
+from benchmarks.results import ROOT, cpu_name, machine
+from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, wall_seconds
+from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
+
+FOLDER = ROOT / "docs" / "results"
+START = "<!-- measured: written by benchmarks/shipped -->"
+END = "<!-- end of measured -->"
+STATISTICS = (
+    "Each cell: interquartile mean over the seeds [its 95 % bootstrap interval], the worst seed. "
+    "With {seeds} seeds the interval is narrower than the truth deserves. figures.csv has every "
+    "seed."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table, a picture, or both.
+
+    Attributes:
+        title: its heading.
+        note: what the columns mean, how things were computed.
+        rows: of the table.
+        measures: its columns.
+        picture: name of a PNG in the folder.
+        alt: what the picture shows, in words.
+    """
+
+    title: str
+    note: str = ""
+    rows: Sequence[Row] = ()
+    measures: Sequence[Measure] = ()
+    picture: str = ""
+    alt: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result that ships.
+
+    Attributes:
+        number: on the command line.
+        name: of its folder.
+        title: of its page.
+        question: what it is to answer; the first lines of a new page.
+        chosen: how its settings were chosen.
+        sweeps: its runs, in the order in which they must be made.
+        make: draws into the folder and returns the sections.
+        prepare: called before the sweeps.
+        seeds: of each setting.
+    """
+
+    number: int
+    name: str
+    title: str
+    question: str
+    chosen: str
+    sweeps: Sequence[Sweep]
+    make: Callable[[Path, Sequence[Labelled], Plays], list[Section]]
+    prepare: Callable[[], None] | None = None
+    seeds: int = field(default=5)
+
+    @property
+    def folder(self) -> Path:
+        """Where it ships."""
+        return FOLDER / self.name
+
+
+def write_result(result: Result) -> Path:
+    """Compute, draw and write one result from its runs; returns the folder."""
+    runs = [run for sweep in result.sweeps for run in sweep.runs()]
+    folder = result.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    plays = Plays(result.sweeps[0].folder.parent / "plays.json")
+    sections = result.make(folder, runs, plays)
+    about = {
+        "number": result.number,
+        "title": result.title,
+        "machine": {"cpu": cpu_name(), "name": machine()},
+        "versions": versions(),
+        "runs": len(runs),
+        "seconds": round(sum(wall_seconds(each.run) for each in runs)),
+    }
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    tabled = [section for section in sections if section.rows]
+    _write_figures(tabled, folder / "figures.csv")
+    start = f"# {result.title}\n\n{result.question}\n"
+    replace_measured(folder / "README.md", _measured(result, sections, about), start)
+    return folder
+
+
+def _write_figures(sections: Sequence[Section], path: Path) -> None:
+    """All tables in one file."""
+    rows = [
+        Row({"table": section.title, **row.labels}, row.values)
+        for section in sections
+        for row in section.rows
+    ]
+    measures = list(dict.fromkeys(m for section in sections for m in section.measures))
+    write_csv(rows, measures, path)
+
+
+def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]) -> str:
+    parts = []
+    for section in sections:
+        parts.append(f"## {section.title}")
+        if section.picture:
+            parts.append(f"![{section.alt}]({section.picture})")
+        if section.note:
+            parts.append(section.note)
+        if section.rows:
+            parts.append(markdown(section.rows, section.measures))
+    told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    commands = [f"python {shlex.join(sweep.command(1))}" for sweep in result.sweeps]
+    parts += [
+        STATISTICS.format(seeds=result.seeds),
+        "## How",
+        f"    make results-{result.number}",
+        "which runs, one after the other or two at a time, and then draws:",
+        "\n".join(f"    {command}" for command in commands),
+        f"{result.chosen}",
+        f"{about['runs']} runs, {about['seconds']:,} seconds of wall time in all (imports left "
+        f"out). Machine: {about['machine']['name']}. Versions: {told}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def replace_measured(path: Path, text: str, start: str) -> None:
+    """Put text between the two marks of a page.
+
+    Args:
+        path: the page; made where it is missing.
+        text: what is measured.
+        start: what a new page begins with.
+
+    Raises:
+        SystemExit: a page without the marks.
+    """
+    old = path.read_text(encoding="utf-8") if path.exists() else f"{start}\n{START}\n{END}\n"
+    before, _, rest = old.partition(START)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"{path.name}: the marks {START} and {END} are missing")
+    path.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def write_index(folder: Path = FOLDER) -> None:
+    """``docs/results/README.md``: what there is, from each folder's about.json."""
+    found = [(json.loads(p.read_text()), p.parent.name) for p in folder.glob("*/about.json")]
+    lines = ["| | result | runs | wall seconds of all runs | machine |", "|---|---|---|---|---|"]
+    for about, name in sorted(found, key=lambda pair: pair[0]["number"]):
+        seconds, where = f"{about['seconds']:,}", about["machine"]["name"]
+        title = f"[{about['title']}]({name}/README.md)"
+        lines.append(f"| {about['number']} | {title} | {about['runs']} | {seconds} | {where} |")
+    start = (
+        "# Results\n\n"
+        "    make results        # all of them; what is finished is not run again\n"
+        "    make results-4      # one of them\n\n"
+        "Every seed that was run is in its figures.csv and a dot in its pictures. Settings were\n"
+        "chosen on other seeds than those shown, each page says how.\n"
+    )
+    replace_measured(folder / "README.md", "\n".join(lines), start)

@@ -1,0 +1,139 @@
+"""Sweeps of a result: started through ``python -m klrl``, then read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.results import ROOT
+from klrl.report.runs import Run, find_runs
+
+#: Below the working folder, as every run.
+OUTPUTS = Path("outputs")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One command line of many runs.
+
+    Attributes:
+        name: of its folder below ``outputs/``.
+        words: as after ``python -m klrl -m``.
+        labels: what all its runs have in common and a table shall show.
+        alone: jobs take turns even where others run side by side: their time is measured.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where its runs are."""
+        return OUTPUTS / self.name
+
+    def command(self, jobs: int) -> list[str]:
+        """The words after ``python``.
+
+        Args:
+            jobs: at a time.
+        """
+        side_by_side = ["launcher=joblib", f"launcher.n_jobs={jobs}"]
+        own = side_by_side if jobs > 1 and not self.alone else []
+        return ["-m", "klrl", "-m", f"sweep={self.name}", *own, *self.words]
+
+    def run(self, jobs: int) -> None:
+        """Run what is not finished yet; its lines go to the terminal.
+
+        Raises:
+            SystemExit: a job failed, was refused or interrupted.
+        """
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen([sys.executable, *self.command(jobs)], env=environment) as process:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                # It was told, too, and writes its checkpoints: subprocess.run would kill it.
+                code = process.wait() or 130
+        if code:
+            raise SystemExit(code)
+
+    def runs(self) -> list[Labelled]:
+        """The finished runs, in the order of their folders' names."""
+        found = find_runs([str(self.folder)])
+        if found.skipped:
+            raise SystemExit("\n".join(found.skipped))
+        return [
+            Labelled(run, {**self.labels, **words_of(run.path.name)})
+            for run in found.runs
+            if run.status == "finished"
+        ]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A run and what a table says of it.
+
+    Attributes:
+        run: as the report reads it.
+        labels: of its sweep, and the swept words.
+    """
+
+    run: Run
+    labels: Mapping[str, str]
+
+
+def words_of(folder: str) -> dict[str, str]:
+    """The swept words in a job folder's name, seed left out: ``a=1,seed=0`` -> ``{"a": "1"}``."""
+    pairs = (word.partition("=") for word in folder.split(",") if "=" in word)
+    return {key: value for key, _, value in pairs if key != "seed"}
+
+
+def by_labels(runs: Sequence[Labelled], *names: str) -> dict[tuple[str, ...], list[Run]]:
+    """Runs grouped by the values of these labels, each group by seed."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for each in runs:
+        groups.setdefault(tuple(each.labels.get(n, "") for n in names), []).append(each.run)
+    return {key: sorted(group, key=lambda run: run.seed) for key, group in groups.items()}
+
+
+def wall_seconds(run: Run) -> float:
+    """From the start of a run to its end, its imports left out."""
+    start, end = (datetime.fromisoformat(run.manifest[key]) for key in ("started", "ended"))
+    return (end - start).total_seconds()
+
+
+class Plays:
+    """Evaluations of runs, kept in a file: they are the same at every start.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, dict[str, float]] = (
+            json.loads(path.read_text()) if path.exists() else {}
+        )
+
+    def __call__(
+        self, run: Run, words: Sequence[str] = (), *, episodes: int, sampled: bool = False
+    ) -> dict[str, float]:
+        """What ``python -m klrl.evaluate RUN WORDS --episodes N [--sampled]`` prints."""
+        from klrl.evaluate import evaluate_run
+
+        key = " ".join([str(run.path), *words, str(episodes), str(sampled), run.manifest["ended"]])
+        if key not in self._known:
+            result = evaluate_run(run.path, words, episodes=episodes, sampled=sampled)
+            self._known[key] = dict(result.row)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(self._known, indent=1))
+        return self._known[key]

@@ -1,0 +1,105 @@
+"""Values of seeds as table rows: interquartile mean, interval and the worst seed; CSV, Markdown."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from klrl.report.statistics import Array, Estimate, estimate
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column.
+
+    Attributes:
+        key: in :attr:`Row.values` and in the CSV.
+        title: in the table.
+        unit: likewise.
+        digits: after the point.
+        worst: which seed is the worst: the "low" one, the "high" one, the one "far" from 1, or ""
+            where none is better than another.
+    """
+
+    key: str
+    title: str
+    unit: str
+    digits: int = 2
+    worst: str = "low"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting.
+
+    Attributes:
+        labels: what it is.
+        values: measure -> one number per seed.
+    """
+
+    labels: Mapping[str, str]
+    values: Mapping[str, Array]
+
+    def estimate(self, key: str) -> Estimate:
+        """Over the seeds."""
+        found = estimate(np.asarray(self.values[key], float))
+        assert found is not None, f"{key} of {dict(self.labels)}: no seed has it"
+        return found
+
+
+def worst(values: Array, kind: str) -> float:
+    """The worst seed's value; see :attr:`Measure.worst`."""
+    if kind == "far":
+        return float(values[np.abs(np.asarray(values) - 1).argmax()])
+    return float(np.max(values) if kind == "high" else np.min(values))
+
+
+def markdown(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
+    """A line per row: its labels, then ``IQM [interval], worst`` of each measure."""
+    names = list(rows[0].labels)
+    titles = [f"{m.title}, {m.unit}" if m.unit else m.title for m in measures]
+    lines = [[*names, *titles], ["---"] * (len(names) + len(measures))]
+    for row in rows:
+        lines.append([*row.labels.values(), *(cell(row, m) for m in measures)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(row: Row, measure: Measure) -> str:
+    """``0.99 [0.98, 1.00], 0.97``; blank where the row does not have the measure."""
+    if measure.key not in row.values:
+        return ""
+    found = row.estimate(measure.key)
+
+    def told(value: float) -> str:
+        # "-0" is told as 0.
+        return f"{round(value, measure.digits) + 0.0:,.{measure.digits}f}"
+
+    text = told(found.value)
+    if found.low is not None and found.high is not None:
+        text += f" [{told(found.low)}, {told(found.high)}]"
+    if measure.worst:
+        text += f", {told(worst(row.values[measure.key], measure.worst))}"
+    return text
+
+
+def write_csv(rows: Sequence[Row], measures: Sequence[Measure], path: Path) -> None:
+    """A line per setting and measure in full precision, the value of every seed at its end."""
+    names = list(dict.fromkeys(name for row in rows for name in row.labels))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*names, "measure", "unit", "iqm", "low", "high", "worst", "seeds"])
+        for row in rows:
+            for m in measures:
+                if m.key not in row.values:
+                    continue
+                values, found = np.asarray(row.values[m.key], float), row.estimate(m.key)
+                bad = worst(values, m.worst) if m.worst else ""
+                seeds = " ".join(f"{value:.7g}" for value in values)
+                labels = [row.labels.get(name, "") for name in names]
+                writer.writerow(
+                    [*labels, m.key, m.unit, found.value, found.low, found.high, bad, seeds]
+                )

@@ -1,0 +1,74 @@
+"""Settings of a sweep: where its jobs run, and what chooses them. No job reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+from klrl.config.fields import choice, number
+
+
+@dataclass
+class LauncherConfig:
+    """One job after the other, in this process."""
+
+    name: str = MISSING
+
+
+@dataclass
+class JoblibConfig(LauncherConfig):
+    """Several jobs at a time on this machine."""
+
+    n_jobs: int = number(ge=1)
+
+
+@dataclass
+class SubmititConfig(LauncherConfig):
+    """One SLURM job each."""
+
+    cluster: str = choice("slurm", "local", "auto")
+    timeout_min: int = number(ge=1)
+    cpus_per_task: int = number(ge=1)
+    gpus_per_node: int = number(ge=0)
+    mem_gb: float = number(gt=0)
+    array_parallelism: int = number(ge=1)
+    partition: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
+    slurm: dict[str, Any] = MISSING
+
+
+@dataclass
+class RayLauncherConfig(LauncherConfig):
+    """One Ray task each."""
+
+    address: Optional[str] = None  # noqa: UP045
+    cpus: Optional[int] = number(ge=1)  # noqa: UP045
+    cpus_per_job: float = number(gt=0)
+    gpus_per_job: float = number(ge=0)
+
+
+@dataclass
+class SearchConfig:
+    """Every combination of the values given."""
+
+    name: str = MISSING
+
+
+@dataclass
+class OptunaConfig(SearchConfig):
+    """Values chosen by the results so far."""
+
+    trials: int = number(ge=1)
+    at_once: int = number(ge=1)
+    metric: str = MISSING
+    direction: str = choice("maximize", "minimize")
+    seed: int = number(ge=0)
+
+
+@dataclass
+class SweepRoot:
+    """The settings of a sweep beside its jobs."""
+
+    launcher: Any = None
+    search: Any = None

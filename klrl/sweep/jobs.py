@@ -1,0 +1,206 @@
+"""One job of a sweep: its words, its identity, how it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from klrl._version import __version__
+from klrl.config import JobConfig
+from klrl.errors import ConfigError
+from klrl.run_folder import RunFolder, config_hash
+
+#: (hash of the resolved settings, klrl's version)
+Identity = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a process, here or elsewhere, needs to run one job.
+
+    Attributes:
+        name: of its folder.
+        folder: absolute.
+        words: as on the command line.
+        group: the sweep, for wandb.
+        cwd: where relative paths among the words start.
+        identity: two jobs that share it compute the same thing.
+        config_dir: the user's own choices.
+        config_name: another primary config.
+    """
+
+    name: str
+    folder: Path
+    words: tuple[str, ...]
+    group: str
+    cwd: Path
+    identity: Identity
+    config_dir: str | None = None
+    config_name: str | None = None
+
+    @property
+    def log(self) -> Path:
+        """What the job said, where it ran beside others."""
+        return self.folder / "log.txt"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        name: the job's.
+        status: finished, interrupted, failed, refused (before anything was recorded), or waiting
+            (it was not begun).
+        error: what failed, in a line.
+        signum: what interrupted it.
+        seconds: it took.
+    """
+
+    name: str
+    status: str
+    error: str | None = None
+    signum: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Standing:
+    """The jobs of a sweep by how they stand."""
+
+    finished: list[Job] = field(default_factory=list)
+    elsewhere: list[Job] = field(default_factory=list)
+    begun: list[Job] = field(default_factory=list)
+    new: list[Job] = field(default_factory=list)
+
+    @property
+    def open(self) -> list[Job]:
+        """To be run now: what was begun goes first."""
+        return [*self.begun, *self.new]
+
+
+def identity(config: JobConfig) -> Identity:
+    """Equal for two jobs that compute the same thing: settings without logger, and version."""
+    return config_hash(config), __version__
+
+
+def recorded_identity(run: RunFolder) -> Identity:
+    """The same of a run that was begun."""
+    manifest = run.manifest
+    return str(manifest.get("config_hash")), str(manifest.get("klrl"))
+
+
+def recorded(folder: Path) -> dict[Identity, Path]:
+    """The runs in a sweep's folder, by what they compute.
+
+    Raises:
+        ConfigError: a manifest that cannot be read.
+    """
+    found: dict[Identity, Path] = {}
+    for path in sorted(folder.glob("*/manifest.json")):
+        try:
+            found[recorded_identity(RunFolder(path.parent))] = path.parent
+        except (ValueError, OSError) as error:
+            raise ConfigError(
+                f"{path.parent}: its manifest.json is broken ({error}); move that folder away"
+            ) from error
+    return found
+
+
+def stand(jobs: Iterable[Job]) -> Standing:
+    """How jobs stand, by their folders' manifests."""
+    standing = Standing()
+    for job in jobs:
+        run = RunFolder(job.folder)
+        if not run.exists:
+            standing.new.append(job)
+        elif (status := run.status) == "finished":
+            standing.finished.append(job)
+        elif status == "running":
+            standing.elsewhere.append(job)
+        else:
+            standing.begun.append(job)
+    return standing
+
+
+def make_jobs(
+    folder: Path,
+    named: Sequence[tuple[str, Sequence[str], JobConfig]],
+    *,
+    config_dir: str | None = None,
+    config_name: str | None = None,
+) -> list[Job]:
+    """Give each job its folder: the one that holds its identity already, else one of its name.
+
+    Args:
+        folder: the sweep's.
+        named: name, words and checked settings of each job; a repeated job counts once.
+        config_dir: the user's own choices.
+        config_name: another primary config.
+
+    Raises:
+        ConfigError: a folder of a job's name holds a job with other settings.
+    """
+    known = recorded(folder)
+    taken = {path: key for key, path in known.items()}
+    jobs: dict[Identity, Job] = {}
+    for name, words, config in named:
+        mine = identity(config)
+        if mine in jobs:
+            continue
+        path = known.get(mine, folder / name)
+        if taken.setdefault(path, mine) != mine:
+            raise ConfigError(f"{path}: {_why_other(path, mine, config)}")
+        jobs[mine] = Job(
+            name=path.name,
+            folder=path.resolve(),
+            words=tuple(words),
+            group=folder.name,
+            cwd=Path.cwd(),
+            identity=mine,
+            config_dir=str(Path(config_dir).resolve()) if config_dir else None,
+            config_name=config_name,
+        )
+    return list(jobs.values())
+
+
+def _why_other(path: Path, mine: Identity, config: JobConfig) -> str:
+    """Why the job in a folder of the same name is another one."""
+    run = RunFolder(path)
+    if not run.exists:
+        return "two jobs of this sweep would share it; give another value a name of its own"
+    theirs = recorded_identity(run)
+    if theirs[0] == mine[0]:
+        return (
+            f"holds this job of klrl {theirs[1]}, this is {mine[1]}; give another sweep=NAME, or "
+            "move that folder away"
+        )
+    changed = ", ".join(_differences(path, config)) or "other settings"
+    return f"holds a job with {changed}; give another sweep=NAME, or move that folder away"
+
+
+def _differences(path: Path, config: JobConfig) -> list[str]:
+    from klrl.resume import stored_config
+
+    theirs, ours = (flat_settings(c) for c in (stored_config(path), config))
+    keys = [k for k in ours | theirs if ours.get(k) != theirs.get(k) and not k.startswith("logger")]
+    return [f"{key}={theirs.get(key)} (not {ours.get(key)})" for key in sorted(keys)[:3]]
+
+
+def flat_settings(config: JobConfig) -> dict[str, object]:
+    """Settings by their dotted keys."""
+    import dataclasses
+
+    flat: dict[str, object] = {}
+
+    def walk(prefix: str, value: object) -> None:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(f"{prefix}{key}.", inner)
+        else:
+            flat[prefix[:-1]] = json.loads(json.dumps(value))
+
+    walk("", dataclasses.asdict(config))
+    return flat

@@ -1,0 +1,167 @@
+"""Where the jobs of a sweep run. To add a launcher: a function here, a YAML, a schema.
+
+A launcher takes jobs and yields each one's outcome as it ends. It is closed early where the sweep
+is stopped at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig, SubmititConfig
+from klrl.sweep.jobs import Job, Outcome
+from klrl.sweep.worker import run_job, run_logged
+
+#: Seconds between looks at jobs that run elsewhere.
+_LOOK = 0.2
+
+
+def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+    """Run jobs with the group's choice.
+
+    Args:
+        config: of ``launcher``.
+        jobs: to run, in this order.
+        folder: the sweep's.
+    """
+    if isinstance(config, JoblibConfig):
+        return _joblib(config, jobs)
+    if isinstance(config, SubmititConfig):
+        return _submitit(config, jobs, folder)
+    if isinstance(config, RayLauncherConfig):
+        return _ray(config, jobs)
+    return _local(jobs)
+
+
+def is_parallel(config: LauncherConfig) -> bool:
+    """Whether jobs run in processes of their own, and talk into ``log.txt``."""
+    return type(config) is not LauncherConfig
+
+
+def _local(jobs: Sequence[Job]) -> Iterator[Outcome]:
+    """One after the other, in this process."""
+    for job in jobs:
+        yield run_job(job)
+
+
+def _joblib(config: JoblibConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    """On the cores of this machine, by joblib's loky processes, which serve many jobs each.
+
+    Where one of them dies (out of memory, a crash in native code), loky ends its neighbours too.
+    All that were running are taken up once more; a job that was there twice is the likely reason.
+    """
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    waiting = {job.name: job for job in jobs}
+    deaths: Counter[str] = Counter()
+    while waiting:
+        pool = Parallel(n_jobs=config.n_jobs, backend="loky", return_as="generator_unordered")
+        try:
+            # A list of its own: joblib takes jobs from it while outcomes come in.
+            for outcome in pool([delayed(run_logged)(job) for job in waiting.values()]):
+                del waiting[outcome.name]
+                yield outcome
+        except TerminatedWorkerError:
+            from klrl.sweep.jobs import stand
+
+            for job in stand(waiting.values()).begun:
+                deaths[job.name] += 1
+                if deaths[job.name] > 1:
+                    del waiting[job.name]
+                    yield _died(job)
+
+
+def _died(job: Job) -> Outcome:
+    return Outcome(
+        job.name, "failed", f"its process died (killed, or out of memory?); see {job.log.name}"
+    )
+
+
+def _submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+    """By SLURM's queue, or submitit's local stand-in. A job that is preempted is queued again."""
+    import submitit
+
+    executor = submitit.AutoExecutor(folder=folder / ".submitit", cluster=config.cluster)
+    executor.update_parameters(name=f"klrl-{folder.name}", **_submitit_parameters(config))
+    names = {}
+    with executor.batch():
+        for job in jobs:
+            names[job.name] = (executor.submit(_Requeued(), job), job)
+    running = dict(names)
+    try:
+        while running:
+            for name, (handle, job) in list(running.items()):
+                if handle.done():
+                    del running[name]
+                    yield _result_of(handle, job)
+            time.sleep(_LOOK)
+    finally:
+        for handle, _ in running.values():
+            handle.cancel(check=False)
+
+
+class _Requeued:
+    """``run_logged`` for submitit: after a preemption or a time limit the job is taken up again."""
+
+    def __call__(self, job: Job) -> Outcome:
+        return run_logged(job)
+
+    def checkpoint(self, job: Job) -> Any:
+        """What submitit queues in its place; the run folder tells how far it came."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self, job)
+
+
+def _submitit_parameters(config: SubmititConfig) -> dict[str, Any]:
+    given = {
+        "timeout_min": config.timeout_min,
+        "cpus_per_task": config.cpus_per_task,
+        "gpus_per_node": config.gpus_per_node,
+        "mem_gb": config.mem_gb,
+        "slurm_partition": config.partition,
+        "slurm_array_parallelism": config.array_parallelism,
+        "slurm_additional_parameters": dict(config.slurm) or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _result_of(handle: Any, job: Job) -> Outcome:
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    try:
+        return handle.result()
+    except (FailedJobError, UncompletedJobError) as error:
+        text = " ".join(str(error).split())[:200]
+        return Outcome(job.name, "failed", f"{type(error).__name__}: {text}")
+
+
+def _ray(config: RayLauncherConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    """On a Ray cluster, or this machine's own Ray where no address is given."""
+    from klrl.kl.ray import start_ray
+
+    options = {"address": config.address} if config.address else {"num_cpus": config.cpus}
+    ray = start_ray(log_to_driver=False, **options)
+    task = ray.remote(run_logged).options(
+        num_cpus=config.cpus_per_job, num_gpus=config.gpus_per_job, max_retries=1
+    )
+    running = {task.remote(job): job for job in jobs}
+    try:
+        while running:
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK)
+            for handle in ended:
+                job = running.pop(handle)
+                try:
+                    yield ray.get(handle)
+                except ray.exceptions.RayError as error:
+                    yield Outcome(job.name, "failed", f"{type(error).__name__}: see {job.log.name}")
+    finally:
+        for handle in running:
+            ray.cancel(handle, force=True)
+        if not config.address:
+            ray.shutdown()

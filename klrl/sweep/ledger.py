@@ -1,0 +1,130 @@
+"""What a sweep says and records: ``sweep.json``, a line per job, the closing table."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from klrl._version import __version__
+from klrl.loggers import read_rows
+from klrl.progress import duration
+from klrl.run_folder import RunFolder
+from klrl.sweep.jobs import Job, Outcome
+
+SWEEP_FILE = "sweep.json"
+
+
+class Ledger:
+    """The jobs of a sweep with how each stands.
+
+    Args:
+        folder: the sweep's.
+        words: its command line.
+        jobs: all of them; more may be added.
+    """
+
+    def __init__(self, folder: Path, words: Sequence[str], jobs: Sequence[Job]) -> None:
+        self._path = folder / SWEEP_FILE
+        self._command = shlex.join(["python", "-m", "klrl", *words])
+        self.jobs = {job.name: job for job in jobs}
+        self._status: dict[str, tuple[str, str | None]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Take further jobs in, as a search makes them."""
+        self.jobs |= {job.name: job for job in jobs}
+
+    def set(self, job: Job, status: str) -> None:
+        """Note how a job stands before anything is run."""
+        self._status[job.name] = status, None
+
+    def take(self, outcome: Outcome) -> None:
+        """Note how a job ended."""
+        self._status[outcome.name] = outcome.status, outcome.error
+        self._seconds[outcome.name] = outcome.seconds
+
+    def status(self, name: str) -> str:
+        """Of a job; waiting where nothing was noted."""
+        return self._status.get(name, ("waiting", None))[0]
+
+    def write(self) -> None:
+        """Replace ``sweep.json`` at once."""
+        entries = [
+            {
+                "name": job.name,
+                "folder": job.folder.name,
+                "overrides": list(job.words),
+                "identity": job.identity[0],
+                "status": self._status.get(job.name, ("waiting", None))[0],
+                "error": self._status.get(job.name, ("waiting", None))[1],
+            }
+            for job in self.jobs.values()
+        ]
+        told = {"klrl": __version__, "command": self._command, "jobs": entries}
+        partial = self._path.with_suffix(".tmp")
+        partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self._path)
+
+    def table(self) -> str:
+        """One line per job, what did not finish last, and a sum."""
+        rows = [_line(job, *self._status.get(n, ("waiting", None)), self._seconds.get(n))
+                for n, job in self.jobs.items()]  # fmt: skip
+        rows.sort(key=lambda row: row[1] != "finished")
+        heads = ("job", "state", "frames", "time", "return", "KL(ref)", "")
+        widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(6)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row[:6], widths, strict=True))
+            )
+            + (f"  {row[6]}" if row[6] else "")
+            for row in (heads, *rows)
+        ]
+        return "\n".join(f"  {line}".rstrip() for line in lines)
+
+    def counts(self) -> str:
+        """How many jobs stand how, as in ``12 jobs: 11 finished, 1 failed``."""
+        states = [self.status(name) for name in self.jobs]
+        parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states))]
+        return f"{len(states)} job{'s' * (len(states) != 1)}: {', '.join(parts)}"
+
+
+def _line(job: Job, status: str, error: str | None, seconds: float | None) -> tuple[str, ...]:
+    frames, value, kl = "", "", ""
+    took = "" if seconds is None or status == "waiting" else duration(seconds)
+    if status != "refused" and (job.folder / "metrics.jsonl").exists():
+        rows = read_rows(job.folder / "metrics.jsonl")
+        last: Mapping[str, Any] = rows[-1] if rows else {}
+        frames = f"{last.get('frames', last.get('samples', 0)):,.0f}"
+        value = _number(final_return(rows))
+        kl = _number(last.get("kl/ref/exact"))
+        took = took or duration(sum(row["time/iteration"] for row in rows))
+    return job.name, status, frames, took, value, kl, error or ""
+
+
+def final_return(rows: Sequence[Mapping[str, Any]], metric: str | None = None) -> float | None:
+    """The last recorded value of a metric: by default of the evaluation, else of training."""
+    names = (metric,) if metric else ("eval/return", "reward/episode", "reward/raw")
+    for name in names:
+        for row in reversed(rows):
+            if name in row:
+                return float(row[name])
+    return None
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
+    """What is said when a job beside others ends."""
+    line = f"[{done}/{total}] {job.name}: {outcome.status}"
+    if outcome.error:
+        return f"{line}: {outcome.error}"
+    if RunFolder(job.folder).exists and (job.folder / "metrics.jsonl").exists():
+        found = final_return(read_rows(job.folder / "metrics.jsonl"))
+        line += f", return {_number(found)}" if found is not None else ""
+    return f"{line}, {duration(outcome.seconds)}"

@@ -1,0 +1,112 @@
+"""Runs one job, in the process that a launcher chose. It never raises: it has an outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from klrl.errors import FAILURES, ConfigError, Interrupted
+from klrl.run_folder import RunFolder
+from klrl.sweep.jobs import Job, Outcome
+
+#: In the sweep's folder: jobs that wait shall not begin.
+STOP_FILE = ".stop"
+
+
+def run_job(job: Job) -> Outcome:
+    """Run a job to its end, or go on with it where it was begun.
+
+    What was begun without a checkpoint starts again; a run writes one before its first iteration.
+    """
+    started = time.monotonic()
+    outcome = _outcome(job)
+    return dataclasses.replace(outcome, seconds=time.monotonic() - started)
+
+
+def run_logged(job: Job) -> Outcome:
+    """The same beside other jobs: it speaks into ``log.txt``; a stopped sweep's job waits."""
+    if (job.folder.parent / STOP_FILE).exists():
+        return Outcome(job.name, "waiting")
+    own_process_group()
+    with _said_into(job.log):
+        return run_job(job)
+
+
+def _outcome(job: Job) -> Outcome:
+    try:
+        _run(job)
+    except ConfigError as error:
+        if not RunFolder(job.folder).exists:
+            shutil.rmtree(job.folder, ignore_errors=True)
+        return Outcome(job.name, "refused", str(error))
+    except Interrupted as stop:
+        return Outcome(job.name, "interrupted", signum=stop.signum)
+    except KeyboardInterrupt:
+        return Outcome(job.name, "interrupted", signum=signal.SIGINT)
+    except FAILURES as error:
+        return Outcome(job.name, "failed", f"{type(error).__name__}: {error}")
+    except Exception as error:  # of a library, or a fault of klrl's: whoever mends it needs all
+        traceback.print_exc()
+        return Outcome(job.name, "failed", f"{type(error).__name__}: {first_line(error)}")
+    return Outcome(job.name, "finished")
+
+
+def _run(job: Job) -> None:
+    from klrl.compose import job_config
+    from klrl.experiment import run
+
+    os.chdir(job.cwd)
+    config = job_config(list(job.words), job.config_dir, job.config_name)
+    begun = RunFolder(job.folder).exists
+    resume = begun and any(job.folder.glob("checkpoints/*/*/manifest.json"))
+    if begun and not resume:
+        for path in set(job.folder.iterdir()) - {job.log}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    near = job.folder.is_relative_to(job.cwd)
+    folder = job.folder.relative_to(job.cwd) if near else job.folder
+    run(config, folder, group=job.group, resume=resume, words=job.words)
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's text, or its kind where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def own_process_group() -> None:
+    """Let a terminal's Ctrl-C reach the sweep alone, which passes it on once.
+
+    A signal that came twice would stop a run without its checkpoint.
+    """
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+
+
+@contextmanager
+def _said_into(path: Path) -> Iterator[None]:
+    """Send this process's stdout and stderr, and its children's, to the end of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = [os.dup(fd) for fd in (1, 2)]
+    with path.open("ab") as file:
+        _flush()
+        for fd in (1, 2):
+            os.dup2(file.fileno(), fd)
+    try:
+        yield
+    finally:
+        _flush()
+        for fd, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, fd)
+            os.close(before)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,82 @@
+"""``python -m klrl.evaluate RUN KEY=VALUE``: a policy on another task."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+import klrl
+from klrl.evaluate import evaluate_run
+from klrl.evaluate import main as evaluate_main
+from klrl.gym_make import make_gym
+from klrl.seeds import derived_seed
+
+
+@pytest.fixture
+def run(settings):
+    return str(klrl.run(settings("+env.kwargs.g=12.0")))
+
+
+def by_hand(run: str, env: gymnasium.Env, seed: int) -> float:
+    """One episode of the policy's mode in Gymnasium's own environment."""
+    policy = klrl.load_policy(run)
+    seen, _ = env.reset(seed=seed)
+    total, over = 0.0, False
+    while not over:
+        with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+            out = policy(TensorDict({"observation": torch.tensor(seen)[None]}, [1]))
+        action = out["action"][0].numpy().clip(env.action_space.low, env.action_space.high)
+        seen, reward, terminated, truncated, _ = env.step(action)
+        total, over = total + float(reward), terminated or truncated
+    return total
+
+
+@pytest.mark.parametrize(
+    ("words", "kwargs"),
+    [
+        ([], {"g": 12.0}),
+        (["env.kwargs.g=14"], {"g": 14}),
+        (["env.id=Pendulum-v1"], {}),
+        (["env.kwargs.g=3", "env.id=Pendulum-v1"], {"g": 3}),
+    ],
+)
+def test_returns_are_gymnasiums_on_that_task(run, words, kwargs) -> None:
+    result = evaluate_run(run, words, episodes=1, seed=5)
+    expected = by_hand(run, make_gym("Pendulum-v1", kwargs), derived_seed(5, "evaluate"))
+    assert result.mean == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_command_line_takes_words_after_flags_and_names_the_task(run, capsys) -> None:
+    evaluate_main([run, "--episodes", "2", "env.kwargs.g=14", "--json"])
+    first = json.loads(capsys.readouterr().out)
+    assert first["episodes"] == 2
+    evaluate_main([run, "env.kwargs.g=14", "--episodes", "2"])
+    told = capsys.readouterr().out
+    assert f"return {first['eval/return']:.1f}" in told
+    assert "on env.kwargs.g=14" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["env.num_envs=3"], "env.num_envs=3: evaluation keeps it; give KEY=VALUE of env.id"),
+        (["g"], "g: evaluation keeps it"),
+        (["env.kwargs.mass=2"], "gymnasium.make refuses it"),
+        (["env.kwargs.g=heavy"], "its first step fails"),
+        (["env.id=Pendulam-v1"], "did you mean Pendulum-v1?"),
+        (["env.id=MountainCarContinuous-v0"], "its observation is 2, the policy's is 3"),
+        (["env.id=CartPole-v1"], "its action distribution is categorical"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_in_one_line(run, words, says, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        evaluate_main([run, *words])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1

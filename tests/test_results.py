@@ -1,0 +1,256 @@
+"""The results that ship (``benchmarks/shipped``): their sweeps, arithmetic, tables and pictures."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.shipped import best_of_n, forgetting, page, transforms
+from benchmarks.shipped.__main__ import RESULTS
+from benchmarks.shipped.best_of_n import best_of, chances, kl_bound
+from benchmarks.shipped.sweeps import Sweep, by_labels, words_of
+from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
+from klrl.report.runs import read_run
+from klrl.sweep.words import expand, job_name, split_words, swept_keys
+from tests.report_toys import rows_of, write_run
+
+SWEEPS = [sweep for result in RESULTS.values() for sweep in result.sweeps]
+ENDED = {"ended": "2026-01-01T00:00:05+00:00"}
+
+
+def jobs_of(sweep: Sweep) -> list[tuple[str, list[str]]]:
+    """(name of the folder, words) of each job, as ``python -m klrl -m`` makes them."""
+    (module, name), words = sweep.command(1)[:2], split_words(sweep.command(1)[3:])
+    assert (module, name, words.name) == ("-m", "klrl", sweep.name)
+    swept = swept_keys(words.job)
+    return [(job_name(job, swept), job) for job in expand(words.job)]
+
+
+# ----------------------------------------------------------------------------------- best-of-n
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_best_of_n_is_the_mean_over_every_choice_of_n(n) -> None:
+    proxy = np.array([0.5, 0.9, 0.1, 0.9, 0.5, 0.9])
+    gold = np.array([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    found = []
+    for drawn in itertools.combinations(range(6), n):
+        best = max(proxy[i] for i in drawn)
+        tied = [i for i in drawn if proxy[i] == best]
+        found.append((best, np.mean([gold[i] for i in tied])))  # ties by lot
+    expected = np.mean(found, axis=0)
+    assert best_of(proxy[None], gold[None], n) == pytest.approx(tuple(expected))
+    assert chances(proxy, n).sum() == pytest.approx(1)
+
+
+def test_best_of_n_takes_no_more_than_there_are() -> None:
+    with pytest.raises(ValueError, match=r"n=3: give 1 \.\. 2"):
+        chances(np.zeros(2), 3)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64])
+def test_the_kl_of_best_of_n_without_ties_is_the_integral(n) -> None:
+    """The rank u of the chosen one has density n u^(n - 1) against the base model's 1."""
+    u = (np.arange(400_000) + 0.5) / 400_000
+    density, log_density = n * u ** (n - 1), log(n) + (n - 1) * np.log(u)
+    assert kl_bound(n) == pytest.approx(np.mean(density * log_density), abs=1e-5)
+
+
+def test_ties_only_lower_the_kl() -> None:
+    """Three responses of the base model, two of them with one proxy; n drawn with replacement."""
+    base, proxy, n = np.array([0.5, 0.3, 0.2]), np.array([0.0, 1.0, 1.0]), 4
+    chosen = np.zeros(3)
+    for drawn in itertools.product(range(3), repeat=n):
+        best = [i for i in drawn if proxy[i] == max(proxy[list(drawn)])]
+        for i in best:
+            chosen[i] += np.prod(base[list(drawn)]) / len(best)
+    assert chosen.sum() == pytest.approx(1)
+    assert 0 < (chosen * np.log(chosen / base)).sum() < kl_bound(n) < log(n)
+
+
+# -------------------------------------------------------------------------------------- tables
+
+
+def test_a_cell_has_the_middle_its_interval_and_the_worst_seed() -> None:
+    row = Row({"rule": "held"}, {"share": np.array([0.0, 0.4, 0.5, 0.6, 1.0])})
+    measure = Measure("share", "in band", "share")
+    text = cell(row, measure)
+    assert text.startswith("0.50 [")  # the mean of the middle three of five
+    assert text.endswith("], 0.00")
+    assert cell(row, Measure("other", "", "")) == ""
+    assert markdown([row], [measure]).splitlines()[0] == "| rule | in band, share |"
+    one = Row({}, {"share": np.array([-0.001])})
+    assert cell(one, measure) == "0.00, 0.00"
+
+
+def test_the_worst_seed_is_the_least_the_most_or_the_farthest_from_1() -> None:
+    values = np.array([0.2, 1.1, 1.5])
+    assert [worst(values, kind) for kind in ("low", "high", "far")] == [0.2, 1.5, 0.2]
+
+
+def test_the_csv_has_every_seed(tmp_path: Path) -> None:
+    rows = [Row({"a": "1"}, {"x": np.array([1.0, 2.0, 6.0])}), Row({"b": "2"}, {})]
+    write_csv(rows, [Measure("x", "", "nats", worst="high")], tmp_path / "t.csv")
+    (line,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
+    assert (line["a"], line["b"], line["measure"], line["seeds"]) == ("1", "", "x", "1 2 6")
+    assert (float(line["iqm"]), float(line["worst"])) == (3.0, 6.0)
+
+
+# -------------------------------------------------------------------------------------- sweeps
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
+def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
+    from klrl.checks import check_all_read, to_config
+    from klrl.compose import compose, keys
+
+    jobs = jobs_of(sweep)
+    assert len({name for name, _ in jobs}) == len(jobs)
+    for _, words in (jobs[0], jobs[-1]):
+        words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]
+        check_all_read(to_config(compose(words)), keys(words))
+
+
+def test_a_folders_name_gives_its_words_back() -> None:
+    (name, _), *_ = jobs_of(Sweep("x", ("kl=legacy,retrieve", "kl.coef=0.1,1", "seed=0,1")))
+    assert name == "kl=legacy,kl.coef=0.1,seed=0"
+    assert words_of(name) == {"kl": "legacy", "kl.coef": "0.1"}
+
+
+def test_jobs_that_are_timed_take_turns() -> None:
+    words = ("seed=0,1",)
+    assert "launcher.n_jobs=2" in Sweep("x", words).command(2)
+    assert not any("launcher" in word for word in Sweep("x", words, alone=True).command(2))
+
+
+# ------------------------------------------------------------------------------ from toy runs
+
+
+def toy_rows(language: bool) -> list[dict]:
+    rows = rows_of(reward=0.5, kl=0.3)
+    for i, row in enumerate(rows):
+        row |= {"kl/ref/exact_seq": 1.0 + i / 10, **{f"kl/ref/k{k}": 0.3 for k in (1, 2, 3)}}
+        if language:
+            row["samples"] = row.pop("frames")
+    return rows
+
+
+def toy_plays(run, words=(), *, episodes, sampled=False) -> dict[str, float]:
+    return {"eval/return": 0.5 + run.seed, "eval/gold": 0.1 * run.seed}
+
+
+@pytest.mark.parametrize("number", sorted(RESULTS))
+def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> None:
+    result = RESULTS[number]
+    count = 0
+    for sweep in result.sweeps:
+        for name, words in jobs_of(sweep):
+            language = "experiment=sort_digits" in words
+            seed = int(next(word for word in words if word.startswith("seed="))[5:])
+            write_run(sweep.folder / name, seed=seed, rows=toy_rows(language), **ENDED)
+            count += 1
+    scores = np.linspace(0, 1, 64)[None] * np.ones((2, 1))
+    monkeypatch.setattr("benchmarks.shipped.frontier.base_scores", lambda *_: (scores, 1 - scores))
+    monkeypatch.setattr(page, "Plays", lambda path: toy_plays)
+    monkeypatch.setattr(page, "FOLDER", tmp_path / "results")
+    folder = page.write_result(result)
+    page.write_index(tmp_path / "results")
+    text = (folder / "README.md").read_text()
+    assert f"{count} runs, {5 * count:,} seconds" in text
+    assert result.chosen in text
+    for sweep in result.sweeps:
+        assert sweep.name in text
+    pictures = list(folder.glob("*.png"))
+    assert all(p.stat().st_size > 10_000 and f"({p.name})" in text for p in pictures)
+    assert pictures
+    lines = list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))
+    assert {len(line["seeds"].split()) for line in lines} == {result.seeds}
+    assert f"[{result.title}]({result.name}/README.md)" in (folder / "../README.md").read_text()
+
+
+def test_what_is_written_by_hand_stays(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    page.replace_measured(path, "first", "# Title\n")
+    path.write_text(path.read_text().replace("# Title", "# Title\n\nWhat it shows."))
+    page.replace_measured(path, "second", "# Other\n")
+    text = path.read_text()
+    assert text.startswith("# Title\n\nWhat it shows.")
+    assert "second" in text
+    assert "first" not in text
+    path.write_text("no marks")
+    with pytest.raises(SystemExit, match="marks"):
+        page.replace_measured(path, "third", "")
+
+
+def test_parity_finds_the_largest_difference_row_by_row(tmp_path: Path) -> None:
+    rows = rows_of()
+    other = [{**row, "time/iteration": 9.0} for row in rows]
+    other[3] = {**other[3], "kl/ref/exact": 1.25}
+    write_run(tmp_path / "a", rows=rows)
+    write_run(tmp_path / "b", rows=other)
+    found = transforms.row_differences(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
+    assert found[3] == pytest.approx(0.2)
+    assert found.sum() == pytest.approx(0.2)
+
+
+def test_runs_are_grouped_by_label_and_ordered_by_seed() -> None:
+    sweep = Sweep("toy", ("kl.coef=0.1,1", "seed=0,1"), {"env": "toy"})
+    for seed, coef in ((1, "0.1"), (0, "0.1"), (0, "1")):
+        write_run(sweep.folder / f"kl.coef={coef},seed={seed}", seed=seed)
+    write_run(sweep.folder / "kl.coef=1,seed=1", seed=1, status="failed")
+    groups = by_labels(sweep.runs(), "env", "kl.coef")
+    assert {key: [run.seed for run in runs] for key, runs in groups.items()} == {
+        ("toy", "0.1"): [0, 1],
+        ("toy", "1"): [0],
+    }
+
+
+def test_evaluations_are_kept(tmp_path, monkeypatch) -> None:
+    from benchmarks.shipped.sweeps import Plays
+    from klrl.evaluate import Evaluation
+
+    asked = []
+
+    def play(path, words, *, episodes, sampled):
+        asked.append((path, tuple(words)))
+        return Evaluation([2.0] * episodes)
+
+    monkeypatch.setattr("klrl.evaluate.evaluate_run", play)
+    run = read_run(write_run(tmp_path / "run", **ENDED))
+    for _ in range(2):
+        plays = Plays(tmp_path / "plays.json")
+        assert plays(run, ["env.kwargs.g=14"], episodes=3)["eval/return"] == 2.0
+    plays(run, episodes=3)
+    assert asked == [(tmp_path / "run", ("env.kwargs.g=14",)), (tmp_path / "run", ())]
+
+
+# ---------------------------------------------------------------------------------- forgetting
+
+
+def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:
+    import gymnasium
+
+    forgetting.prepare()
+    masses = []
+    for words in ({}, {"xml_file": forgetting.HEAVY}):
+        env = gymnasium.make("Hopper-v5", **words)
+        masses.append(env.unwrapped.model.body_mass[1:].copy())
+        env.close()
+    assert masses[1] / masses[0] == pytest.approx([2, 1, 1, 1])
+
+
+def test_the_base_models_scores_are_kept(tmp_path, monkeypatch) -> None:
+    drawn = []
+    scores = (np.zeros((2, 3)), np.ones((2, 3)))
+    monkeypatch.setattr(best_of_n, "_sample", lambda *given: drawn.append(given) or scores)
+    for _ in range(2):
+        _, gold = best_of_n.base_scores(2, 3, 0, tmp_path / "kept.npz")
+        assert gold.tolist() == [[1.0] * 3] * 2
+    assert drawn == [(2, 3, 0)]
+    with pytest.raises(SystemExit, match="delete it"):
+        best_of_n.base_scores(5, 3, 0, tmp_path / "kept.npz")
