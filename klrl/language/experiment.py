@@ -18,13 +18,14 @@ from klrl.language.charge import annotate, charge, make_token_kl, measure
 from klrl.language.evaluate import evaluate_language
 from klrl.language.learner import LanguageLearner
 from klrl.language.load import prompt_limit
-from klrl.language.policy import Weights, make_policy
+from klrl.language.policy import make_policy
 from klrl.language.record import language_row, shown_samples
-from klrl.language.reference import AdapterOff, checkpointed, make_reference
+from klrl.language.reference import AdapterOff, checkpointed, make_reference, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.start import PROMPTS, look
 from klrl.language.tasks import make_task
 from klrl.language.vocabulary import NextTokens
+from klrl.language.weights import Weights, base_digest
 from klrl.metrics import Row
 from klrl.models.actor import device_of
 from klrl.preflight import find_run
@@ -61,7 +62,8 @@ class LanguageExperiment(Training):
         self.limit = prompt_limit(self.policy.causal.context, longest, setting)
         self.task.check(self.policy.causal.tokenizer, self.limit)
         self.prompts = self.task.stream(self.policy.causal.tokenizer, self.limit)
-        self.weights = Weights(self.policy.model, self.policy.value_head)
+        base = base_digest(self.policy.model, config.actor.model) if needs_base(config) else None
+        self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
