@@ -22,7 +22,8 @@ def page(tmp_path_factory):
     write_runs(root)
     for i in range(12):
         config = {"env": {"id": "Many-v1"}, "kl": {"coef": float(i)}}
-        write_run(root / f"many_{i}", rows=rows_of(10.0 * i, 0.5 + i), config=config)
+        # Names of seven digits on the axis, that tell 32.0001 M from 32.0002 M.
+        write_run(root / f"many_{i}", rows=rows_of(3.2e7 + 10.0 * i, 0.5 + i), config=config)
     for coef, kl in ((0.1, 1e-9), (0.0, 2.0)):
         row = {"reward/episode": 0.6, "reward/gold": 0.5 - coef, "kl/ref/exact_seq": kl}
         config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
