@@ -132,6 +132,11 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def tap(self, x: float, y: float) -> None:
+        """Touch with a finger there, and let go."""
+        self.do("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.do("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
     def click_on(self, selector: str) -> None:
         """The same in the middle of the first element of a CSS selector."""
         self.click(*self.middle(selector))

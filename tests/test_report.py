@@ -194,7 +194,7 @@ def test_a_sweep_tells_of_jobs_that_never_started_and_why_jobs_failed(tmp_path, 
     main([str(tmp_path)])
     out = capsys.readouterr().out
     counts = "1 failed, 1 refused, 1 waiting, 1 finished, but there is no run folder"
-    assert f"1 runs in 1 settings; not counted: {counts}" in out
+    assert f"1 run in 1 setting; not counted: {counts}" in out
     page = Page((tmp_path / "report" / "report.html").read_text())
     i = page.cells.index("failed")
     jobs = [page.cells[k : k + 5] for k in range(i, i + 24, 6)]
@@ -220,7 +220,7 @@ def test_a_broken_sweep_is_named_and_skipped(text, tmp_path, capsys):
     main([str(tmp_path)])
     told = capsys.readouterr()
     assert re.fullmatch(r"klrl.report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
-    assert "1 runs in 1 settings" in told.out
+    assert "1 run in 1 setting" in told.out
 
 
 def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
@@ -232,6 +232,33 @@ def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
     assert (float(lines[0]["worst_return"]), float(lines[0]["kl_ref"])) == (99.5, 4)
     for name in ("Toy_v1_curves.png", "Toy_v1_frontier.png"):
         assert (tmp_path / "there" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_tasks_of_like_names_have_files_of_their_own(tmp_path):
+    for i, name in enumerate(("a-b", "a/b", "a b", "-")):
+        write_run(tmp_path / f"{i}", config={"env": {"id": name}})
+    main([str(tmp_path)])
+    pages = Page((tmp_path / "report" / "report.html").read_text())
+    pictures = [link for link in pages.links if link.endswith(".png")]
+    assert len(set(pictures)) == 8
+    assert all((tmp_path / "report" / name).is_file() for name in pictures)
+
+
+def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
+    broken = [{**row, "reward/episode": float("nan"), "eval/return": None} for row in rows_of()]
+    write_run(tmp_path / "a", rows=broken, config={"kl": {"coef": 1.0}})
+    write_run(tmp_path / "b", rows=rows_of(10.0))
+    write_run(tmp_path / "c", rows=[], config={"kl": {"coef": 2.0}})
+    (tmp_path / "c" / "metrics.jsonl").unlink()
+    main([str(tmp_path)])
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    task = json.loads(page.data)[0]
+    assert task["settings"] == ["kl.coef=0.1", "kl.coef=1"]
+    assert [series["i"] for series in task["charts"][0]["series"]] == [0]
+    assert "Return, evaluation" not in {chart["title"] for chart in task["charts"]}
+    i = page.cells.index("kl.coef=1")
+    assert page.cells[i + 1 : i + 5] == ["1", "", "", "1"]
+    assert "finished, without rows" in page.cells
 
 
 def test_names_cannot_break_out_of_the_page(tmp_path):

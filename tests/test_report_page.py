@@ -22,9 +22,10 @@ def page(tmp_path_factory):
     write_runs(root)
     for i in range(12):
         config = {"env": {"id": "Many-v1"}, "kl": {"coef": float(i)}}
-        write_run(root / f"many_{i}", rows=rows_of(10.0 * i, 0.5 + i), config=config)
+        # Names of seven digits on the axis, that tell 32.0001 M from 32.0002 M.
+        write_run(root / f"many_{i}", rows=rows_of(3.2e7 + 10.0 * i, 0.5 + i), config=config)
     for coef, kl in ((0.1, 1e-9), (0.0, 2.0)):
-        row = {"reward/episode": 0.6, "reward/gold": 0.5 - coef, "kl/ref/exact_seq": kl}
+        row = {"reward/episode": -0.6, "reward/gold": 0.5 - coef, "kl/ref/exact_seq": kl}
         config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
         rows = [{"samples": 100 * i, "kl/ref/coef": coef, **row} for i in range(1, 5)]
         write_run(root / f"words_{coef}", rows=rows, config=config)
@@ -116,6 +117,17 @@ def test_pointing_at_a_setting_shows_its_values(tab):
     ]
     tab.point(1, 1)
     assert tab.ask("getComputedStyle(tip).display") == "none"
+
+
+def test_values_that_were_tapped_stay_until_the_page_is_scrolled(tab):
+    shown = "getComputedStyle(tip).display"
+    tab.size(WIDTHS[1], 800)
+    tab.tap(*tab.middle("#task-2 .charts:not(.fronts) figure:nth-of-type(2) svg"))
+    assert tab.ask(shown) == "block"
+    assert "KL, nats per frame: " in tab.ask("tip.textContent")
+    # In the next frame of the browser.
+    tab.ask("new Promise(done => { addEventListener('scroll', done); scrollBy(0, 50); })")
+    assert tab.ask(shown) == "none"
 
 
 def test_arrow_keys_read_the_values(tab):

@@ -9,13 +9,13 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from klrl.errors import ConfigError
 from klrl.report.charts import first_shown, frontier_charts, learning_curves
 from klrl.report.frontier import equal_kl
-from klrl.report.jobs import Job, count_states, other_jobs
+from klrl.report.jobs import Job, count, count_states, other_jobs
 from klrl.report.measures import measures
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
@@ -71,7 +71,8 @@ def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Pat
     names = names_of(found.runs)
     counted = [run for run in found.runs if run.rows and (unfinished or run.status == "finished")]
     settings, replaced = group_runs(counted, names)
-    tasks = [_task(name, settings, folder) for name in dict.fromkeys(s.task for s in settings)]
+    stems = _stems(dict.fromkeys(setting.task for setting in settings))
+    tasks = [_task(name, settings, folder / stem) for name, stem in stems.items()]
     jobs = other_jobs(found, counted, replaced, names)
     page = folder / "report.html"
     page.write_text(make_page(tasks, jobs, found), encoding="utf-8")
@@ -84,7 +85,7 @@ def _told(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
     """One line on what the page holds."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
-    parts = [f"{page}: {runs} runs in {len(settings)} settings"]
+    parts = [f"{page}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
     if left_out:
         parts.append(f"not counted: {count_states(left_out)}")
     if not runs and any(job.iterations not in ("", "0") for job in left_out):
@@ -92,16 +93,25 @@ def _told(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
     return "; ".join(parts)
 
 
-def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
+def _stems(names: Iterable[str]) -> dict[str, str]:
+    """How the names of each task's files begin: plain letters, and no two alike."""
+    stems: dict[str, str] = {}
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
+        again = sum(other == stem or other.startswith(f"{stem}_again") for other in stems.values())
+        stems[name] = f"{stem}_again{again}" if again else stem
+    return stems
+
+
+def _task(name: str, settings: Sequence[Setting], stem: Path) -> Task:
     """Everything about one task, its PNGs drawn."""
     mine = [setting for setting in settings if setting.task == name]
     lines = table(mine)
     curves, frontiers, shown = learning_curves(mine), frontier_charts(lines), first_shown(lines)
-    stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
-    pictures = [f"{stem}_curves.png", f"{stem}_frontier.png"]
+    pictures = [f"{stem.name}_curves.png", f"{stem.name}_frontier.png"]
     titles = [setting.name for setting in mine]
-    draw_charts(curves, titles, shown, folder / pictures[0])
-    draw_charts(frontiers, titles, shown, folder / pictures[1])
+    draw_charts(curves, titles, shown, stem.with_name(pictures[0]))
+    draw_charts(frontiers, titles, shown, stem.with_name(pictures[1]))
     runs = [run for setting in mine for run in setting.runs]
     columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
     return Task(name, lines, columns, curves, frontiers, equal_kl(mine), shown, pictures)

@@ -3,7 +3,7 @@
 const klrlChart = (() => {
   const COLOURS = 7; // --c0 to --c6 of the style sheet
   const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
-  const FONT = 12, GLYPH = 6.7; // pixels: height, and about the width, of a letter
+  const FONT = 12, GLYPH = 6.7, DIGIT = 7.7; // pixels: height, and about the widths of a letter and of a digit
 
   // Settings beyond the colours are told apart by dashes, and on a frontier by shapes.
   const colour = (i) => `var(--c${i % COLOURS})`;
@@ -101,10 +101,10 @@ const klrlChart = (() => {
     const ys = yBounds(chart, points), xs = xBounds(chart, points);
     const rows = Math.max(2, Math.floor(H / 48));
     const yTicks = chart.log ? logTicks(...ys, rows) : linearTicks(...ys, rows);
-    const left = 30 + GLYPH * Math.max(...yTicks.map(([, name]) => name.length));
+    const left = 28 + DIGIT * Math.max(...yTicks.map(([, name]) => name.length));
     const xTicks = linearTicks(...xs, Math.max(2, Math.floor((W - left) / 70)))
       .filter(([t]) => !chart.front || t >= 0 || xs[0] < -xs[1] / 9);
-    const right = 6 + GLYPH * Math.max(1, ...xTicks.map(([, name]) => name.length)) / 2, top = 30, bottom = 44;
+    const right = 6 + DIGIT * Math.max(1, ...xTicks.map(([, name]) => name.length)) / 2, top = 30, bottom = 44;
     const X = scale(xs, left, W - right, false), Y = scale(ys, H - bottom, top, chart.log);
     const out = [
       `<clipPath id="${key}"><rect x="${left}" y="${top - 4}" width="${W - right - left + 4}" height="${H - bottom - top + 8}"/></clipPath>`,

@@ -59,10 +59,10 @@ class Chart:
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     """Return, KLs, coefficients and speed against frames; charts without data are left out."""
     runs = [run for setting in settings for run in setting.runs]
-    unit = f"nats per {unit_of_kl(runs)}"
+    unit = f"KL, nats per {unit_of_kl(runs)}"
     reward, kl = reward_metric(runs), kl_metric(runs)
     of = f"return {unit_of_reward(runs)}"
-    ref = f"nats per {per_kl(runs)}"
+    ref = f"KL, nats per {per_kl(runs)}"
     axis = runs[0].axis
     kinds = (
         ("Return, training", reward, of, False),

@@ -88,4 +88,9 @@ def _rank(job: Job) -> int:
 def count_states(jobs: Iterable[Job]) -> str:
     """As ``2 failed, 1 waiting``."""
     counts = Counter(job.state for job in jobs)
-    return ", ".join(f"{count} {state}" for state, count in counts.items())
+    return ", ".join(f"{number} {state}" for state, number in counts.items())
+
+
+def count(number: int, what: str) -> str:
+    """As ``1 run`` or ``2 runs``."""
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -49,7 +49,8 @@
     };
     svg.addEventListener("pointermove", point);
     svg.addEventListener("pointerdown", point); // a finger that taps does not move
-    svg.addEventListener("pointerleave", () => hide(figure));
+    // What was tapped stays until something else is, or the page is scrolled.
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(figure); });
     svg.addEventListener("blur", () => hide(figure));
     let series = 0, place = -1;
     svg.addEventListener("keydown", (event) => {
@@ -79,6 +80,10 @@
       : `<p class="soft">${safe(chart.title)}: nothing to draw${shown.size ? "" : ", since no setting is chosen"}.</p>${note}`;
     if (drawn) listen(figure, chart, task, drawn);
   }
+
+  addEventListener("scroll", () => {
+    for (const figure of document.querySelectorAll("figure")) hide(figure);
+  }, { passive: true });
 
   tasks.forEach((task, t) => {
     const section = document.getElementById(`task-${t}`), legend = section.querySelector(".legend");

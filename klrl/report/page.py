@@ -11,7 +11,7 @@ from typing import Any
 
 from klrl.report.charts import SHOWN, Chart, Point
 from klrl.report.frontier import EqualKL
-from klrl.report.jobs import Job
+from klrl.report.jobs import Job, count
 from klrl.report.measures import Measure
 from klrl.report.runs import Found
 from klrl.report.summary import Line
@@ -92,11 +92,11 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
     links += ['<a href="#jobs">Other jobs</a>', '<a href="#commands">Commands</a>']
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
-    versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs})
+    told = f"{count(counted, 'run')} counted of {len(found.runs)}"
+    versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs}) or ["?"]
     body = [
         "<h1>klrl report</h1>",
-        f"<p>{counted} runs counted of {len(found.runs)}; klrl {', '.join(versions) or '?'}; "
-        '<a href="summary.csv">summary.csv</a></p>',
+        f'<p>{told}; klrl {", ".join(versions)}; <a href="summary.csv">summary.csv</a></p>',
         f'<nav aria-label="Parts">{"".join(links)}</nav>',
         _reading(),
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",

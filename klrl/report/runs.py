@@ -90,7 +90,8 @@ def find_runs(paths: Sequence[str]) -> Found:
     for path in paths:
         root = Path(path).expanduser()
         if not root.is_dir():
-            raise ConfigError(f"{path}: no such folder; give run folders, or a folder of them")
+            what = "a file" if root.exists() else "no such folder"
+            raise ConfigError(f"{path}: {what}; give run folders, or a folder of them")
         for folder, is_run in _walk(root):
             (folders if is_run else swept)[folder.resolve()] = folder
     if not folders and not swept:
@@ -164,6 +165,8 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / ".hydra" / "config.yaml").read_text(encoding="utf-8")
         config = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError as error:
+        raise Unreadable(f"{folder}: it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({reason})") from error

@@ -70,14 +70,14 @@ def differences(settings: Sequence[Setting]) -> str:
     keys = differing([setting.settings for setting in settings])
     if not keys:
         return '<h3>What differs</h3><p class="soft">Nothing but the seed.</p>'
-    rows = [
-        [
-            escape(each.name),
-            *(escape(show(each.settings[k])) if k in each.settings else "" for k in keys),
-        ]
-        for each in settings
-    ]
+    rows = [[escape(each.name), *(_value(each, key) for key in keys)] for each in settings]
     return f"<h3>What differs</h3>{_table('What differs', ['setting', *map(escape, keys)], rows)}"
+
+
+def _value(setting: Setting, key: str) -> str:
+    if key not in setting.settings:
+        return ""
+    return f'<span class="value">{escape(show(setting.settings[key]))}</span>'
 
 
 def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
