@@ -143,10 +143,14 @@ class Tab:
 
     def middle(self, selector: str) -> tuple[float, float]:
         """Where in the window the middle of an element is, once it was scrolled to."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        # The page hears of the scrolling in the next frame.
+        self.ask(
+            f"new Promise(done => {{ {element}.scrollIntoView({{block: 'center'}}); "
+            "requestAnimationFrame(() => requestAnimationFrame(() => done(0))); })"
+        )
         box = self.ask(
-            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect(); "
-            f"return [b.x + b.width / 2, b.y + b.height / 2]; }})"
-            f"(document.querySelector({json.dumps(selector)}))"
+            f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())"
         )
         return box[0], box[1]
 

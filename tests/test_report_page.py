@@ -158,6 +158,14 @@ def test_boxes_choose_what_is_drawn(tab):
     assert tab.said == []
 
 
+def test_the_seven_best_are_drawn_at_first_and_come_first(tab):
+    boxes = tab.ask(
+        "[...document.querySelectorAll('#task-0 label')]"
+        ".map(l => [l.textContent, l.firstChild.checked])"
+    )
+    assert boxes == [[f"kl.coef={i}", i >= 5] for i in (*range(5, 12), *range(5))]
+
+
 def test_links_lead_somewhere(tab, page):
     for i, part in enumerate(tab.ask("[...document.querySelectorAll('nav a')].map(a => a.hash)")):
         tab.click_on(f"nav a:nth-of-type({i + 1})")

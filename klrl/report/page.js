@@ -88,8 +88,10 @@
   tasks.forEach((task, t) => {
     const section = document.getElementById(`task-${t}`), legend = section.querySelector(".legend");
     const figures = [...section.querySelectorAll("figure[data-chart]")];
-    legend.innerHTML = task.settings.map((name, i) =>
-      `<label><input type="checkbox" value="${i}"${task.shown.includes(i) ? " checked" : ""}>${swatch(i)}${safe(name)}</label>`).join("");
+    // What is drawn at first comes first: of a hundred boxes not all are in sight.
+    const chosen = new Set(task.shown), order = [...task.settings.keys()].sort((a, b) => chosen.has(b) - chosen.has(a));
+    legend.innerHTML = order.map((i) =>
+      `<label><input type="checkbox" value="${i}"${chosen.has(i) ? " checked" : ""}>${swatch(i)}${safe(task.settings[i])}</label>`).join("");
     const boxes = [...legend.querySelectorAll("input")];
     const redraw = () => {
       hide(section);
