@@ -71,8 +71,8 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _keep_to_loopback() -> None:
-    """Ray 2.60 turns a loopback address, given or in ``RAY_ADDRESS``, into the machine's own, if
-    this is not off.
+    """Ray 2.60 turns a loopback address, given or in ``RAY_ADDRESS``, into the machine's own,
+    unless this is off.
 
     The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
     """
