@@ -16,7 +16,7 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.errors import ConfigError
-from klrl.ray_checks import check_ray_machine
+from klrl.preflight.ray import check_ray_machine
 from tests.conftest import QUICK
 
 if importlib.util.find_spec("ray") is None:
