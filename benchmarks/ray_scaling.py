@@ -26,7 +26,7 @@ from klrl.checks import to_config
 from klrl.config import Config, RayCollectorConfig
 from klrl.envs import make_env
 from klrl.experiment import Experiment
-from klrl.kl.ray import start_ray
+from klrl.ray_start import start_ray
 from klrl.rollout import VectorRollout
 from klrl.rollout.ray import RayRollout
 from klrl.rollout.ray_worker import join, to_arrays, weights_of

@@ -20,8 +20,8 @@ from torch.distributions import Independent, Normal
 from klrl.config import EnvConfig, GaussianActorConfig, RayCollectorConfig
 from klrl.envs import make_env
 from klrl.errors import NonFiniteError, WorkerError
-from klrl.kl.ray import start_ray
 from klrl.models import Agent, make_agent
+from klrl.ray_start import start_ray
 from klrl.rollout import VectorRollout
 from klrl.seeds import derived_seed
 from tests.test_ray_run import LOOPBACK, listening

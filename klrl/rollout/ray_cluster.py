@@ -9,7 +9,7 @@ import ray
 import ray._private.worker
 
 from klrl.errors import WorkerError
-from klrl.kl.ray import start_ray
+from klrl.ray_start import start_ray
 
 
 class Cluster:
