@@ -19,12 +19,21 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.common import versions
-from benchmarks.peers.lm import LAST, language_versions
+from benchmarks.peers.lm import LAST, PACKAGES
 from benchmarks.results import ROOT, language, save
-from benchmarks.throughput import Failed, Line, complete, median_phases, run_line, spread
+from benchmarks.rounds import (
+    Failed,
+    Line,
+    Told,
+    complete,
+    error_in,
+    median_phases,
+    rounds,
+    run_line,
+    spread,
+)
 
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 
@@ -75,24 +84,19 @@ def run_trl(python: Path, words: Sequence[str], data: Path) -> Line:
 
 
 def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
-    """Rounds of both, in turn."""
+    """Rounds of both, in turn; a round is a seed."""
     print(workload.name, flush=True)
     model = base_model_of(workload)
-    found: dict[str, list[Line | str]] = {"klrl": [], "TRL": []}
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "prompts.json"
-        for seed in range(args.rounds):
-            write_prompts(data, workload, seed, args.prompts * args.iterations)
-            words = make_words(workload, args, model, seed)
-            tasks = {
-                "klrl": lambda words=words: run_klrl(words),
-                "TRL": lambda words=words: run_trl(args.trl_python, words, data),
-            }
-            for name, task in tasks.items():
-                if any(isinstance(told, str) for told in found[name]):
-                    continue  # it failed before
-                found[name].append(told_by(task))
-                print(f"  round {seed + 1}: {name}: {in_words(found[name][-1])}", flush=True)
+        data = {seed: Path(folder) / f"{seed}.json" for seed in range(args.rounds)}
+        for seed, file in data.items():
+            write_prompts(file, workload, seed, args.prompts * args.iterations)
+        words = {seed: make_words(workload, args, model, seed) for seed in data}
+        tasks = {
+            "klrl": lambda seed: run_klrl(words[seed]),
+            "TRL": lambda seed: run_trl(args.trl_python, words[seed], data[seed]),
+        }
+        found = rounds(tasks, args.rounds, in_words)
     require_equal_prompts(found)
     return summarise(found, workload)
 
@@ -104,22 +108,12 @@ def make_words(workload: Workload, args: argparse.Namespace, model: Path, seed: 
     return [word for key, value in given.items() for word in (f"--{key}", str(value))]
 
 
-def told_by(task: Any) -> Line | str:
-    """Its line, or its error."""
-    try:
-        return task()
-    except Failed as error:
-        return str(error)
-
-
-def in_words(told: Line | str) -> str:
-    if isinstance(told, str):
-        return f"failed: {told}"
+def in_words(told: Line) -> str:
     speed, reward = told["frames_per_cpu_second"], told["reward_last"]
     return f"{speed:,.0f} samples per CPU-second; reward {told['reward_first']:.2f} -> {reward:.2f}"
 
 
-def require_equal_prompts(found: dict[str, list[Line | str]]) -> None:
+def require_equal_prompts(found: dict[str, list[Told]]) -> None:
     """Both answered the same questions in the first iteration of every round."""
     for mine, theirs in zip(found["klrl"], found["TRL"], strict=False):
         if isinstance(mine, dict) and isinstance(theirs, dict) and mine["asked"] != theirs["asked"]:
@@ -129,13 +123,12 @@ def require_equal_prompts(found: dict[str, list[Line | str]]) -> None:
 # ------------------------------------------------------------------------------------- summaries
 
 
-def summarise(found: dict[str, list[Line | str]], workload: Workload) -> dict[str, Line]:
+def summarise(found: dict[str, list[Told]], workload: Workload) -> dict[str, Line]:
     """Per contender: speed, rewards, phases; klrl's ratio to TRL within a round."""
     summary: dict[str, Line] = {}
     for name, told in found.items():
-        errors = [line for line in told if isinstance(line, str)]
-        if errors:
-            summary[name] = {"error": errors[0]}
+        if error := error_in(told):
+            summary[name] = {"error": error}
             continue
         summary[name] = {
             "samples_per_cpu_second": spread([x["frames_per_cpu_second"] for x in told]),
@@ -186,7 +179,7 @@ def main() -> None:
     chosen = [w for w in WORKLOADS if args.shots in (None, w.shots)]
     data: Line = {"rounds": args.rounds, "epochs": args.epochs, "last": LAST}
     data["workloads"] = {workload.name: compare(workload, args) for workload in chosen}
-    data["versions"] = versions() | language_versions()
+    data["versions"] = versions(PACKAGES)
     print(language(data))
     if not (args.quick or args.no_save):
         print(save("language", data).relative_to(ROOT))

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import environment, table
+from benchmarks.results import table
+from benchmarks.watched import status_mb, watch
 
 #: Of a Llama: 101 MB in float32, large beside the noise of a process's size.
 SIZES = {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1376}
@@ -75,39 +74,9 @@ def save_model(folder: Path) -> float:
 
 def peak_mb(words: Sequence[str]) -> float:
     """Highest resident size of a run through the command line."""
-    peak = 0.0
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "klrl", *words, f"hydra.run.dir={folder}/run"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment(),
-        )
-        try:
-            while process.poll() is None:
-                peak = max(peak, high_water_mb(process.pid))
-                time.sleep(0.02)
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            output.seek(0)
-            raise SystemExit(f"{' '.join(words)}: {output.read()[-2000:]}")
-    return peak
-
-
-def high_water_mb(pid: int) -> float:
-    """VmHWM of a process; 0 where it has ended.
-
-    Not getrusage: its ru_maxrss of a child begins with what the parent held.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    size = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(size[0]) / 1024 if size else 0.0
+    peaks = [0.0]
+    watch(words, lambda pid, _: peaks.append(status_mb(pid, "VmHWM") or 0.0), every=0.02)
+    return max(peaks)
 
 
 # ---------------------------------------------------------------------------------------- values

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT, environment, save
+from benchmarks.watched import status_mb, watch
 
 ENOUGH = 1.05
 START_LIMIT = 3.0
@@ -71,16 +72,6 @@ def start_seconds(words: Sequence[str]) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------- memory
 
 
-def resident_mb(pid: int) -> float | None:
-    """VmRSS of a process, None where it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    size = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(size[0]) / 1024 if size else None
-
-
 def frames_done(metrics: Path) -> int:
     """Frames of the last whole line of a metrics.jsonl; 0 before the first."""
     if not metrics.exists():
@@ -92,33 +83,17 @@ def frames_done(metrics: Path) -> int:
     return int(json.loads(whole[-1])["frames"]) if whole else 0
 
 
-def watch(frames: int, words: Sequence[str]) -> list[tuple[int, float]]:
+def sizes(frames: int, words: Sequence[str]) -> list[tuple[int, float]]:
     """Run the command line; (frames, MB) every 0.1 s."""
     seen = []
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
-        command = [sys.executable, "-m", "klrl", *words, f"frames={frames}"]
-        process = subprocess.Popen(
-            [*command, f"hydra.run.dir={folder}/run"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment(),
-        )
-        try:
-            while process.poll() is None:
-                done, size = frames_done(Path(folder, "run", "metrics.jsonl")), None
-                # What comes after the last row (curves.png) is no part of the loop.
-                if 0 < done < frames:
-                    size = resident_mb(process.pid)
-                if size is not None:
-                    seen.append((done, size))
-                time.sleep(0.1)
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            output.seek(0)
-            raise SystemExit(output.read()[-2000:])
+
+    def look(pid: int, run: Path) -> None:
+        done = frames_done(run / "metrics.jsonl")
+        # What comes after the last row (curves.png) is no part of the loop.
+        if 0 < done < frames and (size := status_mb(pid, "VmRSS")) is not None:
+            seen.append((done, size))
+
+    watch([*words, f"frames={frames}"], look, every=0.1)
     return seen
 
 
@@ -143,7 +118,7 @@ def main() -> None:
         values = [round(found[key], 2) for found in starts]
         start[key] = {"median": statistics.median(values), "rounds": values}
     print(f"first frame after the imports: {start['after']} s; imports: {start['imports']} s")
-    seen = watch(args.frames, words)
+    seen = sizes(args.frames, words)
     early, late = (size_near(seen, args.frames, at) for at in (0.1, 0.99))
     print(f"resident: {early:.1f} MB at 10 %, {late:.1f} MB at the end, {late / early:.3f} x")
     if not args.no_save:

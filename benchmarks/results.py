@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def prose(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
 def spread(found: dict[str, float], digits: int = 0) -> str:
     """``median [least, most]``"""
     told = [f"{found[key]:,.{digits}f}" for key in ("median", "min", "max")]
@@ -108,7 +113,7 @@ def throughput(data: dict[str, Any]) -> str:
 
 
 def told_versions(found: dict[str, str]) -> str:
-    return "Versions: " + ", ".join(f"{name} {number}" for name, number in found.items()) + "."
+    return prose(f"Versions: {', '.join(f'{name} {number}' for name, number in found.items())}.")
 
 
 def speeds(contenders: dict[str, Any]) -> str:
@@ -187,22 +192,24 @@ def samples(contenders: dict[str, Any], last: int) -> str:
 def memory(data: dict[str, Any]) -> str:
     rss, start = data["resident_mb"], data["start_seconds"]
     imports, after = (f"{start[key]['median']:.1f} s" for key in ("imports", "after"))
-    return "\n\n".join(
-        [
-            "### Memory and start",
-            f"A run of {data['frames']:,} frames (`{data['command']}`) holds"
-            f" {rss['early']:.0f} MB at 10 % of its frames and {rss['late']:.0f} MB at the end:"
-            f" {rss['late'] / rss['early']:.3f} x. The first frame comes {after} after torch,"
-            f" tensordict and TorchRL are imported, which takes {imports}.",
-        ]
+    told = (
+        f"A run of {data['frames']:,} frames (`{data['command']}`) holds"
+        f" {rss['early']:.0f} MB at 10 % of its frames and {rss['late']:.0f} MB at the end:"
+        f" {rss['late'] / rss['early']:.3f} x. The first frame comes {after} after torch,"
+        f" tensordict and TorchRL are imported, which takes {imports}."
     )
+    return f"### Memory and start\n\n{prose(told)}"
 
 
 def learning(data: dict[str, Any]) -> str:
+    """Returns reached; a task's ``note``, where its data has one, tells how it was measured."""
     parts = ["### Frames and CPU time to a return"]
     for name, rows in data.items():
-        if name != "versions":
-            parts += [f"{rows['about']}:", table(rows["header"], rows["rows"])]
+        if name == "versions":
+            continue
+        parts += [prose(f"{rows['about']}:"), table(rows["header"], rows["rows"])]
+        if "note" in rows:
+            parts.append(prose(rows["note"]))
     return "\n\n".join(parts)
 
 

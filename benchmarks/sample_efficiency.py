@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.results import ROOT, save, table
-from benchmarks.throughput import Failed, Line, run_line
+from benchmarks.rounds import Failed, Line, run_line
 
 TARGET = -200.0
 WINDOW = 20

@@ -15,23 +15,26 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.common import ENV_IDS, versions
-from benchmarks.results import ROOT, environment, save, throughput
-
-TIMEOUT = 900
-Line = dict[str, Any]
-
-
-class Failed(RuntimeError):
-    """A contender ended without its line; the message is the last thing that it said."""
+from benchmarks.results import ROOT, save, throughput
+from benchmarks.rounds import (
+    Failed,
+    Line,
+    Told,
+    complete,
+    error_in,
+    last_words,
+    median_phases,
+    rounds,
+    run_line,
+    run_text,
+    spread,
+)
 
 
 @dataclass(frozen=True)
@@ -108,83 +111,15 @@ def contenders(workload: Workload, quick: bool) -> list[Contender]:
     return found
 
 
-# ---------------------------------------------------------------------------------------- running
-
-
-def run_text(command: Sequence[str]) -> str:
-    """What a process printed.
-
-    Raises:
-        Failed: it ended with an error, or not in time.
-    """
-    try:
-        # In a folder of its own: MuJoCo leaves its log wherever it runs.
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                cwd=folder,
-                env=environment(),
-                timeout=TIMEOUT,
-            )
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"not done in {TIMEOUT} s") from error
-    if done.returncode:
-        raise Failed(last_words(done.stderr))
-    return done.stdout
-
-
-def run_line(command: Sequence[str]) -> Line:
-    """The line of JSON that a contender prints last."""
-    output = run_text(command)
-    try:
-        return json.loads(output.strip().splitlines()[-1])
-    except (IndexError, json.JSONDecodeError) as error:
-        raise Failed(last_words(output)) from error
-
-
-def last_words(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "ended without a word"
-
-
-Told = Line | str  # a line, or the error in its place
-
-
-def rounds(tasks: dict[str, Callable[[], Line]], count: int) -> dict[str, list[Told]]:
-    """Run all tasks in turn, ``count`` times; one that failed is not tried again."""
-    found: dict[str, list[Told]] = {name: [] for name in tasks}
-    for number in range(1, count + 1):
-        for name, task in tasks.items():
-            if any(isinstance(told, str) for told in found[name]):
-                continue
-            try:
-                line = task()
-                said = f"{line['frames_per_cpu_second']:,.0f} frames per CPU-second"
-                found[name].append(line)
-            except Failed as error:
-                said = f"failed: {error}"
-                found[name].append(str(error))
-            print(f"  round {number}: {name}: {said}", flush=True)
-    return found
-
-
 # ------------------------------------------------------------------------------------- summaries
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {key: round(value, 3) for key, value in found.items()}
 
 
 def summarise(found: dict[str, list[Told]]) -> dict[str, Line]:
     """Per contender: speeds, ratios within a round, phases and compile times."""
     summary: dict[str, Line] = {}
     for name, told in found.items():
-        errors = [line for line in told if isinstance(line, str)]
-        if errors:
-            summary[name] = {"error": errors[0]}
+        if error := error_in(told):
+            summary[name] = {"error": error}
             continue
         speed = [line["frames_per_cpu_second"] for line in told]
         compiled = [line["compile_seconds"] for line in told]
@@ -215,22 +150,13 @@ def summarise(found: dict[str, list[Told]]) -> dict[str, Line]:
 ABOUT = ("collector", "compile", "kl", "loss", "vector", "peak_mb", "import_cpu_seconds")
 
 
-def complete(told: Sequence[Told], count: int) -> bool:
-    return len(told) == count and not any(isinstance(line, str) for line in told)
-
-
-def median_phases(lines: Sequence[Line]) -> dict[str, float]:
-    rows = [line.get("phases", {}) for line in lines]
-    return {key: round(statistics.median(row[key] for row in rows), 2) for key in rows[0]}
-
-
 # -------------------------------------------------------------------------------------- sections
 
 
 def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
     print(f"{workload.name}", flush=True)
     tasks = {
-        c.name: lambda c=c: c.run(workload, max(3, round(c.iterations * args.length)))
+        c.name: lambda _, c=c: c.run(workload, max(3, round(c.iterations * args.length)))
         for c in contenders(workload, args.quick)
     }
     return summarise(rounds(tasks, args.rounds))
@@ -249,7 +175,7 @@ def scale(contender: Contender, args: argparse.Namespace) -> list[Line]:
     sizes = {n: FRAMES_PER_ROLLOUT // n for n in COPIES}
     iterations = max(3, round(contender.iterations * args.length / 2))
     tasks = {
-        f"{n} x {t}": lambda n=n, t=t: contender.run(Workload("pendulum", n, t), iterations)
+        f"{n} x {t}": lambda _, n=n, t=t: contender.run(Workload("pendulum", n, t), iterations)
         for n, t in sizes.items()
     }
     summary = summarise(rounds(tasks, min(3, args.rounds)))
@@ -263,15 +189,14 @@ def kl_cost(contender: Contender, args: argparse.Namespace) -> list[Line]:
     print(f"cost of the KL in {contender.name}", flush=True)
     iterations = max(3, round(contender.iterations * args.length))
     tasks = {
-        kl: lambda kl=kl: contender.run(WORKLOADS[0], iterations, [f"kl={kl}"])
+        kl: lambda _, kl=kl: contender.run(WORKLOADS[0], iterations, [f"kl={kl}"])
         for kl in ("legacy", "retrieve")
     }
     rows = []
     for kl, told in rounds(tasks, args.rounds).items():
         row: Line = {"kl": kl, "name": contender.name}
-        errors = [line for line in told if isinstance(line, str)]
-        if errors:
-            row["error"] = errors[0]
+        if error := error_in(told):
+            row["error"] = error
         else:
             row["percent"] = spread(
                 [x["phases"]["kl"] * 1e-4 * x["frames_per_cpu_second"] for x in told]

@@ -14,17 +14,16 @@ from types import FrameType
 from typing import NoReturn
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from klrl.checks import to_config
-from klrl.compose import check_jobs, compose, job_config
+from klrl.compose import check_jobs, compose, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
-from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError
+from klrl.errors import FAILURES, ConfigError, Interrupted
 from klrl.hints import help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import new_folder
-from klrl.sweep.words import is_own, quote_paths
+from klrl.sweep.words import is_own
 
 __all__ = ["compose", "main"]
 
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if _full_errors():
             traceback.print_exc()
         refuse(str(error))
-    except (NonFiniteError, RewardError, _Failed) as error:
+    except (*FAILURES, _Failed) as error:
         print(f"klrl: failed: {error}", file=sys.stderr)
         sys.exit(1)
     except Interrupted as stop:
@@ -76,13 +75,13 @@ def refuse(message: str) -> NoReturn:
 
 
 def _main(argv: list[str]) -> int:
-    args = _parse(argv)
+    args = parse_args(argv)
     register_schemas()
     if args.help:
         print(help_text(args.config_dir))
         return 0
-    overrides = quote_paths(_allow_env_kwargs(args.overrides))
-    flags = [word for word in argv if word not in args.overrides]
+    overrides = args.overrides
+    flags = [word for word in argv if word not in args.given]
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         if args.cfg:
             job_config(_without_hydra(overrides), args.config_dir, args.config_name)
@@ -98,27 +97,6 @@ def _main(argv: list[str]) -> int:
     _refuse_sweep_words(overrides)
     check_jobs([_without_hydra(overrides)], args)
     return _launch(flags, overrides)
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = get_args_parser()
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
-    if args.config_path:
-        raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
-    bare = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
-    if bare:
-        raise ConfigError(f"{bare[0]}: not a setting; write KEY=VALUE or GROUP=CHOICE, see --help")
-    if args.config_dir and not Path(args.config_dir).is_dir():
-        raise ConfigError(f"--config-dir {args.config_dir}: no such folder; give an existing one")
-    return args
-
-
-def _allow_env_kwargs(overrides: list[str]) -> list[str]:
-    """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
-    open_keys = ("env.kwargs.", "env.kwargs=")
-    return [f"++{word}" if word.startswith(open_keys) else word for word in overrides]
 
 
 def _value_of(key: str, overrides: list[str]) -> str | None:
@@ -212,7 +190,7 @@ def _job(cfg: DictConfig) -> None:
         run(to_config(cfg), Path(HydraConfig.get().runtime.output_dir))
     except ConfigError as error:
         raise _Refused(str(error)) from error
-    except (NonFiniteError, RewardError) as error:
+    except FAILURES as error:
         if _full_errors():
             raise
         raise _Failed(str(error)) from error

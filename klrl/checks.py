@@ -1,7 +1,7 @@
 """From what Hydra composed to one typed job, or one line that says what is wrong with it.
 
 No torch in here. Ranges stand with the fields in ``klrl/config``; here is what takes two settings.
-To refuse a setting that a choice leaves unread: an entry in :data:`UNREAD` or its like.
+To refuse a setting that a choice leaves unread: a rule in ``unread.py``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from klrl.config import (
     KLPENConfig,
     LanguageConfig,
     LanguageEnvConfig,
+    RayCollectorConfig,
     RetrieveKLConfig,
     RootConfig,
 )
 from klrl.errors import ConfigError
 from klrl.language.checks import UNREAD_LANGUAGE, check_kinds, check_language
-from klrl.unread import Unread
+from klrl.ray_checks import check_ray
+from klrl.unread import UNREAD, UNREAD_CONTROL
 
 
 def to_config(cfg: DictConfig) -> Config | LanguageConfig:
@@ -169,6 +171,8 @@ def _check_control(c: Config) -> None:
             f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
             "advantage has no spread; choose fewer or loss.normalize_advantage=false"
         )
+    if isinstance(c.collector, RayCollectorConfig):
+        check_ray(c, c.collector)
     if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
         raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
     if c.loss.reduction not in ("mean", "sum"):
@@ -222,59 +226,6 @@ def check_device_name(device: str) -> None:
     known = device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit())
     if not known:
         raise ConfigError(f"device={device}: choose auto, cpu, cuda or cuda:0")
-
-
-# ------------------------------------------------------------------- settings that nothing reads
-
-
-_no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
-_unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
-#: Of both kinds of job.
-UNREAD = (
-    Unread(
-        "loss.gain",
-        lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
-        "only loss.beta_rule=proportional reads it; drop it or set that",
-    ),
-    *(
-        Unread(
-            f"loss.{name}",
-            lambda c: getattr(c.loss, "beta_rule", "") == "proportional",
-            "loss.beta_rule=proportional reads loss.gain instead; drop it",
-        )
-        for name in ("increment", "decrement")
-    ),
-    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
-    *(
-        Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
-        for name in ("beta_min", "beta_max")
-    ),
-    Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
-)
-#: Of control jobs.
-UNREAD_CONTROL = (
-    Unread(
-        "loss.samples_mc_kl",
-        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
-        "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
-    ),
-    Unread(
-        "kl.apply",
-        lambda c: getattr(c.kl, "placement", "reward") == "loss",
-        "kl.placement=loss charges no reward; drop it",
-    ),
-    Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
-    Unread(
-        "loss.samples_mc_entropy",
-        lambda c: c.actor.distribution != "tanh_normal",
-        "only actor=tanh_normal lacks a closed-form entropy; drop it",
-    ),
-    Unread(
-        "loss.separate_losses",
-        lambda c: not c.actor.share_trunk,
-        "policy and critic share nothing; set actor.share_trunk=true",
-    ),
-)
 
 
 def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:

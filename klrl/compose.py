@@ -9,6 +9,7 @@ from typing import Any
 
 import hydra
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -25,10 +26,47 @@ from klrl.config import (
 )
 from klrl.errors import ConfigError
 from klrl.hints import explain
-from klrl.preflight import check_machine, require
+from klrl.preflight import check_machine
+from klrl.preflight.install import require
+from klrl.sweep.words import quote_paths
 
 #: name (empty until a sweep gives one), words, checked settings
 Checked = tuple[str, list[str], Config | LanguageConfig]
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """Hydra's flags, and the words beside them ready for its grammar.
+
+    Args:
+        argv: the command line.
+
+    Returns:
+        ``overrides``: the words, with ``++`` where a dictionary is open and paths quoted;
+        ``given``: as they came; Hydra's flags.
+
+    Raises:
+        ConfigError: an unknown flag, a word that is no setting, a folder that is not there.
+    """
+    parser = get_args_parser()
+    args, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
+    if args.config_path:
+        raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
+    bare = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
+    if bare:
+        raise ConfigError(f"{bare[0]}: not a setting; write KEY=VALUE or GROUP=CHOICE, see --help")
+    if args.config_dir and not Path(args.config_dir).is_dir():
+        raise ConfigError(f"--config-dir {args.config_dir}: no such folder; give an existing one")
+    args.given = args.overrides
+    args.overrides = quote_paths(allow_env_kwargs(args.overrides))
+    return args
+
+
+def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
+    """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
+    open_keys = ("env.kwargs.", "env.kwargs=")
+    return [f"++{word}" if word.startswith(open_keys) else word for word in overrides]
 
 
 def compose(

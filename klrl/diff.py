@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from klrl.errors import ConfigError
-from klrl.report.runs import Run, Unreadable, differing, read_run, show
-from klrl.report.summary import final
+from klrl.report.measures import final
+from klrl.report.runs import Run, read_run
+from klrl.report.settings import differing, show
+from klrl.report.sweeps import Unreadable
 
 #: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
 _FACTS = ("status", "seed", "klrl", "python", "device", "compile", "git_commit")

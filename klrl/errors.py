@@ -22,6 +22,17 @@ class RewardError(RuntimeError):
     """
 
 
+class WorkerError(RuntimeError):
+    """A rollout worker of ``collector=ray`` that cannot be started, or died again and again.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
+#: A run that ends with one of them says so in a line and exits with 1; its checkpoint is kept.
+FAILURES = (NonFiniteError, RewardError, WorkerError)
+
+
 class Interrupted(BaseException):
     """The run was told to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended in good order.
 

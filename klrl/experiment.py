@@ -22,9 +22,9 @@ from klrl.compiled import decide
 from klrl.config import (
     CheckpointReferenceConfig,
     Config,
-    KLPENConfig,
     LanguageConfig,
     LegacyKLConfig,
+    RayCollectorConfig,
 )
 from klrl.envs import make_env
 from klrl.errors import ConfigError, NonFiniteError
@@ -33,7 +33,7 @@ from klrl.kl.build import ReferenceKL, make_reference_kl
 from klrl.kl.controllers import make_controller
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import freeze, make_reference_rule, memory_bytes
-from klrl.learner import Learned, Learner
+from klrl.learner import Learner
 from klrl.load import load_agent, load_reference
 from klrl.metrics import Row
 from klrl.models import make_agent
@@ -110,6 +110,7 @@ class Experiment(Training):
     """
 
     config: Config
+    row_of = staticmethod(make_row)
 
     def __init__(
         self,
@@ -184,17 +185,6 @@ class Experiment(Training):
         )
         return {"eval/return": result.mean, "eval/return_std": result.std}
 
-    def make_row(
-        self,
-        batch: TensorDictBase,
-        measured: dict[str, torch.Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
-        klpen = isinstance(self.config.loss, KLPENConfig)
-        return make_row(self.counters, batch, self.kl, measured, learned, klpen, seconds)
-
     def reference_bytes(self) -> int:
         """A copy of the policy: its parameters and normaliser."""
         return memory_bytes(self.reference)
@@ -216,6 +206,12 @@ class Experiment(Training):
 
     def _make_rollout(self, say: Callable[[str], None] = print) -> Rollout:
         seed = derived_seed(self.config.seed, "train", self.counters.iteration)
+        if isinstance(self.config.collector, RayCollectorConfig):
+            from klrl.rollout.ray import RayRollout  # Ray only where it is chosen
+
+            return RayRollout(
+                self.config.collector, self.config.env, self.agent, self.device, seed, say
+            )
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         env = make_env(self.config.env, seed=seed, transforms=online)
         rollout, why = make_rollout(self.config.collector, env, self.agent, self.device)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from klrl.config import Config, EnvConfig, LanguageConfig
 from klrl.errors import ConfigError
-from klrl.preflight import check_env, policy_kind
+from klrl.preflight import check_env
+from klrl.preflight.env import policy_kind
 from klrl.resume import stored_config
 
 _CONTROL = ("env.id", "env.kwargs")

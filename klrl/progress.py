@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections import deque
-from types import TracebackType
 from typing import TextIO
 
 from klrl.metrics import Row
@@ -48,12 +47,7 @@ class Progress:
             self._ticker.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._live:
             self._stream.write("\n")

@@ -8,13 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
 
 from klrl.checkpoint import Checkpoints, Counters
-from klrl.config import JobConfig
+from klrl.config import JobConfig, KLPENConfig
 from klrl.interrupt import StopRequest
 from klrl.learner import Learned
 from klrl.metrics import Row
@@ -36,6 +36,7 @@ class Training(ABC):
         controller: moves that coefficient.
         estimate_advantage: writes the advantages of a rollout.
         described: what the manifest tells of the reference, to build it again on resume.
+        row_of: makes a line of ``metrics.jsonl``; arguments as :func:`klrl.record.make_row`.
     """
 
     config: JobConfig
@@ -46,6 +47,7 @@ class Training(ABC):
     controller: Any
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
     described: Mapping[str, Any] | None
+    row_of: ClassVar[Callable[..., Row]]
 
     def train(self, files: RunFolder, *, group: str | None = None, resume: bool = False) -> None:
         """Rollout, KL, advantage, update, record; until the frames are done."""
@@ -148,7 +150,6 @@ class Training(ABC):
         if due or stopping or counters.iteration >= self.config.iterations:
             checkpoints.save("last", counters.frames, about)
 
-    @abstractmethod
     def make_row(
         self,
         batch: TensorDictBase,
@@ -157,6 +158,8 @@ class Training(ABC):
         seconds: float,
     ) -> Row:
         """One line of ``metrics.jsonl``, of the iteration that was just counted."""
+        klpen = isinstance(self.config.loss, KLPENConfig)
+        return self.row_of(self.counters, batch, self.kl, measured, learned, klpen, seconds)
 
     def take_up(self, checkpoints: Checkpoints) -> None:
         """Go on from ``last``: every component, then what depends on them."""

@@ -1,6 +1,9 @@
 """Run folders made by hand, for the tests of ``klrl.report`` and ``klrl.diff``."""
 
+import html
 import json
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 ROWS = 20
@@ -17,7 +20,8 @@ def write_run(folder: Path, *, seed=0, rows=None, status="finished", config=None
         "logger": {"name": "none"},
     }
     for group, values in (config or {}).items():
-        settings[group] = {**settings[group], **values} if isinstance(values, dict) else values
+        before = settings.get(group, {})
+        settings[group] = {**before, **values} if isinstance(values, dict) else values
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "config.yaml").write_text(json.dumps(settings))
     argv = ["/somewhere/bin/python", "-m", "klrl", f"kl.coef={settings['kl']['coef']}"]
@@ -53,3 +57,68 @@ def rows_of(reward=0.0, kl=1.0, kl_old=0.01):
         }
         for i in range(1, ROWS + 1)
     ]
+
+
+def write_runs(root: Path):
+    """Two coefficients of two modes, three seeds each, with jobs that failed and broke."""
+    # (mode, coef) -> final reward of seed 0, KL; seeds add 0, 2 and 10.
+    table = {
+        ("legacy", 0.1): (100.0, 4.0),
+        ("legacy", 1.0): (50.0, 1.0),
+        ("retrieve", 0.1): (120.0, 4.0),
+        ("retrieve", 1.0): (40.0, 1.0),
+    }
+    for (mode, coef), (reward, kl) in table.items():
+        for seed, more in enumerate((0.0, 2.0, 10.0)):
+            write_run(
+                root / f"{mode}_{coef}_{seed}",
+                seed=seed,
+                rows=rows_of(reward + more, kl),
+                config={"kl": {"mode": mode, "coef": coef}},
+            )
+    error = "iteration 5: the loss is nan; try a smaller optim.lr <"
+    write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4], error=error)
+    write_run(root / "broken", seed=4)
+    (root / "broken" / "metrics.jsonl").write_text('{"frames": 1}\nnonsense\n{"frames": 2}\n')
+    return root
+
+
+def write_sweep(root: Path, *jobs):
+    """A ``sweep.json`` of (name, words, status, error)."""
+    told = [
+        {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs
+    ]
+    root.mkdir(parents=True, exist_ok=True)
+    text = {"klrl": "0.1.0", "command": "python -m klrl -m kl.coef=0,1 seed=0,1", "jobs": told}
+    (root / "sweep.json").write_text(json.dumps(text))
+
+
+class Page(HTMLParser):
+    """Attributes that point somewhere, the embedded data, the cells of all tables, the commands."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.ids, self.cells, self.data = [], set(), [], ""
+        self._within, self._cell = None, False
+        self.feed(text)
+        self.commands = html.unescape(re.search(r'id="commands".*?<pre>(.*?)</pre>', text, re.S)[1])
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.links += [v for k, v in attributes.items() if k in ("href", "src", "srcset")]
+        self.ids.add(attributes.get("id"))
+        self._within = "data" if attributes.get("id") == "data" else tag
+        if tag in ("td", "th"):
+            # A row's first cell is its header.
+            self._cell = tag == "td" or attributes["scope"] == "row"
+            if self._cell:
+                self.cells.append("")
+
+    def handle_endtag(self, tag):
+        self._within = "td" if tag == "span" else None
+
+    def handle_data(self, text):
+        if self._within == "data":
+            self.data += text
+        elif self._cell and self._within in ("td", "th", "span", "small"):
+            self.cells[-1] += ("|" if self._within == "small" else "") + text

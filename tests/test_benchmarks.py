@@ -10,8 +10,9 @@ import pytest
 from benchmarks import results
 from benchmarks.memory import frames_done, size_near
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
+from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.sample_efficiency import crossing
-from benchmarks.throughput import Failed, run_line, summarise
+from benchmarks.throughput import summarise
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
 
@@ -77,6 +78,23 @@ def test_a_contender_that_fails_says_why():
         run_line([sys.executable, "-c", "print('not JSON')"])
 
 
+def test_rounds_alternate_and_one_that_failed_is_not_tried_again():
+    asked = []
+
+    def task(name):
+        def run(number):
+            asked.append((name, number))
+            if (name, number) == ("b", 1):
+                raise Failed("no more")
+            return {"frames_per_cpu_second": 1.0}
+
+        return run
+
+    found = rounds({"a": task("a"), "b": task("b")}, 3)
+    assert asked == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
+    assert [len(found["a"]), found["b"][1:]] == [3, ["no more"]]
+
+
 def test_the_crossing_is_where_twenty_episodes_first_reach_the_target():
     curve = [
         {"frames": 100, "cpu": 1.0, "returns": [-100.0] * 10},  # ten are not enough
@@ -110,3 +128,11 @@ def test_the_page_keeps_what_is_written_by_hand(tmp_path, monkeypatch):
     assert "another" in text
     assert "old" not in text
     assert "a cpu" not in text
+
+
+def test_a_note_stands_below_its_table_and_long_prose_is_wrapped():
+    task = {"about": "a task " * 20, "header": ["", "return"], "rows": [["klrl", "1"]]}
+    told = results.learning({"versions": {}, "a": {**task, "note": "handmade " * 20}, "b": task})
+    assert told.count("handmade") == 20
+    assert told.index("| klrl | 1 |") < told.index("handmade") < told.rindex("a task")
+    assert max(map(len, told.splitlines())) <= 118

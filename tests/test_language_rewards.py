@@ -278,4 +278,4 @@ def test_responses_lose_their_last_eos_and_nothing_else(pad_is_eos: bool) -> Non
     )
     mask = torch.arange(5) < torch.tensor([3, 5, 3, 1, 4])[:, None]
     expected = ["ot", "ototo", "o<|im_start|>", "", "o<|im_end|>t"]
-    assert response_texts(tokenizer, ids, mask) == expected
+    assert response_texts(tokenizer, ids, mask, (tokenizer.eos_token_id,)) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -118,6 +119,29 @@ def test_a_named_actor_serves_several_environments_and_is_reused(served) -> None
     served.coeff = 2.0
     assert again.coeff == 2.0
     served.coeff = COEF
+
+
+def asked_from_another_process() -> tuple[int, str, torch.Tensor]:
+    """As in docs/scaling.md: whoever comes first makes the service, the others find it."""
+    kl = RayRetrieveKL(
+        gen_model_factory=make_gen,
+        ref_model_factory=make_ref,
+        coeff=COEF,
+        num_cpus=0.5,
+        actor_name="kl",
+    )
+    found = kl(conversation())
+    return os.getpid(), kl._actor._actor_id.hex(), found["next"].get("kl_penalty")
+
+
+def test_processes_of_a_job_share_one_service(served) -> None:
+    task = start_ray().remote(num_cpus=0.25)(asked_from_another_process)
+    expected = RetrieveKL(make_gen(), make_ref(), coeff=COEF)(conversation())
+    for pid, actor, penalty in start_ray().get([task.remote(), task.remote()]):
+        assert pid != os.getpid()
+        assert actor == served._actor._actor_id.hex()
+        expected_penalty = expected["next"].get("kl_penalty")
+        torch.testing.assert_close(penalty, expected_penalty, atol=1e-6, rtol=0)
 
 
 def test_models_by_value_and_the_reward_transform() -> None:

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -210,10 +210,10 @@ def _phases(laps: list[dict[str, float]], frames: int, cpu: float) -> dict[str, 
     return {key: round(value / frames * 1e6, 2) for key, value in found.items()}
 
 
-def versions() -> dict[str, str]:
-    """Versions of what is installed here, without their build tags."""
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Versions of Python and of what is installed here, without their build tags."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in PACKAGES:
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

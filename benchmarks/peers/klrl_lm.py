@@ -7,14 +7,11 @@ one at the end) are not counted: the other contender has neither.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.common import Clock
+from benchmarks.peers.klrl_timed import make_config, run_quietly, timed
 from benchmarks.peers.lm import checksum, finish, make_parser
 
 
@@ -46,53 +43,21 @@ def make_words(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def timed_experiment(clock: Clock, rewards: list[float], asked: list[int]) -> type:
-    """klrl's LanguageExperiment, its phases booked; an iteration ends where ``save`` begins."""
-    from klrl.language.experiment import LanguageExperiment
-
-    class Timed(LanguageExperiment):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.charge_kl = clock.timed("kl", self.charge_kl)
-            self.estimate_advantage = clock.timed("advantage", self.estimate_advantage)
-            self.learn = clock.timed("update", self.learn)
-            self.begun = False
-
-        def _make_rollout(self, *args: Any) -> Any:
-            rollout = super()._make_rollout(*args)
-            rollout.collect = clock.timed("rollout", rollout.collect)
-            return rollout
-
-        def make_row(self, batch: Any, *rest: Any) -> Any:
-            rewards.append(float(batch["next", "reward_raw"].mean()))
-            if not asked:
-                asked.append(checksum([prompt.row["digits"] for prompt in self.rollout.asked]))
-            return super().make_row(batch, *rest)
-
-        def save(self, *args: Any, **kwargs: Any) -> None:
-            if self.begun:
-                clock.lap()
-            super().save(*args, **kwargs)
-            clock.resume() if self.begun else clock.start()
-            self.begun = True
-
-    return Timed
-
-
 def train(words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
     """Run; the reward of each iteration and what was asked in the first."""
-    import klrl.experiment
-    import klrl.language.experiment
-    from klrl.__main__ import compose
-    from klrl.checks import to_config
+    import klrl.language.experiment as language
 
-    config = to_config(compose(list(words)))
-    clock.import_seconds = clock.now()
+    config = make_config(words, clock)
     rewards: list[float] = []
     asked: list[int] = []
-    klrl.language.experiment.LanguageExperiment = timed_experiment(clock, rewards, asked)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        klrl.experiment.run(config, Path(folder) / "run")
+
+    def see(experiment: Any, batch: Any) -> None:
+        rewards.append(float(batch["next", "reward_raw"].mean()))
+        if not asked:
+            asked.append(checksum([prompt.row["digits"] for prompt in experiment.rollout.asked]))
+
+    language.LanguageExperiment = timed(language.LanguageExperiment, clock, see)
+    run_quietly(config)
     return rewards, asked[0]
 
 

@@ -8,16 +8,13 @@ Words for the command line may follow, as in ``klrl_loop --compile false kl=lega
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from benchmarks.peers.common import Clock, make_parser, report
+from benchmarks.peers.klrl_timed import make_config, run_quietly, timed
 
 MODES = ("false", "jit", "aot")
 
@@ -67,41 +64,6 @@ def has_compile() -> bool:
     return "compile" in LearnerConfig.__dataclass_fields__
 
 
-def timed_experiment(clock: Clock, curve: bool) -> type:
-    """klrl's Experiment, its phases booked; an iteration ends where ``save`` begins."""
-    from klrl.experiment import Experiment
-
-    class Timed(Experiment):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.estimate_advantage = clock.timed("advantage", self.estimate_advantage)
-            self.charge_kl = clock.timed("kl", self.charge_kl)
-            self.move_anchor = clock.timed("kl", self.move_anchor)
-            self.learn = clock.timed("update", self.learn)
-            self.begun = False
-
-        def _make_rollout(self, *args: Any) -> Any:
-            rollout = super()._make_rollout(*args)
-            rollout.collect = clock.timed("rollout", rollout.collect)
-            return rollout
-
-        def make_row(self, batch: Any, *rest: Any) -> Any:
-            if curve:
-                ended = batch["next", "done"].transpose(0, 1)
-                returns = batch["next", "episode_reward"].transpose(0, 1)[ended]
-                clock.ended(self.counters.frames, returns.tolist())
-            return super().make_row(batch, *rest)
-
-        def save(self, *args: Any, **kwargs: Any) -> None:
-            if self.begun:
-                clock.lap()
-            super().save(*args, **kwargs)
-            clock.resume() if self.begun else clock.start()
-            self.begun = True
-
-    return Timed
-
-
 def time_simulator(clock: Clock) -> None:
     """Book ``env`` where the simulators step, for whichever collector."""
     from klrl.envs import VectorGymEnv
@@ -121,16 +83,19 @@ def time_simulator(clock: Clock) -> None:
 def train(args: argparse.Namespace, clock: Clock) -> dict[str, Any]:
     """Run; returns what of the job is to be reported."""
     import klrl.experiment
-    from klrl.__main__ import compose
-    from klrl.checks import to_config
 
-    config = to_config(compose(make_words(args)))
+    config = make_config(make_words(args), clock)
     args.n, args.t = config.env.num_envs, config.collector.steps
-    clock.import_seconds = clock.now()
+
+    def see(experiment: Any, batch: Any) -> None:
+        if args.curve:
+            ended = batch["next", "done"].transpose(0, 1)
+            returns = batch["next", "episode_reward"].transpose(0, 1)[ended]
+            clock.ended(experiment.counters.frames, returns.tolist())
+
     time_simulator(clock)
-    klrl.experiment.Experiment = timed_experiment(clock, args.curve)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        klrl.experiment.run(config, Path(folder) / "run")
+    klrl.experiment.Experiment = timed(klrl.experiment.Experiment, clock, see)
+    run_quietly(config)
     return {
         "collector": config.collector.name,
         "compile": getattr(config.learner, "compile", "false"),

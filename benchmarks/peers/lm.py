@@ -11,15 +11,15 @@ import os
 import statistics
 import zlib
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
+from benchmarks.peers import common
 from benchmarks.peers.common import Clock, report, versions
 
 # Before torch and huggingface_hub are imported: both read them once.
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
-PACKAGES = ("transformers", "tokenizers", "accelerate", "datasets", "trl")
+PACKAGES = (*common.PACKAGES, "transformers", "tokenizers", "accelerate", "datasets", "trl")
 #: The reward at the end is the mean over so many iterations.
 LAST = 5
 
@@ -64,17 +64,6 @@ def finish(
         "reward_first": round(rewards[0], 4),
         "reward_last": round(statistics.fmean(rewards[-LAST:]), 4),
         "rewards": [round(reward, 4) for reward in rewards],
-        "versions": versions() | language_versions(),
+        "versions": versions(PACKAGES),
     }
     report(name, work, clock, **told)
-
-
-def language_versions() -> dict[str, str]:
-    """Of the language libraries that are installed here."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

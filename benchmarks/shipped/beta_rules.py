@@ -11,8 +11,8 @@ from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, dots, learning_curve, p
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import BAND, in_band
 from klrl.report.runs import Run
-from klrl.report.summary import BAND, in_band
 
 ENVS = {"pendulum": 100_000, "half_cheetah": 200_000}
 #: Rule -> (title, colour).

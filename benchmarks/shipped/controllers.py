@@ -11,8 +11,8 @@ from benchmarks.shipped.draw import BLACK, BLUE, ORANGE, dots, learning_curve, p
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import column
 from klrl.report.runs import Run
-from klrl.report.summary import column
 
 ENVS = {"pendulum": 200_000, "hopper": 100_000}
 CONTROLLERS = {"fixed": BLACK, "adaptive": BLUE, "dual": ORANGE}

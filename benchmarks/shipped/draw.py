@@ -12,9 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.shipped.tables import Row
+from klrl.report.curves import curve
 from klrl.report.pictures import _COLOURS as COLOURS
-from klrl.report.runs import Run, Setting
-from klrl.report.summary import curve
+from klrl.report.runs import Run
+from klrl.report.settings import Setting
 
 BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
 #: Inches; 1100 pixels wide, of which a README shows about 830.

@@ -11,8 +11,8 @@ from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, PINK, dots, pane
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import final
 from klrl.report.runs import Run
-from klrl.report.summary import final
 
 COEF, RESPONSES = 0.1, 2048
 ESTIMATORS = {"k1": BLUE, "k2": PINK, "k3": ORANGE, "exact": GREEN, "none": BLACK}

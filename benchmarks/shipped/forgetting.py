@@ -16,8 +16,8 @@ from benchmarks.shipped.draw import BLUE, ORANGE, line, panels
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import final
 from klrl.report.runs import Run
-from klrl.report.summary import final
 
 FOLDER = OUTPUTS / "results" / "forgetting"
 #: Starts with a dot: Gymnasium looks for any other relative path among its own models.

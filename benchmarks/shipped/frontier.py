@@ -15,8 +15,8 @@ from benchmarks.shipped.draw import BLUE, ORANGE, line, panels
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import final
 from klrl.report.runs import Run
-from klrl.report.summary import final
 
 COEFS = ("0", "0.02", "0.05", "0.1", "0.2", "0.5")
 SAMPLES, SEEDS = 20_480, (0, 1, 2)

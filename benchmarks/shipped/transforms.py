@@ -11,8 +11,8 @@ from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, PINK, dots, lear
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
+from klrl.report.measures import column, final
 from klrl.report.runs import Run
-from klrl.report.summary import column, final
 
 ENVS = {"pendulum": 100_000, "hopper": 50_000}
 ENV_COLOURS = {"pendulum": GREEN, "hopper": PINK}

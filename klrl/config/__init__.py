@@ -9,7 +9,13 @@ the YAML of each choice that has it. To add a choice with settings of its own: a
 ``groups.SCHEMAS`` and among the names below.
 """
 
-from klrl.config.control import ActorConfig, CollectorConfig, EnvConfig, GaussianActorConfig
+from klrl.config.control import (
+    ActorConfig,
+    CollectorConfig,
+    EnvConfig,
+    GaussianActorConfig,
+    RayCollectorConfig,
+)
 from klrl.config.fields import choice, number
 from klrl.config.groups import (
     DISCRIMINATORS,
@@ -100,6 +106,7 @@ __all__ = [
     "OptimConfig",
     "OptunaConfig",
     "PeriodicReferenceConfig",
+    "RayCollectorConfig",
     "RayLauncherConfig",
     "ReferenceConfig",
     "RetrieveKLConfig",

@@ -45,3 +45,11 @@ class CollectorConfig:
 
     name: str = MISSING
     steps: int = number(ge=1)
+
+
+@dataclass
+class RayCollectorConfig(CollectorConfig):
+    """Rollouts in other processes, on this machine or on those of a Ray cluster."""
+
+    workers: int = number(ge=1)
+    cpus_per_worker: int = number(ge=1)

@@ -6,41 +6,8 @@ from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
-from klrl.config.control import ActorConfig, CollectorConfig, EnvConfig, GaussianActorConfig
+from klrl.config import control, kl, language, learning, record, sweep
 from klrl.config.jobs import RootConfig
-from klrl.config.kl import (
-    AdaptiveControllerConfig,
-    CheckpointReferenceConfig,
-    ControllerConfig,
-    DualControllerConfig,
-    EMAReferenceConfig,
-    KLConfig,
-    LegacyKLConfig,
-    PeriodicReferenceConfig,
-    ReferenceConfig,
-    RetrieveKLConfig,
-    ScheduleControllerConfig,
-)
-from klrl.config.language import CausalLMConfig, SamplerConfig, SortDigitsConfig, TextConfig
-from klrl.config.learning import (
-    AdamWConfig,
-    AdvantageConfig,
-    ClipConfig,
-    GroupConfig,
-    KLPENConfig,
-    LearnerConfig,
-    OptimConfig,
-)
-from klrl.config.record import LoggerConfig, WandbConfig
-from klrl.config.sweep import (
-    JoblibConfig,
-    LauncherConfig,
-    OptunaConfig,
-    RayLauncherConfig,
-    SearchConfig,
-    SubmititConfig,
-    SweepRoot,
-)
 
 GROUPS = (
     "env",
@@ -61,41 +28,49 @@ SWEEP_GROUPS = ("launcher", "search")
 
 #: group -> schema name -> dataclass. A YAML names its schema in its defaults list.
 SCHEMAS: dict[str, dict[str, type]] = {
-    "env": {"gym": EnvConfig, "sort_digits": SortDigitsConfig, "text": TextConfig},
+    "env": {
+        "gym": control.EnvConfig,
+        "sort_digits": language.SortDigitsConfig,
+        "text": language.TextConfig,
+    },
     "actor": {
-        "mlp": ActorConfig,
-        "gaussian": GaussianActorConfig,
-        "causal_lm": CausalLMConfig,
+        "mlp": control.ActorConfig,
+        "gaussian": control.GaussianActorConfig,
+        "causal_lm": language.CausalLMConfig,
     },
     "reference": {
-        "initial": ReferenceConfig,
-        "checkpoint": CheckpointReferenceConfig,
-        "ema": EMAReferenceConfig,
-        "periodic": PeriodicReferenceConfig,
+        "initial": kl.ReferenceConfig,
+        "checkpoint": kl.CheckpointReferenceConfig,
+        "ema": kl.EMAReferenceConfig,
+        "periodic": kl.PeriodicReferenceConfig,
     },
-    "kl": {"none": KLConfig, "legacy": LegacyKLConfig, "retrieve": RetrieveKLConfig},
+    "kl": {"none": kl.KLConfig, "legacy": kl.LegacyKLConfig, "retrieve": kl.RetrieveKLConfig},
     "controller": {
-        "fixed": ControllerConfig,
-        "schedule": ScheduleControllerConfig,
-        "adaptive": AdaptiveControllerConfig,
-        "dual": DualControllerConfig,
+        "fixed": kl.ControllerConfig,
+        "schedule": kl.ScheduleControllerConfig,
+        "adaptive": kl.AdaptiveControllerConfig,
+        "dual": kl.DualControllerConfig,
     },
-    "advantage": {"gae": AdvantageConfig, "group": GroupConfig},
-    "loss": {"klpen": KLPENConfig, "clip": ClipConfig},
-    "learner": {"ppo": LearnerConfig},
-    "optim": {"adam": OptimConfig, "adamw": AdamWConfig},
-    "collector": {"local": CollectorConfig, "sampler": SamplerConfig},
-    "logger": {"wandb": WandbConfig, "none": LoggerConfig},
+    "advantage": {"gae": learning.AdvantageConfig, "group": learning.GroupConfig},
+    "loss": {"klpen": learning.KLPENConfig, "clip": learning.ClipConfig},
+    "learner": {"ppo": learning.LearnerConfig},
+    "optim": {"adam": learning.OptimConfig, "adamw": learning.AdamWConfig},
+    "collector": {
+        "local": control.CollectorConfig,
+        "ray": control.RayCollectorConfig,
+        "sampler": language.SamplerConfig,
+    },
+    "logger": {"wandb": record.WandbConfig, "none": record.LoggerConfig},
 }
 
 SWEEP_SCHEMAS: dict[str, dict[str, type]] = {
     "launcher": {
-        "local": LauncherConfig,
-        "joblib": JoblibConfig,
-        "submitit": SubmititConfig,
-        "ray": RayLauncherConfig,
+        "local": sweep.LauncherConfig,
+        "joblib": sweep.JoblibConfig,
+        "submitit": sweep.SubmititConfig,
+        "ray": sweep.RayLauncherConfig,
     },
-    "search": {"grid": SearchConfig, "optuna": OptunaConfig},
+    "search": {"grid": sweep.SearchConfig, "optuna": sweep.OptunaConfig},
 }
 
 #: The setting that repeats a choice's name; it is set by choosing, never by hand.
@@ -116,7 +91,7 @@ def register_schemas() -> None:
     """Make the dataclasses known to Hydra, in a group of their own so that they are no choices."""
     store = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
-    store.store(group="schema", name="sweep", node=SweepRoot)
+    store.store(group="schema", name="sweep", node=sweep.SweepRoot)
     for group, schemas in (SCHEMAS | SWEEP_SCHEMAS).items():
         for name, node in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=node)

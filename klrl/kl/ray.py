@@ -5,8 +5,6 @@ Keys and specs live in each environment; only steps go to the actor. Needs the e
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,53 +14,9 @@ from torchrl.envs import Compose, Transform
 
 from klrl.kl.llm import KLRewardTransform
 from klrl.kl.retrieve_kl import FROM_COLLECTOR, RetrieveKL, check_one_of
+from klrl.ray_start import start_ray
 
-__all__ = ["RayKLRewardTransform", "RayRetrieveKL"]
-
-
-def start_ray(**options: Any) -> Any:
-    """Import Ray, and start it on this machine where it does not run and no cluster is named.
-
-    It listens on loopback alone, without a dashboard. ``RAY_ADDRESS`` names a cluster to join.
-
-    Args:
-        **options: more arguments of ``ray.init``.
-
-    Raises:
-        ImportError: Ray is not installed.
-    """
-    joins = "RAY_ADDRESS" in os.environ
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("service_backend='ray' needs Ray: pip install 'klrl[ray]'") from error
-    if ray.is_initialized():
-        return ray
-    if joins:
-        ray.init(**options)
-        return ray
-    _keep_to_loopback()
-    ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **options)
-    if not ray.util.get_node_ip_address().startswith("127."):
-        warnings.warn(
-            "this version of Ray listens on every address of this machine: start it yourself, with "
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment",
-            stacklevel=2,
-        )
-    return ray
-
-
-def _keep_to_loopback() -> None:
-    """Ray 2.60 turns a loopback address given to ``init`` into the machine's own, unless this is
-    off.
-
-    The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
-    """
-    from ray._private import ray_constants
-
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
-    ray_constants.ENABLE_RAY_CLUSTER = False
+__all__ = ["RayKLRewardTransform", "RayRetrieveKL", "start_ray"]
 
 
 class Service:

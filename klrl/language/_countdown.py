@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
 
 from klrl.progress import duration
@@ -37,12 +36,7 @@ class Countdown:
     def __enter__(self) -> Countdown:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.write("\n" if self._live else self._line + "\n")
         self._stream.flush()
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.checkpoint import Checkpoints, Counters, load_component
-from klrl.config import KLPENConfig, LanguageConfig
+from klrl.config import LanguageConfig
 from klrl.kl.controllers import make_controller
 from klrl.kl.reference import make_reference_rule
 from klrl.language.advantage import make_token_advantage
@@ -18,14 +18,14 @@ from klrl.language.charge import annotate, charge, make_token_kl, measure
 from klrl.language.evaluate import evaluate_language
 from klrl.language.learner import LanguageLearner
 from klrl.language.load import prompt_limit
-from klrl.language.policy import Weights, make_policy
+from klrl.language.policy import make_policy
 from klrl.language.record import language_row, shown_samples
-from klrl.language.reference import AdapterOff, checkpointed, make_reference
+from klrl.language.reference import AdapterOff, checkpointed, make_reference, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.start import PROMPTS, look
 from klrl.language.tasks import make_task
 from klrl.language.vocabulary import NextTokens
-from klrl.learner import Learned
+from klrl.language.weights import Weights, base_digest
 from klrl.metrics import Row
 from klrl.models.actor import device_of
 from klrl.preflight import find_run
@@ -49,6 +49,7 @@ class LanguageExperiment(Training):
     """
 
     config: LanguageConfig
+    row_of = staticmethod(language_row)
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
         self.config = config
@@ -61,7 +62,8 @@ class LanguageExperiment(Training):
         self.limit = prompt_limit(self.policy.causal.context, longest, setting)
         self.task.check(self.policy.causal.tokenizer, self.limit)
         self.prompts = self.task.stream(self.policy.causal.tokenizer, self.limit)
-        self.weights = Weights(self.policy.model, self.policy.value_head)
+        base = base_digest(self.policy.model, config.actor.model) if needs_base(config) else None
+        self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
@@ -110,17 +112,6 @@ class LanguageExperiment(Training):
             config, self.policy, self.task, episodes=config.eval.episodes, limit=self.limit
         )
         return found.row
-
-    def make_row(
-        self,
-        batch: TensorDictBase,
-        measured: dict[str, torch.Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
-        klpen = isinstance(self.config.loss, KLPENConfig)
-        return language_row(self.counters, batch, self.kl, measured, learned, klpen, seconds)
 
     def pick_samples(self, batch: TensorDictBase) -> Sequence[Mapping[str, Any]]:
         """Some responses: of the first iteration, then every ``collector.samples_every``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.config import AdamWConfig, ClipConfig, KLPENConfig, LanguageConfig, OptimConfig
+from klrl.config import ClipConfig, KLPENConfig, LanguageConfig
 from klrl.kl.divergence import masked_mean
 from klrl.language import token_loss as terms
 from klrl.language.batch import (
@@ -22,6 +22,7 @@ from klrl.language.batch import (
 )
 from klrl.language.causal_lm import head
 from klrl.language.exact import exact_token_kl, log_probs_and_exact_kl
+from klrl.language.optimizer import Optimizer
 from klrl.language.policy import Policy
 from klrl.language.reference import Reference
 from klrl.language.rollout import REF_STATES, STATES
@@ -261,50 +262,3 @@ def _normalized(advantage: Tensor, mask: Tensor) -> Tensor:
     count = (mask.sum() - 1).clamp_min(1)
     std = ((advantage - mean).square().masked_fill(~mask, 0.0).sum() / count).sqrt()
     return (advantage - mean) / std.clamp_min(1e-6)
-
-
-class Optimizer:
-    """Adam or AdamW with gradient clipping; its state as named tensors, for checkpoints.
-
-    Args:
-        config: the optim group.
-        parameters: each once.
-    """
-
-    def __init__(self, config: OptimConfig, parameters: list[nn.Parameter]) -> None:
-        self.parameters, self._max_norm = parameters, config.max_grad_norm
-        decay = config.weight_decay if isinstance(config, AdamWConfig) else 0.0
-        self._adam = torch.optim.AdamW(
-            parameters, lr=config.lr, eps=config.eps, weight_decay=decay, foreach=True
-        )
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        self._adam.zero_grad(set_to_none=True)
-
-    def step(self, lr: float) -> Tensor:
-        """Clip the gradient and move; the norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm)
-        for group in self._adam.param_groups:
-            group["lr"] = lr
-        if torch.isfinite(norm):  # else the weights stay as they are, for the checkpoint
-            self._adam.step()
-        return norm
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """``0.step``, ``0.exp_avg``, ...: nothing before the first step."""
-        state = self._adam.state
-        return {
-            f"{index}.{name}": value
-            for index, p in enumerate(self.parameters)
-            for name, value in state.get(p, {}).items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's moments up."""
-        for key, value in state.items():
-            index, _, name = key.partition(".")
-            parameter = self.parameters[int(index)]
-            # step stays on the CPU, as AdamW keeps it.
-            kept = value.cpu() if name == "step" else value.to(parameter)
-            self._adam.state[parameter][name] = kept.clone()

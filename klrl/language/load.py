@@ -30,7 +30,7 @@ from klrl.language._quiet import no_progress_bar
 from klrl.language._text import first_line
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.prompts import Tokenizer
-from klrl.language.tokenizer import load_tokenizer
+from klrl.language.tokenizer import end_tokens, load_tokenizer
 
 #: What is fetched of a repository on the hub: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -49,16 +49,18 @@ class CausalLM:
             LoRA. In training mode only with gradient checkpointing, which acts in no other.
         tokenizer: has EOS, a pad token and, if asked for, a chat template.
         context: most tokens of prompt and response together; None where the config knows none.
+        eos: ids that end a response, the tokenizer's first.
     """
 
     model: Any
     tokenizer: Tokenizer
     context: int | None
+    eos: tuple[int, ...]
 
     @property
     def pad_is_eos(self) -> bool:
         """Whether padding can only be told from EOS by position."""
-        return self.tokenizer.pad_token_id == self.tokenizer.eos_token_id
+        return self.tokenizer.pad_token_id in self.eos
 
 
 def load_causal_lm(
@@ -94,18 +96,20 @@ def load_causal_lm(
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     network = _read_weights(folder, config, DTYPES[dtype], setting)
     _check_vocabulary(network, tokenizer, setting)
+    eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
     # The author's sampling defaults (top_k, top_p, penalties) would bend every sample and its KL.
     network.generation_config = GenerationConfig(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=list(eos) if len(eos) > 1 else eos[0],
     )
     network.config.pad_token_id = tokenizer.pad_token_id
     if lora is not None:
         network = add_lora(network, lora)
     if gradient_checkpointing:
         _checkpoint_gradients(network, setting)
-    return CausalLM(network.to(device).train(gradient_checkpointing), tokenizer, context_of(config))
+    network = network.to(device).train(gradient_checkpointing)
+    return CausalLM(network, tokenizer, context_of(config), eos)
 
 
 # ----------------------------------------------------------------------------------------- files

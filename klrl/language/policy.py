@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from klrl.checkpoint import load_component
 from klrl.config import AdvantageConfig, CausalLMConfig, LanguageConfig, SortDigitsConfig
@@ -18,6 +18,7 @@ from klrl.language.lora import LoraSettings
 from klrl.language.sampler import SpecialTokens
 from klrl.language.supervised import recipe_for
 from klrl.language.value_head import ValueHead
+from klrl.language.weights import Weights, base_digest
 from klrl.models.actor import device_of
 from klrl.preflight import find_run
 from klrl.resume import stored_config
@@ -95,54 +96,8 @@ def find_base(config: LanguageConfig) -> str | Path:
 
 
 def special_tokens(causal: CausalLM) -> SpecialTokens:
-    """EOS and pad of the tokenizer."""
-    tokenizer = causal.tokenizer
-    return SpecialTokens((tokenizer.eos_token_id,), tokenizer.pad_token_id)
-
-
-class Weights:
-    """What a checkpoint holds of a model: its trained weights, or with LoRA the adapters alone.
-
-    Args:
-        model: a causal LM.
-        value_head: the critic, where there is one.
-        whole: every parameter, whether it is trained or not: of a reference.
-    """
-
-    def __init__(
-        self, model: nn.Module, value_head: nn.Module | None = None, whole: bool = False
-    ) -> None:
-        named = list(model.named_parameters())  # tied weights once
-        kept = [(n, p) for n, p in named if whole or p.requires_grad]
-        self._parameters = dict(kept)
-        if value_head is not None:
-            self._parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Name -> weight."""
-        return {name: p.detach() for name, p in self._parameters.items()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take weights up, in place.
-
-        Raises:
-            RuntimeError: other names or shapes. A value head may be missing or superfluous: a run
-                with another advantage starts without its own.
-        """
-        mine = {n: p for n, p in self._parameters.items() if n in state or not _of_head(n)}
-        theirs = {n: v for n, v in state.items() if n in mine or not _of_head(n)}
-        if odd := sorted(set(mine) ^ set(theirs)):
-            raise RuntimeError(f"its weights are others ({odd[0]}, ...); choose the same actor.*")
-        for name, parameter in mine.items():
-            if parameter.shape != theirs[name].shape:
-                shapes = f"{tuple(theirs[name].shape)}, here {tuple(parameter.shape)}"
-                raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
-            parameter.copy_(theirs[name])
-
-
-def _of_head(name: str) -> bool:
-    return name.startswith("value_head.")
+    """What ends a response, and the tokenizer's pad."""
+    return SpecialTokens(causal.eos, causal.tokenizer.pad_token_id)
 
 
 def trained_policy(
@@ -157,13 +112,14 @@ def trained_policy(
         setting: for messages, as in ``reference.path``.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, or its model is gone.
+        ConfigError: no such run or checkpoint, a control run, or its model is gone or another.
     """
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
     config.device = device
-    policy = make_policy(config)
-    weights = Weights(policy.model, policy.value_head)
+    policy = make_policy(config, say=lambda _: None)  # the run said it when it began
+    base = base_digest(policy.model, config.actor.model) if config.actor.lora.r else None
+    weights = Weights(policy.model, policy.value_head, base=base)
     load_component(folder, which, "agent", weights, torch.device(device))
     policy.model.requires_grad_(False).eval()
     return policy

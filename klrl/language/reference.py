@@ -125,7 +125,7 @@ def _of_another_run(
     setting = f"reference.path={reference.path}"
     if described is not None:  # the weights will come from this run's own checkpoint
         told = dict(described)
-        found = make_policy(_like(config, told))
+        found = make_policy(_like(config, told), say=lambda _: None)
     else:
         other = language_config(find_run(reference.path, "reference.path"), "reference.path")
         told = {"actor": asdict(other.actor)}
@@ -158,3 +158,11 @@ def checkpointed(config: LanguageConfig) -> bool:
     """Whether a checkpoint must hold the reference: it moves, or cannot be made from the model."""
     kind = config.reference.kind
     return kind != "adapter_off" and (kind != "initial" or config.actor.init is not None)
+
+
+def needs_base(config: LanguageConfig) -> bool:
+    """Whether a checkpoint is worth nothing without the weights of ``actor.model``.
+
+    With LoRA it holds the adapters alone; and a reference that it does not hold is made from them.
+    """
+    return bool(config.actor.lora.r) or (config.kl.mode != "none" and not checkpointed(config))

@@ -21,7 +21,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -258,7 +258,9 @@ def within(timeout: float | None, call: Callable[[], Any]) -> Any:
     return returned
 
 
-def response_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]:
+def response_texts(
+    tokenizer: Tokenizer, ids: Tensor, mask: Tensor, eos: Collection[int]
+) -> list[str]:
     """Responses as a reward function gets them.
 
     Special tokens inside stay in the text, so that they cannot be smuggled past a reward.
@@ -267,10 +269,11 @@ def response_texts(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> list[str]
         tokenizer: decodes.
         ids: [B, R], right-padded.
         mask: [B, R] bool, True at the response's tokens, its EOS included.
+        eos: ids that end a response.
 
     Returns:
         B texts without the EOS that ended them.
     """
     rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
-    rows = [row[:-1] if row[-1:] == [tokenizer.eos_token_id] else row for row in rows]
+    rows = [row[:-1] if row and row[-1] in eos else row for row in rows]
     return list(tokenizer.batch_decode(rows, skip_special_tokens=False))

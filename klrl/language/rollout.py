@@ -107,4 +107,4 @@ def sample(
 def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
     """B responses without the EOS that ended them."""
     tokens = batch["tokens", "response"]
-    return response_texts(policy.causal.tokenizer, tokens, response_mask(batch))
+    return response_texts(policy.causal.tokenizer, tokens, response_mask(batch), policy.special.eos)

@@ -137,7 +137,11 @@ def _checks(
     )
     if conversation is not None:
         answer = str(prompts.prompts[0].row.get("answer", "1234"))
-        yield preflight.template_marks(policy.causal.tokenizer, conversation, answer)
+        tokenizer = policy.causal.tokenizer
+        ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
+        # A template ends turns with one of them: the one that fits best.
+        found = (preflight.template_marks(tokenizer, conversation, answer, eos) for eos in ends)
+        yield min(found, key=lambda check: check.value)
 
 
 def _remedy(check: Check) -> str:

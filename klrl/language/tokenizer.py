@@ -62,6 +62,40 @@ def load_tokenizer(
     return tokenizer
 
 
+def end_tokens(
+    tokenizer: Tokenizer, told: Any, setting: str, say: Callable[[str], None] = print
+) -> tuple[int, ...]:
+    """Ids that end a response: the tokenizer's EOS, and those of a list that the model gives.
+
+    Chat models list several: Llama 3 ends a turn, a message to a tool and a text with one each.
+    Where the model gives a single id, the tokenizer's counts alone: classes of transformers have
+    one by default (Llama's is 2), whatever the tokenizer. ``say`` gets a line where there are
+    several.
+
+    Args:
+        tokenizer: has an EOS.
+        told: ``eos_token_id`` of the model's generation config: a list, an id or None.
+        setting: for messages, as in ``actor.model=...``.
+        say: takes the line.
+
+    Raises:
+        ConfigError: the list names what is no token.
+    """
+    listed = list(told) if isinstance(told, list | tuple) else []
+    for token in listed:
+        known = isinstance(token, int) and token >= 0
+        if not known or tokenizer.convert_ids_to_tokens(token) is None:
+            raise ConfigError(
+                f"{setting}: eos_token_id={listed} of its generation config names {token}, which "
+                "is no token; mend its generation_config.json"
+            )
+    ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *listed)))
+    if len(ends) > 1:
+        names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
+        say(f"{setting}: a response ends with any of {names}, as its generation config lists")
+    return ends
+
+
 def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
     """What ``tokenizer_config.json`` tells; it must not ask for code."""
     file = folder / "tokenizer_config.json"

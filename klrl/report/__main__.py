@@ -9,15 +9,19 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from klrl.errors import ConfigError
-from klrl.report.charts import first_shown, frontier_chart, learning_curves
-from klrl.report.page import Job, Task, make_page
+from klrl.report.charts import first_shown, frontier_charts, learning_curves
+from klrl.report.frontier import equal_kl
+from klrl.report.jobs import Job, count, count_states, other_jobs
+from klrl.report.measures import measures
+from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
-from klrl.report.runs import Found, Run, Setting, find_runs, group_runs, identity, names_of
-from klrl.report.summary import equal_kl, measures, table
+from klrl.report.runs import Found, find_runs
+from klrl.report.settings import Setting, group_runs, names_of
+from klrl.report.summary import table
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = find_runs(args.paths)
         for line in found.skipped:
             print(f"klrl.report: skipped {line}", file=sys.stderr)
-        if not found.runs:
+        if not found.runs and not found.sweeps:
             raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
         folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
         write_report(found, folder, unfinished=args.unfinished)
@@ -67,58 +71,65 @@ def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Pat
     names = names_of(found.runs)
     counted = [run for run in found.runs if run.rows and (unfinished or run.status == "finished")]
     settings, replaced = group_runs(counted, names)
-    tasks = [_task(name, settings, folder) for name in dict.fromkeys(s.task for s in settings)]
-    jobs = _jobs(found.runs, counted, replaced, names)
+    stems = _stems(dict.fromkeys(setting.task for setting in settings))
+    tasks = [_task(name, settings, folder / stem) for name, stem in stems.items()]
+    jobs = other_jobs(found, counted, replaced, names)
     page = folder / "report.html"
-    page.write_text(make_page(tasks, jobs, found.skipped, found.runs), encoding="utf-8")
+    page.write_text(make_page(tasks, jobs, found), encoding="utf-8")
     _write_csv(tasks, folder / "summary.csv")
-    kept = len(counted) - len(replaced)
-    print(f"{page}: {kept} runs in {len(settings)} settings, {len(jobs)} jobs not counted")
+    print(_told(page, settings, jobs))
     return page
 
 
-def _task(name: str, settings: Sequence[Setting], folder: Path) -> Task:
+def _told(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
+    """One line on what the page holds."""
+    runs = sum(len(setting.runs) for setting in settings)
+    left_out = [job for job in jobs if not job.counted]
+    parts = [f"{page}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
+    if left_out:
+        parts.append(f"not counted: {count_states(left_out)}")
+    if not runs and any(job.iterations not in ("", "0") for job in left_out):
+        parts.append("--unfinished counts runs that did not finish")
+    return "; ".join(parts)
+
+
+def _stems(names: Iterable[str]) -> dict[str, str]:
+    """How the names of each task's files begin: plain letters, and no two alike."""
+    stems: dict[str, str] = {}
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
+        again = sum(other == stem or other.startswith(f"{stem}_again") for other in stems.values())
+        stems[name] = f"{stem}_again{again}" if again else stem
+    return stems
+
+
+def _task(name: str, settings: Sequence[Setting], stem: Path) -> Task:
     """Everything about one task, its PNGs drawn."""
     mine = [setting for setting in settings if setting.task == name]
     lines = table(mine)
-    curves, frontier, shown = learning_curves(mine), frontier_chart(lines), first_shown(lines)
-    stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
-    pictures = [f"{stem}_curves.png", f"{stem}_frontier.png"]
+    curves, frontiers, shown = learning_curves(mine), frontier_charts(lines), first_shown(lines)
+    pictures = [f"{stem.name}_curves.png", f"{stem.name}_frontier.png"]
     titles = [setting.name for setting in mine]
-    draw_charts(curves, titles, shown, folder / pictures[0])
-    draw_charts([frontier], titles, shown, folder / pictures[1])
+    draw_charts(curves, titles, shown, stem.with_name(pictures[0]))
+    draw_charts(frontiers, titles, shown, stem.with_name(pictures[1]))
     runs = [run for setting in mine for run in setting.runs]
-    equal = equal_kl(mine)
-    return Task(name, lines, measures(runs), curves, frontier, equal, shown, pictures)
-
-
-def _jobs(
-    runs: Sequence[Run], counted: Sequence[Run], replaced: Sequence[Run], names: dict[str, str]
-) -> list[Job]:
-    """Runs outside the statistics, with the reason."""
-    jobs = []
-    for run in runs:
-        name = names[identity(run)]
-        if any(run is other for other in replaced):
-            jobs.append(Job(run, name, "run again later"))
-        elif not any(run is other for other in counted):
-            empty = "" if run.rows or run.status != "finished" else ", without rows"
-            jobs.append(Job(run, name, run.status + empty))
-    return jobs
+    columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
+    return Task(name, lines, columns, curves, frontiers, equal_kl(mine), shown, pictures)
 
 
 def _write_csv(tasks: Sequence[Task], path: Path) -> None:
     """The table of the page, every task below the other, in full precision."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        keys = list(dict.fromkeys(m.key for task in tasks for m in task.measures))
+        runs = [run for task in tasks for line in task.lines for run in line.setting.runs]
+        keys = [measure.key for measure in measures(runs)] if runs else []
         ends = [f"{key}{end}" for key in keys for end in ("", "_low", "_high")]
         writer.writerow(["task", "setting", "seeds", "worst_return", *ends])
         for task in tasks:
             for line in task.lines:
                 cells: list[float | None] = []
                 for key in keys:
-                    value = line.estimates[key]
+                    value = line.estimates.get(key)
                     cells += [value.value, value.low, value.high] if value else [None] * 3
                 head = [task.name, line.setting.name, len(line.setting.runs), line.worst]
                 writer.writerow([*head, *cells])

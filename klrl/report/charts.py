@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from klrl.report.runs import Setting
+import numpy as np
+
+from klrl.report.curves import curve
+from klrl.report.frontier import frontier
+from klrl.report.measures import kl_metric, per_kl, reward_metric, unit_of_kl, unit_of_reward
+from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate
-from klrl.report.summary import (
-    Line,
-    curve,
-    frontier,
-    kl_metric,
-    line_value,
-    reward_metric,
-    unit_of_kl,
-    unit_of_reward,
-)
+from klrl.report.summary import Line, line_value
 
 #: More settings than this are not told apart in one chart; the page lets the reader choose others.
 SHOWN = 7
 
-Point = tuple[float, Estimate]
+
+class Point(NamedTuple):
+    """One point of a chart.
+
+    Attributes:
+        x: where it is.
+        y: the estimate there.
+        across: of a frontier, the estimate of x.
+    """
+
+    x: float
+    y: Estimate
+    across: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Chart:
         log: whether y is logarithmic; values that are not positive are left out.
         series: index of the setting -> its points by x.
         front: indices of the settings on the Pareto front, by x; None for learning curves.
+        floor: where a logarithmic axis begins at the lowest; None where it shows everything.
     """
 
     title: str
@@ -43,30 +53,42 @@ class Chart:
     log: bool
     series: dict[int, list[Point]]
     front: list[int] | None = None
+    floor: float | None = None
 
 
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     """Return, KLs, coefficients and speed against frames; charts without data are left out."""
     runs = [run for setting in settings for run in setting.runs]
-    unit = f"nats per {unit_of_kl(runs)}"
+    unit = f"KL, nats per {unit_of_kl(runs)}"
     reward, kl = reward_metric(runs), kl_metric(runs)
     of = f"return {unit_of_reward(runs)}"
-    ref = "nats per response" if kl.endswith("_seq") else unit
+    ref = f"KL, nats per {per_kl(runs)}"
     axis = runs[0].axis
     kinds = (
         ("Return, training", reward, of, False),
         ("Return, evaluation", "eval/return", "mean return", False),
-        ("Gold score", "reward/gold", "gold score per response", False),
+        ("Gold score, training", "reward/gold", "gold score per response", False),
+        ("Gold score, evaluation", "eval/gold", "gold score per response", False),
         ("KL(policy||reference)", kl, ref, True),
         ("KL(old||new)", "kl/old/exact", unit, True),
         ("kl.coef", "kl/ref/coef", "kl.coef, reward per nat", True),
         ("loss.beta", "kl/old/beta", "loss.beta", True),
         ("Throughput", f"time/{axis}_per_second", f"{axis} per second", False),
     )
-    charts = [
-        Chart(title, axis, y, log, _series(settings, metric)) for title, metric, y, log in kinds
-    ]
+    charts = []
+    for title, metric, y, log in kinds:
+        series = _series(settings, metric)
+        charts.append(Chart(title, axis, y, log, series, floor=_floor(series) if log else None))
     return [chart for chart in charts if chart.series]
+
+
+def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
+    """A tenth of the tenth percentile: the KL to the reference starts at rounding, 1e-9.
+
+    An axis down to there would show everything else as one line.
+    """
+    values = [point.y.value for points in series.values() for point in points if point.y.value > 0]
+    return float(np.quantile(values, 0.1)) / 10 if values else None
 
 
 def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
@@ -74,27 +96,56 @@ def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
     for i, setting in enumerate(settings):
         found = curve(setting, metric)
         if found:
-            series[i] = [(x, y) for x, y in zip(found.x, found.y, strict=True) if y is not None]
-    return series
+            pairs = zip(found.x, found.y, strict=True)
+            series[i] = [Point(x, y) for x, y in pairs if y is not None]
+    return {i: points for i, points in series.items() if points}
 
 
-def frontier_chart(lines: Sequence[Line]) -> Chart:
-    """Final reward against sqrt(KL(policy||reference)), one point per setting."""
+def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
+    """Final reward against sqrt(KL(policy||reference)); where it was recorded the gold score too.
+
+    A reward that is not the gold score is a proxy: over-optimisation is a gold score that falls
+    where the KL grows, while the reward still rises (Gao, Schulman and Hilton 2022, "Scaling laws
+    for reward model overoptimization", whose x-axis this is).
+    """
     runs = [run for line in lines for run in line.setting.runs]
-    per = "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
+    charts = [_frontier_chart(lines, "return", "Reward", f"final return {unit_of_reward(runs)}")]
+    if any(line.estimates.get("gold") for line in lines):
+        gold = _frontier_chart(lines, "gold", "Gold score", "final gold score per response")
+        charts.append(gold)
+    return charts
+
+
+def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart:
+    """A measure against sqrt(KL(policy||reference)), one point per setting."""
+    runs = [run for line in lines for run in line.setting.runs]
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
-        reward = line.estimates["return"]
-        if reward and line.estimates["kl_ref"]:
-            points[i] = [(max(line_value(line, "kl_ref"), 0.0) ** 0.5, reward)]
+        gain, kl = line.estimates[key], line.estimates["kl_ref"]
+        if gain and kl:
+            root = _root(kl)
+            points[i] = [Point(root.value, gain, root)]
     return Chart(
-        "Reward against sqrt(KL(policy||reference))",
-        f"sqrt(KL(policy||reference)), KL in nats per {per}",
-        f"final return {unit_of_reward(runs)}",
+        f"{what} against sqrt(KL(policy||reference))",
+        f"sqrt(KL(policy||reference)), KL in nats per {per_kl(runs)}",
+        y,
         False,
         points,
-        frontier(lines),
+        frontier(lines, key),
     )
+
+
+def _root(kl: Estimate) -> Estimate:
+    """The square root of an estimate and of both ends of its interval.
+
+    The root keeps the order of resamples, so that percentiles of the KL become those of its root.
+    A sampled KL below 0 counts as 0.
+    """
+    value, low, high = (
+        None if end is None else max(end, 0.0) ** 0.5 for end in (kl.value, kl.low, kl.high)
+    )
+    assert value is not None
+    return Estimate(value, low, high, kl.seeds)
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:

@@ -3,22 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any
 
-from klrl.report.charts import SHOWN, Chart
-from klrl.report.runs import Run, Setting, differing, show
-from klrl.report.statistics import Estimate
-from klrl.report.summary import KNOBS, EqualKL, Line, Measure
+from klrl.report.charts import SHOWN, Chart, Point
+from klrl.report.frontier import EqualKL
+from klrl.report.jobs import Job, count
+from klrl.report.measures import Measure
+from klrl.report.runs import Found
+from klrl.report.summary import Line
+from klrl.report.tables import commands, differences, equal_table, jobs_table, summary_table
 
-_HOW = (
-    "Final numbers are means over the last tenth of a run's iterations. Values over seeds are "
-    "interquartile means with 95 % percentile-bootstrap intervals: with few seeds such intervals "
-    "are narrow, so look at the worst seed too. In band: the share of iterations after the tenth "
-    "with KL(old||new) within a factor 1.5 of loss.dtarg."
+#: How to read the page: what is shown, and what it says.
+_READING = (
+    ("setting", "runs that differ in their seed alone; its name holds what tells it from others"),
+    (
+        "final",
+        "mean over the last tenth of a run's iterations; coefficients and evaluation: the last",
+    ),
+    (
+        "over seeds",
+        "interquartile mean with its 95 % percentile-bootstrap interval. Few seeds make it too "
+        "narrow, so look at the worst seed too; with one seed there is none",
+    ),
+    (
+        "KL(policy||reference)",
+        "the regulariser, charged at kl.coef; its square root, since a small step costs KL in its "
+        "square",
+    ),
+    ("KL(old||new)", "the trust region of one iteration, held by loss.beta at loss.dtarg"),
+    (
+        "in band",
+        "share of the iterations after the tenth with KL(old||new) within a factor 1.5 of "
+        "loss.dtarg",
+    ),
+    (
+        "charts",
+        "point at one, tap it, or walk along it with the arrow keys, for its values; the boxes "
+        "choose the settings that are drawn",
+    ),
+)
+_FRONT = (
+    "One point per setting, with the intervals of reward and KL over seeds. Filled and joined: the "
+    "Pareto front, which no setting beats in both."
+)
+_GOLD = (
+    " The reward is a proxy of the gold score: where the gold score falls while the KL grows and "
+    "the reward rises, the reward is over-optimised."
 )
 
 
@@ -31,7 +65,7 @@ class Task:
         lines: the table, one line per setting.
         measures: its columns.
         curves: the learning curves.
-        frontier: reward against sqrt(KL).
+        frontiers: reward against sqrt(KL), and the gold score where there is one.
         equal: reward at equal KL.
         shown: indices of the settings that are drawn at first.
         pictures: names of the PNG files beside the page.
@@ -41,62 +75,57 @@ class Task:
     lines: list[Line]
     measures: list[Measure]
     curves: list[Chart]
-    frontier: Chart
+    frontiers: list[Chart]
     equal: EqualKL
     shown: list[int]
     pictures: list[str]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run that is not among the statistics.
-
-    Attributes:
-        run: the run.
-        name: its setting.
-        state: why it is not.
-    """
-
-    run: Run
-    name: str
-    state: str
-
-
-def make_page(
-    tasks: Sequence[Task], jobs: Sequence[Job], skipped: Sequence[str], runs: Sequence[Run]
-) -> str:
+def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
     """The HTML.
 
     Args:
         tasks: what there is to show.
-        jobs: failed, interrupted and running ones, and repeated ones.
-        skipped: a line per run that could not be read.
-        runs: all runs, for their commands.
+        jobs: failed, interrupted, running and waiting ones, and repeated ones.
+        found: all runs and sweeps, for their commands.
     """
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
     links += ['<a href="#jobs">Other jobs</a>', '<a href="#commands">Commands</a>']
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
-    versions = sorted({str(run.manifest.get("klrl", "?")) for run in runs})
+    told = f"{count(counted, 'run')} counted of {len(found.runs)}"
+    versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs}) or ["?"]
     body = [
         "<h1>klrl report</h1>",
-        f"<p>{counted} runs counted of {len(runs) + len(skipped)}; klrl {', '.join(versions)}; "
-        '<a href="summary.csv">summary.csv</a></p>',
-        f"<nav>{''.join(links)}</nav>",
-        f'<p class="soft">{_HOW}</p>',
+        f'<p>{told}; klrl {", ".join(versions)}; <a href="summary.csv">summary.csv</a></p>',
+        f'<nav aria-label="Parts">{"".join(links)}</nav>',
+        _reading(),
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
+        "" if tasks else _nothing(jobs),
         *(_section(i, task) for i, task in enumerate(tasks)),
-        _jobs(jobs, skipped),
-        _commands(runs),
-        '<div id="tip"></div>',
+        jobs_table(jobs, found.skipped),
+        commands(found),
+        '<div id="tip" role="status"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
-        f"<script>{_file('page.js')}</script>",
+        f"<script>{_file('chart.js')}</script><script>{_file('page.js')}</script>",
     ]
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>klrl report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><style>{_file("page.css")}</style></head>'
     )
-    return f"{head}<body>\n" + "\n".join(body) + "\n</body></html>\n"
+    return f"{head}<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+
+
+def _reading() -> str:
+    rows = "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in _READING)
+    return f"<details><summary>How to read this page</summary><dl>{rows}</dl></details>"
+
+
+def _nothing(jobs: Sequence[Job]) -> str:
+    """What to do where no run counts."""
+    begun = any(job.iterations not in ("", "0") for job in jobs)
+    remedy = " <code>--unfinished</code> counts those below that have iterations." * begun
+    return f"<p>No run here is finished, so there is nothing to compare yet.{remedy}</p>"
 
 
 def _file(name: str) -> str:
@@ -113,21 +142,23 @@ def _data(task: Task) -> dict[str, Any]:
     return {
         "settings": [line.setting.name for line in task.lines],
         "shown": task.shown,
-        "charts": [_chart_data(chart) for chart in (task.frontier, *task.curves)],
+        "charts": [_chart_data(chart) for chart in (*task.frontiers, *task.curves)],
     }
 
 
 def _chart_data(chart: Chart) -> dict[str, Any]:
     series = [
-        {"i": i, "points": [[_round(x), *_numbers(y)] for x, y in points]}
+        {"i": i, "points": [[_round(point.x), *_numbers(point)] for point in points]}
         for i, points in chart.series.items()
     ]
     words = {"title": chart.title, "x": chart.x, "y": chart.y, "log": chart.log}
-    return {**words, "front": chart.front, "series": series}
+    return {**words, "floor": chart.floor, "front": chart.front, "series": series}
 
 
-def _numbers(value: Estimate) -> list[float | None]:
-    return [_round(value.value), _round(value.low), _round(value.high), value.seeds]
+def _numbers(point: Point) -> list[float | None]:
+    y, across = point.y, point.across
+    ends = [_round(across.low), _round(across.high)] if across else []
+    return [_round(y.value), _round(y.low), _round(y.high), y.seeds, *ends]
 
 
 def _round(value: float | None) -> float | None:
@@ -141,106 +172,30 @@ def _section(index: int, task: Task) -> str:
         if len(task.shown) < len(task.lines)
         else ""
     )
-    plots = [
-        f'<figure data-chart="{i + 1}"><div class="plot"></div></figure>'
-        for i in range(len(task.curves))
-    ]
+    count = len(task.frontiers)
+    fronts, plots = _figures(0, count), _figures(count, count + len(task.curves))
     pictures = ", ".join(f'<a href="{name}">{name}</a>' for name in task.pictures)
     return "\n".join(
         [
             f'<section id="task-{index}"><h2>{escape(task.name)}</h2>{few}',
-            '<button data-all="1">all</button> <button data-all="0">none</button>',
-            '<div class="legend"></div>',
-            '<h3>Reward against KL</h3><figure class="wide" data-chart="0"><div class="plot"></div>'
-            "<figcaption>One point per setting, the interval of its reward over seeds. Filled and "
-            "joined: the Pareto front, which no setting beats in both.</figcaption></figure>",
-            _equal(task.equal),
-            f'<h3>Learning curves</h3><div class="charts">{"".join(plots)}</div>'
+            '<button type="button" data-all="1">draw all</button> '
+            '<button type="button" data-all="0">draw none</button>',
+            '<div class="legend" role="group" aria-label="Settings that are drawn"></div>',
+            f'<h3>Reward against KL</h3><div class="charts fronts">{fronts}</div>',
+            f'<p class="soft">{_FRONT}{_GOLD if count > 1 else ""}</p>',
+            equal_table(task.equal),
+            f'<h3>Learning curves</h3><div class="charts">{plots}</div>'
             '<p class="soft">Line: interquartile mean over seeds; band: its 95 % interval. '
             f"As pictures: {pictures}</p>",
-            _summary(task.lines, task.measures),
-            _differences([line.setting for line in task.lines]),
+            summary_table(task.lines, task.measures),
+            differences([line.setting for line in task.lines]),
             "</section>",
         ]
     )
 
 
-def _equal(equal: EqualKL) -> str:
-    title = "<h3>Reward at equal KL</h3>"
-    if not equal.levels:
-        return title + (
-            f'<p class="soft">Needs a family with two settings of {" or ".join(KNOBS)} and the '
-            "same seeds, and a range of KL that every seed of all such families covers.</p>"
-        )
-    head = ["", *(f"KL = {level:.4g} nats" for level in equal.levels)]
-    rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
-    note = (
-        f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; final reward "
-        "is linear in sqrt(KL) between them, seed by seed."
+def _figures(first: int, end: int) -> str:
+    """Empty figures for the script to draw the charts of these numbers in."""
+    return "".join(
+        f'<figure data-chart="{i}"><div class="plot"></div></figure>' for i in range(first, end)
     )
-    return f'{title}{_table(head, rows)}<p class="soft">{note}</p>'
-
-
-def _summary(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
-    head = ["setting", "seeds"]
-    for measure in measures:
-        head.append(f"{escape(measure.title)}<small>{escape(measure.unit)}</small>")
-    head.insert(3, "worst seed<small>final return</small>")
-    rows = []
-    for line in lines:
-        cells = [_cell(line.estimates[measure.key]) for measure in measures]
-        cells.insert(1, "" if line.worst is None else f"{line.worst:.5g}")
-        rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
-    return f"<h3>Numbers</h3>{_table(head, rows)}"
-
-
-def _cell(value: Estimate | None) -> str:
-    if value is None:
-        return ""
-    # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
-    spread = value.low is not None and value.low != value.high
-    interval = f"<small>{value.low:.4g} to {value.high:.4g}</small>" if spread else ""
-    return f"{value.value:.5g}{interval}"
-
-
-def _differences(settings: Sequence[Setting]) -> str:
-    keys = differing([setting.settings for setting in settings])
-    if not keys:
-        return '<h3>What differs</h3><p class="soft">Nothing but the seed.</p>'
-    rows = [
-        [
-            escape(each.name),
-            *(escape(show(each.settings[k])) if k in each.settings else "" for k in keys),
-        ]
-        for each in settings
-    ]
-    return f"<h3>What differs</h3>{_table(['setting', *map(escape, keys)], rows)}"
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    """Cells are HTML already."""
-    top = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table class="{kind}"><tr>{top}</tr>\n{body}</table></div>'
-
-
-def _jobs(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
-    parts = ['<section id="jobs"><h2>Jobs that are not counted</h2>']
-    if not jobs and not skipped:
-        parts.append('<p class="soft">None: every run that was found is finished.</p>')
-    if jobs:
-        rows = [
-            map(escape, (str(j.run.path), j.state, j.name, str(j.run.seed), str(j.run.rows)))
-            for j in jobs
-        ]
-        parts.append(_table(["folder", "state", "setting", "seed", "iterations"], rows, "words"))
-    if skipped:
-        parts.append("<p>Skipped, since unreadable:</p>")
-        parts.append(f"<pre>{escape(chr(10).join(skipped))}</pre>")
-    return "".join(parts) + "</section>"
-
-
-def _commands(runs: Sequence[Run]) -> str:
-    commands = dict.fromkeys(run.command for run in runs)
-    text = escape("\n".join(commands))
-    return f'<section id="commands"><h2>Commands</h2><pre>{text}</pre></section>'

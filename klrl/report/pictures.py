@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from klrl.report.charts import Chart
+from klrl.report.charts import Chart, Point
+from klrl.report.statistics import Estimate
 
 #: Okabe and Ito's colours, told apart by colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Settings beyond the colours are told apart by their lines, as on the page.
+#: Settings beyond the colours are told apart by lines and shapes, as on the page.
 _LINES = ("-", "--", ":", "-.")
+_SHAPES = ("o", "s", "^", "D")
 
 
 def draw_charts(
@@ -53,32 +55,72 @@ def draw_charts(
 
 def _draw(axes: Any, chart: Chart, names: Sequence[str], shown: Sequence[int]) -> None:
     for i, points in chart.series.items():
-        if i in shown or chart.front is not None:
-            _draw_series(axes, chart, i, points, names[i] if i in shown else None)
+        label = names[i] if i in shown else None
+        if chart.front is not None:
+            _draw_point(axes, i, points[0], label, filled=i in chart.front)
+        elif i in shown:
+            _draw_line(axes, chart, i, points, label)
     if chart.front:
-        joined = [(x, y.value) for i in chart.front for x, y in chart.series[i]]
+        joined = [(chart.series[i][0].x, chart.series[i][0].y.value) for i in chart.front]
         axes.plot(*zip(*joined, strict=True), color="grey", linestyle=":", zorder=0)
-    axes.set(title=chart.title, xlabel=chart.x, ylabel=chart.y)
-    if chart.log and axes.lines:
-        axes.set_yscale("log")
+    log = chart.log and bool(axes.lines)
+    axes.set(title=chart.title, xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
+    if log:
+        _log_axis(axes, chart.floor)
     axes.grid(alpha=0.3)
 
 
-def _draw_series(axes: Any, chart: Chart, i: int, points: Any, label: str | None) -> None:
-    points = [(x, y) for x, y in points if not chart.log or y.value > 0]
+def _log_axis(axes: Any, floor: float | None) -> None:
+    """Logarithmic, with plain numbers: 0.02 in place of two times ten to the minus two."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if floor and low < floor:
+        axes.set_ylim(bottom=floor)
+    subs = (1.0, 2.0, 5.0) if high < 300 * axes.get_ylim()[0] else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_point(axes: Any, i: int, point: Point, label: str | None, *, filled: bool) -> None:
+    """A setting on the frontier, with the intervals of its reward and of its KL."""
+    colour = _COLOURS[i % len(_COLOURS)]
+    look = {"color": colour, "markerfacecolor": colour if filled else "white", "label": label}
+    axes.errorbar(
+        [point.x],
+        [point.y.value],
+        yerr=_spread(point.y),
+        xerr=_spread(point.across) if point.across else None,
+        fmt=_SHAPES[i // len(_COLOURS) % len(_SHAPES)],
+        alpha=1.0 if label else 0.35,
+        **look,
+    )
+
+
+def _spread(estimate: Estimate) -> list[list[float]] | None:
+    """How far the interval reaches below and above the value, as matplotlib has it."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    # A percentile interval may leave its own value out; matplotlib refuses a negative length.
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    return [[max(below, 0.0)], [max(above, 0.0)]]
+
+
+def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point], label: str | None) -> None:
+    """A setting's learning curve and its interval; a logarithm leaves out what is not positive."""
+    points = [point for point in points if not chart.log or point.y.value > 0]
     if not points:
         return
-    x = [x for x, _ in points]
+    x = [point.x for point in points]
     middle, low, high = (
-        np.array([getattr(y, end) for _, y in points], float) for end in ("value", "low", "high")
+        np.array([getattr(point.y, end) for point in points], float)
+        for end in ("value", "low", "high")
     )
-    look = {"color": _COLOURS[i % len(_COLOURS)], "label": label}
-    line = _LINES[i // len(_COLOURS) % len(_LINES)]
-    if chart.front is not None:
-        spread = np.nan_to_num(np.abs([middle - low, high - middle]))
-        axes.errorbar(x, middle, yerr=spread, fmt="o", **look)
-        return
     if chart.log:
         low = np.maximum(low, middle.min())
+    look = {"color": _COLOURS[i % len(_COLOURS)], "label": label}
+    line = _LINES[i // len(_COLOURS) % len(_LINES)]
     axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, **look)
     axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)

@@ -1,26 +1,27 @@
-"""What lies on the disk: finding run folders, reading them, and grouping them into settings."""
+"""What lies on the disk: finding run folders and reading them."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
 from klrl.errors import ConfigError
-from klrl.run_folder import process_start
+from klrl.report.sweeps import Sweep, Unreadable, read_sweep
+from klrl.run_folder import RunFolder
+
+T = TypeVar("T")
 
 #: Settings that say where and how often, not what: two runs that differ in them alone are seeds.
-_NOT_SETTINGS = ("seed", "resume", "logger", "hydra")
-#: Last parts of keys that name a choice; they come first in a setting's name.
-_CHOICES = ("id", "task", "mode", "name", "kind", "distribution")
+_NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,11 @@ class Run:
         path: the folder.
         status: finished, interrupted, failed, or running.
         seed: its seed.
-        settings: dotted key -> value, seed, logger and paths left out; klrl's version as "klrl".
+        settings: dotted key -> value, those of :data:`_NOT_SETTINGS` left out; klrl's version as
+            "klrl".
         columns: metric -> [rows]; NaN where a row does not have it.
         command: the words that started it.
-        manifest: all that ``manifest.json`` says.
+        manifest: all that ``manifest.json`` says; ``error`` of a run that failed.
     """
 
     path: Path
@@ -62,74 +64,68 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Runs that differ in their seed alone.
-
-    Attributes:
-        name: what tells it from the others, as ``kl.coef=0.1``.
-        runs: one per seed, by seed.
-        settings: their common settings.
-    """
-
-    name: str
-    runs: list[Run]
-    settings: dict[str, Any] = field(repr=False)
-
-    @property
-    def task(self) -> str:
-        """What was trained on."""
-        return self.runs[0].task
-
-
-@dataclass(frozen=True)
 class Found:
     """Everything below the given paths.
 
     Attributes:
         runs: what could be read.
-        skipped: one line per run that could not.
+        skipped: one line per run, or sweep, that could not.
+        sweeps: those whose ``sweep.json`` could be read.
     """
 
     runs: list[Run]
     skipped: list[str]
-
-
-class Unreadable(ValueError):
-    """A run folder that cannot be read; the text names the file and the reason."""
+    sweeps: list[Sweep]
 
 
 def find_runs(paths: Sequence[str]) -> Found:
-    """Read every run folder at or below the paths, in the order of their names.
+    """Read every run folder at or below the paths, and every sweep, in the order of their names.
 
     Raises:
-        ConfigError: a path that does not exist, or no run below any of them.
+        ConfigError: a path that does not exist, or neither run nor sweep below any of them.
     """
+    # By the resolved path: overlapping arguments must not count a run twice.
     folders: dict[Path, Path] = {}
+    swept: dict[Path, Path] = {}
     for path in paths:
         root = Path(path).expanduser()
         if not root.is_dir():
-            raise ConfigError(f"{path}: no such folder; give run folders, or a folder of them")
-        # By the resolved path: overlapping arguments must not count a run twice.
-        folders.update({folder.resolve(): folder for folder in _run_folders(root)})
-    if not folders:
+            what = "a file" if root.exists() else "no such folder"
+            raise ConfigError(f"{path}: {what}; give run folders, or a folder of them")
+        for folder, is_run in _walk(root):
+            (folders if is_run else swept)[folder.resolve()] = folder
+    if not folders and not swept:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
-    runs, skipped = [], []
-    for folder in folders.values():
-        try:
-            runs.append(read_run(folder))
-        except Unreadable as error:
-            skipped.append(str(error))
-    return Found(runs, skipped)
+    skipped: list[str] = []
+    runs = _readable(read_run, folders.values(), skipped)
+    sweeps = _readable(read_sweep, swept.values(), skipped)
+    return Found(runs, skipped, sweeps)
 
 
-def _run_folders(root: Path) -> Iterable[Path]:
-    """Folders with a manifest; nothing below one is looked at, since checkpoints have theirs."""
+def _walk(root: Path) -> Iterable[tuple[Path, bool]]:
+    """Folders of runs (True) and of sweeps (False).
+
+    Nothing below a run is looked at, since checkpoints have manifests of their own.
+    """
     for folder, below, files in os.walk(root):
         if "manifest.json" in files:
             below.clear()
-            yield Path(folder)
-        else:
-            below.sort()
+            yield Path(folder), True
+            continue
+        below.sort()
+        if "sweep.json" in files:
+            yield Path(folder), False
+
+
+def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
+    """What can be read; a line for each that cannot goes to ``skipped``."""
+    found = []
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except Unreadable as error:
+            skipped.append(str(error))
+    return found
 
 
 def read_run(folder: Path) -> Run:
@@ -146,7 +142,7 @@ def read_run(folder: Path) -> Run:
     metrics = folder / "metrics.jsonl"
     return Run(
         path=folder,
-        status=_status(manifest),
+        status=RunFolder(folder).status,
         seed=seed,
         settings=settings,
         columns=read_columns(metrics) if metrics.exists() else {},
@@ -169,6 +165,8 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / ".hydra" / "config.yaml").read_text(encoding="utf-8")
         config = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError as error:
+        raise Unreadable(f"{folder}: it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({reason})") from error
@@ -186,15 +184,6 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _status(manifest: dict[str, Any]) -> str:
-    """As the manifest says; a running process that is gone was interrupted."""
-    status = str(manifest["status"])
-    pid, started = manifest.get("pid"), manifest.get("pid_started")
-    if status == "running" and not (pid and process_start(int(pid)) == started):
-        return "interrupted"
-    return status
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
@@ -233,76 +222,3 @@ def command_line(argv: Sequence[str]) -> str:
         if i and (word == "klrl" or word.endswith(("/klrl", "/klrl/__main__.py"))):
             return shlex.join(["python", "-m", "klrl", *argv[i + 1 :]])
     return shlex.join(argv)
-
-
-def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
-    """Settings in the order of their first run, and the runs that count no more.
-
-    A job that was run twice is no second seed: the one that started last counts.
-
-    Args:
-        runs: those that count.
-        names: what :func:`names_of` says of them, and perhaps of others.
-    """
-    groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
-    replaced = []
-    for run in sorted(runs, key=lambda run: str(run.manifest.get("started", ""))):
-        seeds = groups[identity(run)]
-        if run.seed in seeds:
-            replaced.append(seeds[run.seed])
-        seeds[run.seed] = run
-    settings = []
-    for key, seeds in groups.items():
-        members = [seeds[seed] for seed in sorted(seeds)]
-        settings.append(Setting(names[key], members, members[0].settings))
-    return settings, replaced
-
-
-def names_of(runs: Sequence[Run]) -> dict[str, str]:
-    """The identity of each setting -> its name among these runs."""
-    settings = {identity(run): run.settings for run in runs}
-    return dict(zip(settings, name_settings(list(settings.values())), strict=True))
-
-
-def identity(run: Run) -> str:
-    """What two runs share that differ in their seed alone."""
-    return json.dumps(run.settings, sort_keys=True, default=str)
-
-
-def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Keys whose value, or presence, differs among the settings; choices first, then by place."""
-    keys = dict.fromkeys(key for each in settings for key in each)
-    found = [
-        key
-        for key in keys
-        if len({json.dumps(each[key], default=str) if key in each else "" for each in settings}) > 1
-    ]
-    return sorted(found, key=lambda key: key.rpartition(".")[2] not in _CHOICES)
-
-
-def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Short names that tell settings apart: a key that divides nothing further is left out."""
-    kept: list[str] = []
-    classes: list[tuple[str, ...]] = [() for _ in settings]
-    for key in differing(settings):
-        finer = [
-            (*seen, json.dumps(each.get(key), default=str))
-            for seen, each in zip(classes, settings, strict=True)
-        ]
-        if len(set(finer)) > len(set(classes)):
-            kept, classes = [*kept, key], finer
-    return [
-        " ".join(f"{key}={show(each[key])}" for key in kept if key in each) or "all runs"
-        for each in settings
-    ]
-
-
-def show(value: Any) -> str:
-    """A setting's value as on the command line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list | dict):
-        return json.dumps(value)
-    return str(value)

@@ -6,6 +6,7 @@ is stopped at once.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -62,7 +63,8 @@ def _joblib(config: JoblibConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
     while waiting:
         pool = Parallel(n_jobs=config.n_jobs, backend="loky", return_as="generator_unordered")
         try:
-            for outcome in pool(delayed(run_logged)(job) for job in waiting.values()):
+            # A list of its own: joblib takes jobs from it while outcomes come in.
+            for outcome in pool([delayed(run_logged)(job) for job in waiting.values()]):
                 del waiting[outcome.name]
                 yield outcome
         except TerminatedWorkerError:
@@ -141,11 +143,13 @@ def _result_of(handle: Any, job: Job) -> Outcome:
 
 
 def _ray(config: RayLauncherConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
-    """On a Ray cluster, or this machine's own Ray where no address is given."""
-    from klrl.kl.ray import start_ray
+    """On a Ray cluster (its address, or ``RAY_ADDRESS``), else this machine's own, on loopback."""
+    from klrl.ray_start import start_ray
 
-    options = {"address": config.address} if config.address else {"num_cpus": config.cpus}
-    ray = start_ray(log_to_driver=False, **options)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if not config.address and "RAY_ADDRESS" not in os.environ:
+        options["num_cpus"] = config.cpus
+    ray = start_ray(config.address, **options)
     task = ray.remote(run_logged).options(
         num_cpus=config.cpus_per_job, num_gpus=config.gpus_per_job, max_retries=1
     )
@@ -162,5 +166,4 @@ def _ray(config: RayLauncherConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
     finally:
         for handle in running:
             ray.cancel(handle, force=True)
-        if not config.address:
-            ray.shutdown()
+        ray.shutdown()  # of a cluster: leaves it

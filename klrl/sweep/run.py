@@ -52,7 +52,7 @@ def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
             config_dir=args.config_dir,
             config_name=args.config_name,
         )
-        ledger = Ledger(folder, _command(overrides, args), jobs)
+        ledger = Ledger(folder, command_of(overrides, args), jobs)
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
@@ -175,7 +175,8 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
     return FAILED if any(ledger.status(name) != "finished" for name in ledger.jobs) else 0
 
 
-def _command(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
+def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
+    """A sweep's words, its flags before them."""
     flags = ["--config-dir", args.config_dir] if args.config_dir else []
     return ["-m", *flags, *overrides]
 

@@ -80,7 +80,7 @@ def split_words(overrides: Sequence[str]) -> SweepWords:
             (own if is_own(word) else job).append(word)
     if name is not None and folder is not None:
         raise ConfigError(f"hydra.sweep.dir={folder}: sweep={name} says where; drop one of the two")
-    return SweepWords(name, folder, own, quote_paths(job))
+    return SweepWords(name, folder, own, job)
 
 
 def _checked_name(value: str) -> str:

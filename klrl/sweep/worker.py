@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.errors import ConfigError, Interrupted, NonFiniteError, RewardError
+from klrl.errors import FAILURES, ConfigError, Interrupted
 from klrl.run_folder import RunFolder
 from klrl.sweep.jobs import Job, Outcome
 
@@ -51,7 +51,7 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(job.name, "interrupted", signum=stop.signum)
     except KeyboardInterrupt:
         return Outcome(job.name, "interrupted", signum=signal.SIGINT)
-    except (NonFiniteError, RewardError) as error:
+    except FAILURES as error:
         return Outcome(job.name, "failed", f"{type(error).__name__}: {error}")
     except Exception as error:  # of a library, or a fault of klrl's: whoever mends it needs all
         traceback.print_exc()

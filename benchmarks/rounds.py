@@ -1,0 +1,105 @@
+"""Contenders as processes of their own, in turn: each prints one line of JSON last."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.results import environment
+
+TIMEOUT = 900
+Line = dict[str, Any]
+Told = Line | str  # a line, or the error in its place
+
+
+class Failed(RuntimeError):
+    """A contender ended without its line; the message is the last thing that it said."""
+
+
+def run_text(command: Sequence[str]) -> str:
+    """What a process printed.
+
+    Raises:
+        Failed: it ended with an error, or not in time.
+    """
+    try:
+        # In a folder of its own: MuJoCo leaves its log wherever it runs.
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                cwd=folder,
+                env=environment(),
+                timeout=TIMEOUT,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"not done in {TIMEOUT} s") from error
+    if done.returncode:
+        raise Failed(last_words(done.stderr))
+    return done.stdout
+
+
+def run_line(command: Sequence[str]) -> Line:
+    """The line of JSON that a contender prints last."""
+    output = run_text(command)
+    try:
+        return json.loads(output.strip().splitlines()[-1])
+    except (IndexError, json.JSONDecodeError) as error:
+        raise Failed(last_words(output)) from error
+
+
+def last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "ended without a word"
+
+
+def frames_per_cpu_second(line: Line) -> str:
+    return f"{line['frames_per_cpu_second']:,.0f} frames per CPU-second"
+
+
+def rounds(
+    tasks: dict[str, Callable[[int], Line]],
+    count: int,
+    tell: Callable[[Line], str] = frames_per_cpu_second,
+) -> dict[str, list[Told]]:
+    """Run all tasks in turn, ``count`` times; one that failed is not tried again.
+
+    Each is called with the number of its round, from 0; ``tell`` says its line in words.
+    """
+    found: dict[str, list[Told]] = {name: [] for name in tasks}
+    for number in range(count):
+        for name, task in tasks.items():
+            if error_in(found[name]):
+                continue
+            try:
+                line = task(number)
+                said = tell(line)
+                found[name].append(line)
+            except Failed as error:
+                said = f"failed: {error}"
+                found[name].append(str(error))
+            print(f"  round {number + 1}: {name}: {said}", flush=True)
+    return found
+
+
+def error_in(told: Sequence[Told]) -> str | None:
+    return next((line for line in told if isinstance(line, str)), None)
+
+
+def complete(told: Sequence[Told], count: int) -> bool:
+    return len(told) == count and error_in(told) is None
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {key: round(value, 3) for key, value in found.items()}
+
+
+def median_phases(lines: Sequence[Line]) -> dict[str, float]:
+    rows = [line.get("phases", {}) for line in lines]
+    return {key: round(statistics.median(row[key] for row in rows), 2) for key in rows[0]}

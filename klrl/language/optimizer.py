@@ -1,0 +1,57 @@
+"""The optimiser of a language policy: Adam on the parameters as they are, not flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from klrl.config import AdamWConfig, OptimConfig
+
+
+class Optimizer:
+    """Adam or AdamW with gradient clipping; its state as named tensors, for checkpoints.
+
+    Args:
+        config: the optim group.
+        parameters: each once.
+    """
+
+    def __init__(self, config: OptimConfig, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self._max_norm = parameters, config.max_grad_norm
+        decay = config.weight_decay if isinstance(config, AdamWConfig) else 0.0
+        self._adam = torch.optim.AdamW(
+            parameters, lr=config.lr, eps=config.eps, weight_decay=decay, foreach=True
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self, lr: float) -> Tensor:
+        """Clip the gradient and move; the norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm)
+        for group in self._adam.param_groups:
+            group["lr"] = lr
+        if torch.isfinite(norm):  # else the weights stay as they are, for the checkpoint
+            self._adam.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``0.step``, ``0.exp_avg``, ...: nothing before the first step."""
+        state = self._adam.state
+        return {
+            f"{index}.{name}": value
+            for index, p in enumerate(self.parameters)
+            for name, value in state.get(p, {}).items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's moments up."""
+        for key, value in state.items():
+            index, _, name = key.partition(".")
+            parameter = self.parameters[int(index)]
+            # step stays on the CPU, as AdamW keeps it.
+            kept = value.cpu() if name == "step" else value.to(parameter)
+            self._adam.state[parameter][name] = kept.clone()

@@ -1,0 +1,56 @@
+"""Checks that need the machine: packages, devices, environments, run folders.
+
+Run before anything is written. torch is imported only where a CUDA device is asked for.
+"""
+
+from __future__ import annotations
+
+from klrl.config import Config, JobConfig, LanguageConfig, RayCollectorConfig, WandbConfig
+from klrl.preflight.env import check_env
+from klrl.preflight.install import check_device, check_language_packages, check_wandb, wandb_mode
+from klrl.preflight.ray import check_ray_machine
+from klrl.preflight.runs import check_not_running, check_other_runs, find_run, other_runs
+
+__all__ = [
+    "check_device",
+    "check_env",
+    "check_machine",
+    "check_not_running",
+    "find_run",
+    "other_runs",
+    "wandb_mode",
+]
+
+
+def check_machine(
+    config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
+) -> None:
+    """Refuse a job that this machine cannot run.
+
+    A resumed run holds its reference and its weights in its own checkpoint and needs no other
+    folder.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave.
+        resumed: whether the run goes on from its own checkpoint.
+
+    Raises:
+        ConfigError: an optional package, a device, a run folder or an environment is missing, or
+            another run's policy does not fit.
+    """
+    if isinstance(config.logger, WandbConfig):
+        check_wandb(config.logger)
+    if isinstance(config, LanguageConfig):
+        check_language_packages(config)
+        from klrl.language.machine import check_language_machine
+
+        check_language_machine(config, resumed=resumed)
+    else:
+        assert isinstance(config, Config)
+        if isinstance(config.collector, RayCollectorConfig):
+            check_ray_machine()
+        check_env(config.env, config.actor, overridden)
+        if not resumed:
+            check_other_runs(config)
+    check_device(config.device)

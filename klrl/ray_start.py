@@ -1,0 +1,71 @@
+"""Ray, started on loopback or joined where an address says. Needs the extra ``klrl[ray]``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def start_ray(address: str | None = None, **options: Any) -> Any:
+    """Import Ray, and start it on this machine where it does not run and no cluster is named.
+
+    It listens on loopback alone, without a dashboard. ``RAY_ADDRESS`` names a cluster to join.
+
+    Args:
+        address: of a cluster, as ``RAY_ADDRESS``, which it goes before.
+        **options: more arguments of ``ray.init``.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError("service_backend='ray' needs Ray: pip install 'klrl[ray]'") from error
+    if ray.is_initialized():
+        return ray
+    if address is not None:
+        if address.startswith("127."):
+            _keep_to_loopback()
+        with _own_sigterm():
+            ray.init(address=address, **options)
+        return ray
+    _keep_to_loopback()
+    with _own_sigterm():
+        # "local": without it Ray joins whatever runs on this machine, and refuses the other words.
+        words = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(**words, **options)
+    if not ray.util.get_node_ip_address().startswith("127."):
+        warnings.warn(
+            "this version of Ray listens on every address of this machine: start it yourself, with "
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment",
+            stacklevel=2,
+        )
+    return ray
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the program's handler: Ray puts one in its place that exits at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if signal.getsignal(signal.SIGTERM) is not handler:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _keep_to_loopback() -> None:
+    """Ray 2.60 turns a loopback address, given or in ``RAY_ADDRESS``, into the machine's own,
+    unless this is off.
+
+    The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
+    """
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False

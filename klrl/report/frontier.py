@@ -1,0 +1,90 @@
+"""What reward costs in KL(policy||reference): the Pareto front, and reward at equal KL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from klrl.report.measures import final, kl_metric, per_kl, reward_metric
+from klrl.report.runs import Run
+from klrl.report.settings import Setting, identity, names_of
+from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve, pareto_front
+from klrl.report.summary import Line, line_value
+
+#: The settings that move a run along the frontier; the rest of the settings makes the frontier.
+KNOBS = ("kl.coef", "controller.target")
+
+
+def frontier(lines: Sequence[Line], key: str = "return") -> list[int]:
+    """Indices of the lines on the Pareto front of much reward at little KL(policy||reference).
+
+    Args:
+        lines: of one task.
+        key: the measure to have much of.
+    """
+    placed = [i for i, line in enumerate(lines) if line.estimates[key] and line.estimates["kl_ref"]]
+    kl = np.array([line_value(lines[i], "kl_ref") for i in placed])
+    gain = np.array([line_value(lines[i], key) for i in placed])
+    return [placed[k] for k in pareto_front(kl, gain)]
+
+
+@dataclass(frozen=True)
+class EqualKL:
+    """Reward at equal KL(policy||reference), by family of settings.
+
+    Attributes:
+        levels: KLs, nats.
+        families: name -> an estimate per level; None outside the family's range.
+        per: what the KL is a mean over.
+    """
+
+    levels: list[float]
+    families: dict[str, list[Estimate | None]]
+    per: str = "frame"
+
+
+def equal_kl(settings: Sequence[Setting]) -> EqualKL:
+    """Compare families, that is settings that differ in how strongly the KL is held, at equal KLs.
+
+    Per seed, reward is linear in sqrt(KL) between the ends of its runs (see :data:`KNOBS`); the
+    levels divide the range that every seed of every family covers into quarters: a level that only
+    some seeds reach would compare seeds, not families.
+
+    Args:
+        settings: those of one task.
+    """
+    runs = [run for setting in settings for run in setting.runs]
+    families: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    kl, reward = kl_metric(runs), reward_metric(runs)
+    stripped = [_without_knobs(run) for run in runs]
+    titles = names_of(stripped)
+    for run, family in zip(runs, stripped, strict=True):
+        point = (max(final(run, kl), 0.0) ** 0.5, final(run, reward))
+        if np.isfinite(point).all():
+            seeds = families.setdefault(titles[identity(family)], {})
+            seeds.setdefault(run.seed, []).append(point)
+    # A line needs two points.
+    usable = {
+        name: [np.array(points) for points in seeds.values() if len(points) > 1]
+        for name, seeds in families.items()
+    }
+    usable = {name: seeds for name, seeds in usable.items() if seeds}
+    if not usable:
+        return EqualKL([], {})
+    every = [points[:, 0] for seeds in usable.values() for points in seeds]
+    low, high = max(roots.min() for roots in every), min(roots.max() for roots in every)
+    if low >= high:
+        return EqualKL([], {})
+    roots = low + (high - low) * np.array([0.25, 0.5, 0.75])
+    answer = {
+        name: estimate_curve(np.stack([at_equal_cost(p[:, 0], p[:, 1], roots) for p in seeds]))
+        for name, seeds in usable.items()
+    }
+    return EqualKL([float(root**2) for root in roots], answer, per_kl(runs))
+
+
+def _without_knobs(run: Run) -> Run:
+    kept = {key: value for key, value in run.settings.items() if key not in KNOBS}
+    return Run(run.path, run.status, run.seed, kept, run.columns, run.command, run.manifest)

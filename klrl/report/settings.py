@@ -1,0 +1,130 @@
+"""Settings: runs that differ in their seed alone, what tells settings apart, and their names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from klrl.report.runs import Run
+
+#: Last parts of keys that name a choice; they come first in a setting's name.
+_CHOICES = ("id", "task", "mode", "name", "kind", "distribution")
+_NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        name: what tells it from the others, as ``kl.coef=0.1``.
+        runs: one per seed, by seed.
+        settings: their common settings.
+    """
+
+    name: str
+    runs: list[Run]
+    settings: dict[str, Any] = field(repr=False)
+
+    @property
+    def task(self) -> str:
+        """What was trained on."""
+        return self.runs[0].task
+
+
+def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
+    """Settings in the order of their names, numbers by size, and the runs that count no more.
+
+    A job that was run twice is no second seed: the one that started last counts.
+
+    Args:
+        runs: those that count.
+        names: what :func:`names_of` says of them, and perhaps of others.
+    """
+    groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
+    replaced = []
+    for run in sorted(runs, key=lambda run: str(run.manifest.get("started", ""))):
+        seeds = groups[identity(run)]
+        if run.seed in seeds:
+            replaced.append(seeds[run.seed])
+        seeds[run.seed] = run
+    settings = []
+    for key, seeds in groups.items():
+        members = [seeds[seed] for seed in sorted(seeds)]
+        settings.append(Setting(names[key], members, members[0].settings))
+    return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
+
+
+def _by_size(name: str) -> list[str | float]:
+    """Text and numbers in turn, so that ``coef=10`` comes after ``coef=2``."""
+    parts = _NUMBER.split(name)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def names_of(runs: Sequence[Run]) -> dict[str, str]:
+    """The identity of each setting -> its name among these runs' settings of the same task."""
+    tasks: dict[str, dict[str, dict[str, Any]]] = {}
+    for run in runs:
+        tasks.setdefault(run.task, {})[identity(run)] = run.settings
+    return {
+        key: name
+        for settings in tasks.values()
+        for key, name in zip(settings, name_settings(list(settings.values())), strict=True)
+    }
+
+
+def identity(run: Run) -> str:
+    """What two runs share that differ in their seed alone."""
+    return json.dumps(run.settings, sort_keys=True, default=str)
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Keys whose value, or presence, differs among the settings.
+
+    Choices come first, then what all of them have, then by place.
+    """
+    keys = dict.fromkeys(key for each in settings for key in each)
+    found = [
+        key
+        for key in keys
+        if len({json.dumps(each[key], default=str) if key in each else "" for each in settings}) > 1
+    ]
+    return sorted(found, key=lambda key: (not _is_choice(key), any(key not in s for s in settings)))
+
+
+def _is_choice(key: str) -> bool:
+    return key.rpartition(".")[2] in _CHOICES
+
+
+def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Short names that tell settings apart: a key that divides nothing further is left out."""
+    kept: list[str] = []
+    classes: list[tuple[str, ...]] = [() for _ in settings]
+    for key in differing(settings):
+        finer = [
+            (*seen, json.dumps(each[key], default=str) if key in each else "")
+            for seen, each in zip(classes, settings, strict=True)
+        ]
+        if len(set(finer)) > len(set(classes)):
+            kept, classes = [*kept, key], finer
+    return [_name(each, kept) for each in settings]
+
+
+def _name(setting: dict[str, Any], keys: Sequence[str]) -> str:
+    """What is set, else that nothing of it is."""
+    words = [f"{key}={show(setting[key])}" for key in keys if key in setting]
+    return " ".join(words or [f"no {key}" for key in keys]) or "all runs"
+
+
+def show(value: Any) -> str:
+    """A setting's value as on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return str(value)

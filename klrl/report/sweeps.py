@@ -1,0 +1,76 @@
+"""``sweep.json``: the jobs that a sweep was made of, those among them that never started too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One job of a sweep, as the sweep tells of it.
+
+    Attributes:
+        folder: where its run is, or would be.
+        words: its settings, as on the command line.
+        status: finished, running, interrupted, failed, refused or waiting.
+        error: why it failed or was refused; empty where nothing is told.
+    """
+
+    folder: Path
+    words: list[str]
+    status: str
+    error: str
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run, whose own manifest knows better."""
+        return (self.folder / "manifest.json").is_file()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep.
+
+    Attributes:
+        path: its folder.
+        command: the words that started it; empty where they are not told.
+        jobs: all of them.
+    """
+
+    path: Path
+    command: str
+    jobs: list[Planned]
+
+
+class Unreadable(ValueError):
+    """A run or a sweep that cannot be read; the text names the file and the reason."""
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read the ``sweep.json`` of a folder.
+
+    Raises:
+        Unreadable: it is broken.
+    """
+    path = folder / "sweep.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        jobs = [_planned(folder, job) for job in told["jobs"]]
+        command = told.get("command") or ""
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise Unreadable(f"{path}: the list of jobs is broken ({reason})") from error
+    return Sweep(folder, str(command), jobs)
+
+
+def _planned(folder: Path, job: dict[str, Any]) -> Planned:
+    words = [str(word) for word in job.get("overrides", [])]
+    return Planned(
+        folder / str(job.get("folder") or job["name"]),
+        words,
+        str(job.get("status", "unknown")),
+        str(job.get("error") or ""),
+    )

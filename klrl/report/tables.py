@@ -1,0 +1,125 @@
+"""The tables of the page, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from klrl.report.frontier import KNOBS, EqualKL
+from klrl.report.jobs import Job, count_states
+from klrl.report.measures import Measure
+from klrl.report.runs import Found
+from klrl.report.settings import Setting, differing, show
+from klrl.report.statistics import Estimate
+from klrl.report.summary import Line
+
+
+def equal_table(equal: EqualKL) -> str:
+    """Reward at equal KL, a row per family; or what it would take."""
+    title = "<h3>Reward at equal KL</h3>"
+    if not equal.levels:
+        return title + (
+            f'<p class="soft">Needs a family with two settings of {" or ".join(KNOBS)} and the '
+            "same seeds, and a range of KL that every seed of all such families covers.</p>"
+        )
+    head = [
+        "family",
+        *(f"KL = {level:.4g}<small>nats per {equal.per}</small>" for level in equal.levels),
+    ]
+    rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
+    note = (
+        f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; final reward "
+        "is linear in sqrt(KL) between them, seed by seed."
+    )
+    return f'{title}{_table("Reward at equal KL", head, rows)}<p class="soft">{note}</p>'
+
+
+def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
+    """Every measure of every setting, with its interval."""
+    head = ["setting", "seeds"]
+    for measure in measures:
+        head.append(f"{escape(measure.title)}<small>{escape(measure.unit)}</small>")
+    head.insert(3, "worst seed<small>final return</small>")
+    rows = []
+    for line in lines:
+        cells = [_cell(line.estimates[measure.key]) for measure in measures]
+        cells.insert(1, "" if line.worst is None else _number(line.worst))
+        rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
+    return f"<h3>Numbers</h3>{_table('Numbers', head, rows)}"
+
+
+def _cell(value: Estimate | None) -> str:
+    if value is None:
+        return ""
+    # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
+    interval = ""
+    if value.low is not None and value.high is not None and value.low != value.high:
+        interval = f"<small>{_number(value.low, 4)} to {_number(value.high, 4)}</small>"
+    return f"{_number(value.value)}{interval}"
+
+
+def _number(value: float, digits: int = 5) -> str:
+    """Significant digits; large numbers in full, since 1.2346e+05 is hard to read in a column."""
+    if 10**digits <= abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def differences(settings: Sequence[Setting]) -> str:
+    """The settings whose values differ, a row per setting of the runs."""
+    keys = differing([setting.settings for setting in settings])
+    if not keys:
+        return '<h3>What differs</h3><p class="soft">Nothing but the seed.</p>'
+    rows = [[escape(each.name), *(_value(each, key) for key in keys)] for each in settings]
+    return f"<h3>What differs</h3>{_table('What differs', ['setting', *map(escape, keys)], rows)}"
+
+
+def _value(setting: Setting, key: str) -> str:
+    if key not in setting.settings:
+        return ""
+    return f'<span class="value">{escape(show(setting.settings[key]))}</span>'
+
+
+def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
+    """Cells are HTML already; the first of each row is its header."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(f"<tr>{_row(list(row))}</tr>\n" for row in rows)
+    table = f"<table{kind}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+    # Reached with the keyboard too, since it may be wider than the window.
+    return f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">{table}</div>'
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *others = cells
+    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others)
+
+
+def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
+    """The section of the jobs that did not finish, or are not among the statistics."""
+    parts = ['<section id="jobs"><h2>Other jobs</h2>']
+    if not jobs and not skipped:
+        parts.append('<p class="soft">None: every job that was found is finished and counted.</p>')
+    if jobs:
+        parts.append(f"<p>{escape(count_states(jobs))}.</p>")
+        head = ["state", "setting", "seed", "iterations", "error", "folder"]
+        parts.append(_table("Other jobs", head, map(_job_row, jobs), ' class="words"'))
+    if skipped:
+        parts.append("<p>Skipped, since unreadable:</p>")
+        parts.append(f"<pre>{escape(chr(10).join(skipped))}</pre>")
+    return "".join(parts) + "</section>"
+
+
+def _job_row(job: Job) -> Iterable[str]:
+    state, *others = map(
+        escape,
+        (job.state, job.setting, job.seed, job.iterations, job.error, job.folder),
+    )
+    bad = ' class="bad"' * job.state.startswith(("failed", "refused"))
+    return [f"<span{bad}>{state}</span>{'; counted' * job.counted}", *others]
+
+
+def commands(found: Found) -> str:
+    """The section of the words that started sweeps and runs."""
+    words = [sweep.command for sweep in found.sweeps] + [run.command for run in found.runs]
+    text = escape("\n".join(dict.fromkeys(filter(None, words))))
+    return f'<section id="commands"><h2>Commands</h2><pre>{text}</pre></section>'

@@ -1,0 +1,126 @@
+"""``python -m klrl.plan``: its arithmetic by hand, its words as a user gives them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from klrl.__main__ import main as klrl_main
+from klrl.checks import to_config
+from klrl.compose import compose
+from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
+from klrl.errors import ConfigError
+from klrl.plan import __main__ as plan
+from klrl.plan.estimate import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
+from klrl.plan.probe import Cost
+from tests.conftest import QUICK
+
+#: 100 iterations of 64 frames; evaluated and saved every tenth.
+JOB = [w for w in QUICK if w != "eval.every=0"] + ["frames=6400", "eval.every=10"]
+COST = Cost(start=3.0, job=2.0, iteration=0.1, evaluation=0.5, checkpoint=0.2, memory=10)
+
+
+def planned(*words: str, done: int = 0) -> Planned:
+    return Planned("job", words, to_config(compose([*JOB, *words])), done)
+
+
+def test_a_jobs_time_is_the_sum_of_its_parts() -> None:
+    """2 + 100 x 0.1 + 10 x 0.5 + (1 + 10 + 10 / 2) x 0.2 = 20.2 s."""
+    assert job_seconds(planned(), COST) == pytest.approx(20.2)
+    assert job_seconds(planned("eval.every=0"), COST) == pytest.approx(2 + 10 + 11 * 0.2)
+    half = job_seconds(planned(done=3200), COST)
+    assert half == pytest.approx(2 + 5 + 2.5 + (1 + 5 + 2.5) * 0.2)
+
+
+def test_jobs_share_processes_and_pay_a_start_once() -> None:
+    jobs = [planned(f"seed={seed}") for seed in range(3)]
+    costs = {kind_of(jobs[0].config): COST}
+    each = 20.2
+    local, pool = LauncherConfig(name="local"), JoblibConfig(name="joblib", n_jobs=2)
+    assert sweep_seconds(jobs, costs, local, 1) == pytest.approx(3 + 3 * each)
+    assert sweep_seconds(jobs, costs, pool, 2) == pytest.approx(3 + 2 * each)
+    queue = to_submitit()
+    assert sweep_seconds(jobs, costs, queue, 1) == pytest.approx(3 * (3 + each))
+    assert sweep_seconds([], costs, local, 1) == 0
+    assert memory({"a": COST, "b": replace(COST, memory=7, children=8)}, 3) == 45
+
+
+def to_submitit() -> SubmititConfig:
+    return SubmititConfig("submitit", "slurm", 10, 1, 0, 1.0, 5, None, {})
+
+
+def test_at_a_time_is_what_the_launcher_says() -> None:
+    assert slots(LauncherConfig(name="local"), 9, 4) == 1
+    assert slots(JoblibConfig(name="joblib", n_jobs=3), 9, 4) == 3
+    assert slots(JoblibConfig(name="joblib", n_jobs=3), 2, 4) == 2
+    assert slots(to_submitit(), 9, 4) == 5
+
+
+def test_coefficients_and_seeds_cost_the_same_sizes_do_not() -> None:
+    base = kind_of(planned().config)
+    for same in ("seed=7", "kl.coef=3", "loss.dtarg=0.5", "frames=128"):
+        assert kind_of(planned(same).config) == base, same
+    for other in ("kl=legacy", "learner.epochs=3", "actor.hidden=[9]", "env=cartpole"):
+        assert kind_of(planned(other).config) != base, other
+
+
+def told(capsys, *words: str) -> str:
+    plan.main(list(words))
+    return capsys.readouterr().out
+
+
+def test_it_measures_and_writes_nothing(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "SECONDS", 0.2)
+    out = told(capsys, "-m", *JOB, "kl.coef=0,1", "seed=0,1", "launcher=joblib")
+    assert "4 jobs, 4 to run" in out
+    (line,) = [x for x in out.splitlines() if "kl.coef=1,seed=1" in x or "kl.coef=0,seed" in x]
+    assert re.search(r" 4 +6,400 +[\d,]+ +\d:\d\d +\d\.\d GB", line), line
+    assert re.search(r"expected: \d+:\d\d with launcher=joblib, 2 at a time, \d\.\d GB", out)
+    assert not Path("outputs").exists()
+
+
+def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "SECONDS", 0.1)
+    with pytest.raises(SystemExit):
+        klrl_main(["-m", "sweep=a", *QUICK, "seed=0,1"])
+    capsys.readouterr()
+    assert (
+        told(capsys, "-m", "sweep=a", *QUICK, "seed=0,1") == "2 jobs, 2 finished before, 0 to run\n"
+    )
+    assert "3 jobs, 2 finished before, 1 to run" in told(
+        capsys, "-m", "sweep=a", *QUICK, "seed=0,1,2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-m", "launcher=joblib", "collector=ray", "seed=0,1"], "collector=ray would start more"),
+        (["-m", "kl.coff=1"], "did you mean kl.coef?"),
+        (["-m", "env.id=Nope-v0", "env=gym"], "Nope"),
+        (["launcher=joblib"], "only a sweep reads it; add -m"),
+        (["-m", "learner.minibatches=7"], "does not divide"),
+        (["--frames", "3"], "no such flag"),
+    ],
+)
+def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
+    with pytest.raises(SystemExit) as stop:
+        plan.main(words)
+    assert stop.value.code == 2
+    assert expected in capsys.readouterr().err
+    assert not Path("outputs").exists()
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    with pytest.raises(ConfigError, match="run fewer at a time"):
+        plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4))
+
+
+def test_the_sweep_itself_refuses_it_too(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        klrl_main(["-m", "launcher=joblib", "collector=ray", "collector.workers=2", "seed=0,1"])
+    assert stop.value.code == 2
+    assert "its jobs share the cores" in capsys.readouterr().err

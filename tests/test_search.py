@@ -1,0 +1,157 @@
+"""``search=optuna``: what is asked, what is told, what a second start does."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+
+import klrl.experiment
+from klrl.__main__ import main
+from klrl.errors import Interrupted, NonFiniteError
+from klrl.run_folder import RunFolder
+from klrl.sweep.search import space_of
+from tests.conftest import QUICK
+
+SEARCH = ("search=optuna", "kl.coef=tag(log, interval(0.001, 10))", "seed=0,1,2")
+
+
+def exits(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["-m", "sweep=a", *QUICK, *words])
+    return int(stop.value.code or 0)
+
+
+def score(config) -> float:
+    """Best at kl.coef = 0.1; a seed moves it by itself."""
+    return -((math.log10(config.kl.coef) + 1) ** 2) + config.seed
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[tuple[float, int]]:
+    """Jobs that take no time: their evaluation return is :func:`score`."""
+    began: list[tuple[float, int]] = []
+
+    def run(config, folder, **kwargs):
+        began.append((config.kl.coef, config.seed))
+        files = RunFolder(Path(folder), kwargs["words"])
+        files.open(config)
+        row = {"frames": config.frames, "time/iteration": 0.0, "eval/return": score(config)}
+        files.metrics.write_text(json.dumps(row) + "\n", encoding="utf-8")
+        files.close("finished", frames=config.frames)
+        return files.path
+
+    monkeypatch.setattr(klrl.experiment, "run", run)
+    return began
+
+
+def study() -> optuna.Study:
+    backend = optuna.storages.journal.JournalFileBackend("outputs/a/study.journal")
+    return optuna.load_study(study_name="klrl", storage=optuna.storages.JournalStorage(backend))
+
+
+def test_a_trials_value_is_the_mean_over_its_seeds(runs, capfd) -> None:
+    assert exits(*SEARCH, "search.trials=4") == 0
+    assert len(runs) == 12
+    trials = study().trials
+    assert [t.state.name for t in trials] == ["COMPLETE"] * 4
+    for trial in trials:
+        coef = float(trial.user_attrs["words"][0].partition("=")[2])
+        assert coef == pytest.approx(trial.params["kl.coef"], rel=5e-4), "four digits are kept"
+        expected = -((math.log10(coef) + 1) ** 2) + (0 + 1 + 2) / 3
+        assert trial.value == pytest.approx(expected, abs=1e-12)
+        assert Path(f"outputs/a/kl.coef={coef!r},seed=1/metrics.jsonl").exists()
+    best = max(t.value for t in trials)
+    assert f"{best:.4g}" in capfd.readouterr().out.split("best of 4 trials")[1].splitlines()[1]
+
+
+def test_it_finds_the_top_of_a_hill_of_one_setting(runs) -> None:
+    """Twenty of a random search's values would lie within a factor 1.5 of it with chance 0.83."""
+    assert exits(*SEARCH[:2], "seed=0", "search.trials=25") == 0
+    best = study().best_trial
+    assert abs(math.log10(best.params["kl.coef"]) + 1) < math.log10(1.5)
+    late = [abs(math.log10(t.params["kl.coef"]) + 1) for t in study().trials[-8:]]
+    assert sum(late) / len(late) < 0.8, "at random it would be 1.1"
+
+
+def test_a_search_that_was_stopped_goes_on_with_the_same_trial(runs, monkeypatch, capfd) -> None:
+    real, calls = klrl.experiment.run, []
+
+    def stopped(config, folder, **kwargs):
+        calls.append(config.seed)
+        if len(calls) == 5:  # the second seed of the second trial
+            raise Interrupted(2)
+        return real(config, folder, **kwargs)
+
+    monkeypatch.setattr(klrl.experiment, "run", stopped)
+    assert exits(*SEARCH, "search.trials=3") == 130
+    first = [t.user_attrs["words"] for t in study().trials]
+    assert [t.state.name for t in study().trials] == ["COMPLETE", "RUNNING"]
+    monkeypatch.setattr(klrl.experiment, "run", real)
+    assert exits(*SEARCH, "search.trials=3") == 0
+    assert [t.state.name for t in study().trials] == ["COMPLETE"] * 3
+    assert [t.user_attrs["words"] for t in study().trials][:2] == first
+    assert len(runs) == len(set(runs)) == 9, "no job ran twice"
+    assert exits(*SEARCH, "search.trials=3") == 0
+    assert len(runs) == 9
+    assert exits(*SEARCH, "search.trials=4") == 0
+    assert len(runs) == 12
+    assert len({t.user_attrs["words"][0] for t in study().trials}) == 4
+
+
+def test_a_seed_that_fails_fails_its_trial_alone(runs, monkeypatch, capfd) -> None:
+    real = klrl.experiment.run
+
+    def sometimes(config, folder, **kwargs):
+        if config.seed == 1 and len(runs) < 3:
+            raise NonFiniteError("kl/ref/k1 is inf")
+        return real(config, folder, **kwargs)
+
+    monkeypatch.setattr(klrl.experiment, "run", sometimes)
+    assert exits(*SEARCH, "search.trials=2") == 1
+    assert [t.state.name for t in study().trials] == ["FAIL", "COMPLETE"]
+    assert "failed, 2 of 3 seeds have eval/return" in capfd.readouterr().out
+
+
+def test_choices_and_minimising(runs) -> None:
+    words = ("search=optuna", "kl=legacy,retrieve", "kl.coef=interval(0.05,0.2)", "seed=0")
+    assert exits(*words, "search.trials=6", "search.at_once=3", "search.direction=minimize") == 0
+    assert {t.params["kl"] for t in study().trials} <= {"legacy", "retrieve"}
+    assert study().direction.name == "MINIMIZE"
+    assert all(0.05 <= t.params["kl.coef"] <= 0.2 for t in study().trials)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("search=optuna", "seed=0,1"), "nothing to search"),
+        (("search=optuna", "kl.coef=tag(log,interval(0,1))"), "0 < low < high"),
+        (("search=optuna", "kl.coef=interval(-1,1)"), "kl.coef=-1.0: out of range"),
+        (("search=optuna", "kl.coff=interval(0,1)"), "did you mean kl.coef?"),
+        (("search=optuna", "search.trials=0", "kl.coef=0,1"), "search.trials=0: out of range"),
+        (("search.trials=3", "kl.coef=0,1"), "search=optuna does"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_runs(runs, capsys, words, expected):
+    assert exits(*words) == 2
+    assert expected in capsys.readouterr().err
+    assert not runs
+    assert not Path("outputs/a").exists()
+
+
+def test_another_space_in_the_same_folder_is_refused(runs, capsys) -> None:
+    assert exits(*SEARCH, "search.trials=1") == 0
+    assert exits(*SEARCH, "search.trials=1", "frames=256") == 2
+    assert "holds a search with other words" in capsys.readouterr().err
+
+
+def test_a_space_is_checked_at_its_ends() -> None:
+    space = space_of(["frames=8", "kl.coef=tag(log, interval(0.01, 1))", "kl=a,b", "seed=3,4"])
+    assert (space.fixed, space.seeds) == (["frames=8"], ["seed=3", "seed=4"])
+    words = {tuple(job) for job in space.ends()}
+    assert ("frames=8", "kl.coef=0.1", "kl=a", "seed=4") in words, "the middle in logarithms"
+    assert ("frames=8", "kl.coef=0.01", "kl=a", "seed=3") in words
+    assert ("frames=8", "kl.coef=0.1", "kl=b", "seed=3") in words

@@ -1,0 +1,369 @@
+"""Sweeps: their folders, what a second start does, how they fail and stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from klrl.__main__ import main
+from klrl.config import JoblibConfig
+from klrl.loggers import read_rows
+from klrl.metrics import TIMES
+from klrl.report.runs import find_runs
+from klrl.resume import stored_config
+from klrl.run_folder import RunFolder, process_start
+from klrl.sweep.jobs import Job
+from klrl.sweep.launchers import launch
+from klrl.sweep.words import expand, job_name, quote_paths
+from tests.conftest import QUICK
+
+
+def exits(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return int(stop.value.code or 0)
+
+
+def sweep(*words: str) -> int:
+    return exits("-m", "sweep=a", *QUICK, *words)
+
+
+def jobs_of(folder: str = "outputs/a") -> dict[str, RunFolder]:
+    return {p.parent.name: RunFolder(p.parent) for p in Path(folder).glob("*/manifest.json")}
+
+
+def timeless(run: RunFolder) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_rows(run.metrics)]
+
+
+def changed(run: RunFolder) -> int:
+    return (run.path / "manifest.json").stat().st_mtime_ns
+
+
+def told(folder: str = "outputs/a") -> dict[str, str]:
+    jobs = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    return {job["name"]: job["status"] for job in jobs}
+
+
+def child(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "klrl", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "WANDB_MODE": "offline", "COLUMNS": "200"},
+    )
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------- words and names
+
+
+def test_jobs_are_those_of_hydras_own_sweeper() -> None:
+    words = ["kl=legacy,retrieve", "kl.coef=0.1,1", "seed=range(0,3)", "frames=128"]
+    parsed = OverridesParser.create().parse_overrides(words)
+    assert expand(words) == BasicSweeper.split_arguments(parsed, None)[0]
+    assert len(expand(words)) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "swept", "name"),
+    [
+        (["kl=legacy", "kl.coef=0.1", "seed=1"], ["kl", "kl.coef", "seed"], None),
+        (["frames=10", "seed=1"], ["seed"], "seed=1"),
+        (["frames=10"], [], "job"),
+        (["++env.kwargs.g=9"], ["++env.kwargs.g"], "env.kwargs.g=9"),
+        (["actor.init='outputs/a b'"], ["actor.init"], "actor.init=_outputs_a_b_"),
+    ],
+)
+def test_a_jobs_folder_says_what_was_swept(words, swept, name) -> None:
+    assert job_name(words, swept) == (name or "kl=legacy,kl.coef=0.1,seed=1")
+
+
+def test_a_name_too_long_for_a_file_system_keeps_its_difference() -> None:
+    names = {job_name([f"actor.hidden=[{'9' * 300}{end}]"], ["actor.hidden"]) for end in "12"}
+    assert len(names) == 2
+    assert all(len(name) <= 200 for name in names)
+
+
+def test_paths_of_job_folders_need_no_quotes() -> None:
+    Path("outputs/base/kl=legacy,seed=0").mkdir(parents=True)
+    here = "outputs/base/kl=legacy,seed="
+    assert quote_paths([f"actor.init={here}0"]) == [f"actor.init='{here}0'"]
+    assert quote_paths([f"actor.init={here}${{seed}}"]) == [f"actor.init='{here}${{seed}}'"]
+    untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
+    assert quote_paths(untouched) == untouched
+
+
+# -------------------------------------------------------------------------------- starting again
+
+
+def test_a_killed_sweep_started_again_runs_exactly_the_unfinished_jobs(capfd) -> None:
+    swept = ("kl.coef=0,0.1,1", "seed=0,1,2,3", "frames=256")
+    names = [f"kl.coef={c},seed={s}" for c in ("0", "0.1", "1") for s in range(4)]
+    process = child("-m", "sweep=a", *QUICK, *swept, "checkpoint.every=1")
+    sixth = RunFolder(Path("outputs/a") / names[5])
+    wait_for(lambda: sixth.metrics.exists() and len(sixth.metrics.read_bytes().splitlines()) >= 2)
+    process.kill()
+    process.communicate()
+    before = jobs_of()
+    assert sorted(before) == sorted(names[:6])
+    written = {
+        name: (run.path / "manifest.json").stat().st_mtime_ns for name, run in before.items()
+    }
+    assert sixth.status == "interrupted"
+
+    assert sweep(*swept, "checkpoint.every=1") == 0
+    out = capfd.readouterr().out
+    assert "12 jobs, 5 finished before, 1 to go on with, 6 to start" in out
+    after = jobs_of()
+    assert sorted(after) == sorted(names)
+    for name in names[:5]:
+        assert changed(after[name]) == written[name], name
+    assert len(sixth.manifest["resumed"]) == 1
+    assert all(run.manifest["resumed"] == [] for name, run in after.items() if name != names[5])
+    assert [row["frames"] for row in read_rows(sixth.metrics)] == [64, 128, 192, 256]
+    assert set(told().values()) == {"finished"}
+    assert f"[1/7] {names[5]}" in out
+
+    assert sweep(*swept, "checkpoint.every=1") == 0
+    assert "12 jobs, 12 finished before" in capfd.readouterr().out
+
+
+def test_an_identity_is_found_under_another_name(capfd) -> None:
+    assert sweep("kl=legacy", "seed=0,1") == 0
+    assert sorted(jobs_of()) == ["seed=0", "seed=1"]
+    capfd.readouterr()
+    assert sweep("seed=0,1", "kl=legacy,retrieve") == 0
+    assert "4 jobs, 2 finished before, 2 to start" in capfd.readouterr().out
+    expected = ["seed=0", "seed=0,kl=retrieve", "seed=1", "seed=1,kl=retrieve"]
+    assert sorted(jobs_of()) == expected
+
+
+def test_the_logger_is_no_part_of_the_identity(capfd) -> None:
+    assert sweep("seed=0") == 0
+    assert sweep("seed=0", "logger=wandb", "logger.mode=offline") == 0
+    assert "1 job, 1 finished before" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["kl.coef=0.7", "frames=192"])
+def test_other_settings_under_the_same_name_are_refused(capsys, change: str) -> None:
+    assert sweep("seed=0,1") == 0
+    capsys.readouterr()
+    assert sweep("seed=0,1", change) == 2
+    told = capsys.readouterr().err
+    key, _, value = change.partition("=")
+    assert f"holds a job with {key}=" in told
+    assert f"(not {value})" in told
+    assert "give another sweep=NAME" in told
+    assert stored_config(Path("outputs/a/seed=0")).frames == 128
+
+
+def test_another_version_of_klrl_is_another_job(capsys) -> None:
+    assert sweep("seed=0") == 0
+    manifest = Path("outputs/a/job/manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"klrl": "0.0.1"}))
+    assert sweep("seed=0") == 2
+    assert "holds this job of klrl 0.0.1" in capsys.readouterr().err
+
+
+def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:
+    assert sweep("seed=0,1") == 0
+    live = {"status": "running", "pid": os.getppid(), "pid_started": process_start(os.getppid())}
+    manifest = Path("outputs/a/seed=1/manifest.json")
+    text = json.dumps(json.loads(manifest.read_text()) | live)
+    manifest.write_text(text)
+    assert sweep("seed=0,1") == 1
+    assert "1 running in another process" in capfd.readouterr().out
+    assert manifest.read_text() == text
+
+
+def test_a_run_on_another_machine_counts_by_its_silence() -> None:
+    assert sweep("seed=0") == 0
+    run = RunFolder(Path("outputs/a/job"))
+    far = json.loads((run.path / "manifest.json").read_text())
+    far |= {"status": "running", "host": "elsewhere", "pid": os.getpid()}
+    (run.path / "manifest.json").write_text(json.dumps(far))
+    assert run.status == "running"
+    old = time.time() - 3600
+    os.utime(run.metrics, (old, old))
+    assert run.status == "interrupted"
+
+
+def test_a_job_begun_without_a_checkpoint_starts_again() -> None:
+    assert sweep("seed=0") == 0
+    run = RunFolder(Path("outputs/a/job"))
+    expected = timeless(run)
+    import shutil
+
+    shutil.rmtree(run.checkpoints)
+    run.close("interrupted")
+    assert sweep("seed=0") == 0
+    assert timeless(run) == expected
+    assert run.manifest["resumed"] == []
+
+
+def test_two_processes_never_run_one_sweep(capsys) -> None:
+    import fcntl
+
+    Path("outputs/a").mkdir(parents=True)
+    with Path("outputs/a/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert sweep("seed=0,1") == 2
+    assert "another process runs it" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ failing, stopping
+
+
+def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) -> None:
+    words = ("optim.lr=1e30,1e-3", "loss.normalize_advantage=false")
+    assert sweep(*words) == 1
+    caught = capfd.readouterr()
+    assert "klrl: failed: NonFiniteError" in caught.err
+    table = [line for line in caught.out.splitlines() if line.startswith("  optim.lr=1e+30")]
+    assert "failed" in table[-1]
+    assert "NonFiniteError" in table[-1]
+    assert told() == {"optim.lr=1e+30": "failed", "optim.lr=0.001": "finished"}
+    assert jobs_of()["optim.lr=1e+30"].manifest["error"].startswith("NonFiniteError")
+    assert sweep(*words) == 1
+    assert "2 jobs, 1 finished before, 1 to go on with" in capfd.readouterr().out
+
+
+def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> None:
+    import klrl.experiment
+
+    real = klrl.experiment.run
+
+    def broken(config, *args, **kwargs):
+        if config.seed == 0:
+            raise KeyError("of a library")
+        return real(config, *args, **kwargs)
+
+    monkeypatch.setattr(klrl.experiment, "run", broken)
+    assert sweep("seed=0,1") == 1
+    caught = capfd.readouterr()
+    assert "Traceback" in caught.err, "whoever mends it needs all of it"
+    assert told() == {"seed=0": "failed", "seed=1": "finished"}
+
+
+@pytest.mark.parametrize("launcher", ["local", "joblib"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, signum) -> None:
+    words = ("seed=0,1,2,3", "frames=20000", f"launcher={launcher}")
+    process = child("-m", "sweep=a", *QUICK, *words)
+    at_once = 2 if launcher == "joblib" else 1
+    wait_for(lambda: sum(run.metrics.exists() for run in jobs_of().values()) >= at_once)
+    process.send_signal(signum)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signum, said
+    assert "Traceback" not in said
+    stopped = jobs_of()
+    assert {run.status for run in stopped.values()} <= {"interrupted", "finished"}, said
+    assert len(stopped) < 4
+    assert "waiting" in told().values()
+    assert not Path("outputs/a/.stop").exists()
+    for run in stopped.values():
+        frames = run.manifest["frames"]
+        assert frames == read_rows(run.metrics)[-1]["frames"], "the checkpoint was written"
+
+
+def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
+    import klrl.experiment
+    from klrl.errors import ConfigError
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ConfigError("late: refused")
+
+    monkeypatch.setattr(klrl.experiment, "run", refuse)
+    assert sweep("seed=0,1") == 2
+    assert "late: refused" in capsys.readouterr().err
+    assert not Path("outputs/a").exists()
+
+
+# ----------------------------------------------------------------------------------- elsewhere
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("launcher=joblib", "launcher.n_jobs=2"),
+        ("launcher=submitit", "launcher.cluster=local"),
+        ("launcher=ray", "launcher.cpus=2"),
+    ],
+    ids=lambda words: words[0].split("=")[1],
+)
+def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None:
+    bad = ("optim.lr=1e-3,1e30", "loss.normalize_advantage=false")
+    assert exits("-m", "sweep=here", *QUICK, *bad) == 1
+    assert exits("-m", "sweep=there", *QUICK, *bad, *launcher) == 1
+    here, there = jobs_of("outputs/here"), jobs_of("outputs/there")
+    assert sorted(here) == sorted(there)
+    for name, run in here.items():
+        assert run.status == there[name].status
+        assert timeless(run) == timeless(there[name])
+        assert (there[name].path / "log.txt").stat().st_size > 0
+        words = list(run.manifest["argv"])
+        assert words == there[name].manifest["argv"]
+        assert words[:3] == ["python", "-m", "klrl"]
+    assert told("outputs/there") == told("outputs/here")
+    assert "NonFiniteError" in capfd.readouterr().out
+    assert len(find_runs(["outputs/there"]).runs) == 2
+
+
+def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
+    """Outcomes come in while further jobs are still being handed out."""
+    jobs = [
+        Job(f"{i}", tmp_path / f"{i}", ("kl.coff=1",), "a", tmp_path, ("", "")) for i in range(16)
+    ]
+    outcomes = list(launch(JoblibConfig(name="joblib", n_jobs=2), jobs, tmp_path))
+    assert {o.name for o in outcomes} == {job.name for job in jobs}
+    assert {o.status for o in outcomes} == {"refused"}
+    assert "did you mean kl.coef?" in str(outcomes[0].error)
+
+
+def test_a_worker_that_dies_takes_no_other_job_with_it(capfd, tmp_path) -> None:
+    """Its neighbours are ended by loky and taken up again; the deadly job fails in the end."""
+    deadly = tmp_path / "deadly.py"
+    deadly.write_text(
+        "import os, gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "class Deadly(PendulumEnv):\n"
+        "    def __init__(self, dies=False, **kw):\n"
+        "        super().__init__(**kw); self.dies, self.n = dies, 0\n"
+        "    def step(self, action):\n"
+        "        self.n += 1\n"
+        "        if self.dies and self.n > 20: os._exit(9)\n"
+        "        return super().step(action)\n"
+        "gymnasium.register('Deadly-v0', 'deadly:Deadly', max_episode_steps=200)\n"
+    )
+    words = [w for w in QUICK if w != "env=pendulum"]
+    words += ["env=gym", "env.id=deadly:Deadly-v0", "env.kwargs.dies=true,false", "seed=0,1"]
+    process = subprocess.run(
+        [sys.executable, "-m", "klrl", "-m", "sweep=a", *words, "launcher=joblib"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert process.returncode == 1, process.stdout + process.stderr
+    expected = {"False": "finished", "True": "failed"}
+    assert told() == {
+        f"env.kwargs.dies={dies},seed={seed}": expected[dies]
+        for dies in ("True", "False")
+        for seed in (0, 1)
+    }
+    assert "its process died" in process.stdout
