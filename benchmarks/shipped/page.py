@@ -14,8 +14,9 @@ from typing import Any
 
 from benchmarks.peers.common import versions
 from benchmarks.results import ROOT, cpu_name, machine
-from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, wall_seconds
+from benchmarks.shipped.sweeps import Labelled, Plays, Sweep
 from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
+from klrl.report.measures import seconds
 
 FOLDER = ROOT / "docs" / "results"
 START = "<!-- measured: written by benchmarks/shipped -->"
@@ -93,7 +94,7 @@ def write_result(result: Result) -> Path:
         "machine": {"cpu": cpu_name(), "name": machine()},
         "versions": versions(),
         "runs": len(runs),
-        "seconds": round(sum(wall_seconds(each.run) for each in runs)),
+        "seconds": round(sum(seconds(each.run) for each in runs)),
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     tabled = [section for section in sections if section.rows]
@@ -133,8 +134,8 @@ def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]
         "which runs, one after the other or two at a time, and then draws:",
         "\n".join(f"    {command}" for command in commands),
         f"{result.chosen}",
-        f"{about['runs']} runs, {about['seconds']:,} seconds of wall time in all (imports left "
-        f"out). Machine: {about['machine']['name']}. Versions: {told}.",
+        f"{about['runs']} runs, {about['seconds']:,} seconds of iterations in all, on a machine "
+        f"that did other work beside. Machine: {about['machine']['name']}. Versions: {told}.",
     ]
     return "\n\n".join(parts)
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from benchmarks.results import ROOT
@@ -103,12 +102,6 @@ def by_labels(runs: Sequence[Labelled], *names: str) -> dict[tuple[str, ...], li
     for each in runs:
         groups.setdefault(tuple(each.labels.get(n, "") for n in names), []).append(each.run)
     return {key: sorted(group, key=lambda run: run.seed) for key, group in groups.items()}
-
-
-def wall_seconds(run: Run) -> float:
-    """From the start of a run to its end, its imports left out."""
-    start, end = (datetime.fromisoformat(run.manifest[key]) for key in ("started", "ended"))
-    return (end - start).total_seconds()
 
 
 class Plays:
