@@ -171,9 +171,9 @@ RESULT = Result(
         "Chosen on other seeds: the changes of dynamics on 100 and 101, by the base policies' loss "
         "of return alone (tried: gravity 12, 14, 16 for pendulum; for hopper the torso times 2 and "
         "3, gravity 6, 13, 16, foot friction 0.5 and 1, a weaker knee). Hopper's base was first "
-        "trained for 300k frames; as one of two fell often, 500k. The coefficients were widened "
-        "to 3 and 10 after fine-tuning on seeds 100 to 102, where hopper's return on the old task "
-        "was scattered at every coefficient up to 1."
+        "trained for 300k frames; as one of two fell often, 500k. Fine-tuning was tried on seeds "
+        "100 and 101 (pendulum) and 100 to 102 (hopper, whose coefficients were then widened to "
+        "10: up to 1 its return on the old task was scattered)."
     ),
     sweeps=_sweeps(),
     make=make,

@@ -171,7 +171,7 @@ def write_index(folder: Path = FOLDER) -> None:
         "# Results\n\n"
         "    make results        # all of them; what is finished is not run again\n"
         "    make results-4      # one of them\n\n"
-        "Every seed that was run is in its figures.csv and a dot in its pictures. Settings were\n"
-        "chosen on other seeds than those shown, each page says how.\n"
+        "Every seed that was run is in its figures.csv. Each page says how its settings were\n"
+        "chosen, and on which seeds.\n"
     )
     replace_measured(folder / "README.md", "\n".join(lines), start)
