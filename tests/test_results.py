@@ -17,7 +17,7 @@ from benchmarks.shipped.sweeps import Sweep, by_labels, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
 from klrl.report.runs import read_run
 from klrl.sweep.words import expand, job_name, quote_paths, split_words, swept_keys
-from tests.report_toys import rows_of, write_run
+from tests.report_toys import ROWS, rows_of, write_run
 
 SWEEPS = [sweep for result in RESULTS.values() for sweep in result.sweeps]
 ENDED = {"ended": "2026-01-01T00:00:05+00:00"}
@@ -169,7 +169,8 @@ def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> Non
     folder = page.write_result(result)
     page.write_index(tmp_path / "results")
     text = (folder / "README.md").read_text()
-    assert f"{count} runs, {5 * count:,} seconds" in text
+    told = round(0.5 * ROWS * count)
+    assert f"{count} runs, {told:,} seconds of iterations" in text
     assert result.chosen in text
     for sweep in result.sweeps:
         assert sweep.name in text
