@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke sweep lint format types wheel in-band gpu bench bench-quick bench-lm results clean
+.PHONY: help run test smoke sweep lint format types wheel gpu bench bench-quick bench-lm results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -45,9 +45,6 @@ types: $(READY) ## mypy on klrl/
 wheel: $(READY) ## build dist/*.whl
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-
-in-band: $(READY) ## measure how beta rules hold KL(old||new) (about 15 minutes)
-	$(BIN)/python benchmarks/in_band.py
 
 $(VENV)/.bench: $(READY) pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

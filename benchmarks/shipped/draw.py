@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.shipped.tables import Row
 from klrl.report.curves import curve
-from klrl.report.pictures import _COLOURS as COLOURS
+from klrl.report.pictures import COLOURS
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
 

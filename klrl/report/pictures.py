@@ -12,7 +12,7 @@ from klrl.report.charts import Chart, Point
 from klrl.report.statistics import Estimate
 
 #: Okabe and Ito's colours, told apart by colour-blind readers.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 #: Settings beyond the colours are told apart by lines and shapes, as on the page.
 _LINES = ("-", "--", ":", "-.")
 _SHAPES = ("o", "s", "^", "D")
@@ -86,14 +86,14 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 
 def _draw_point(axes: Any, i: int, point: Point, label: str | None, *, filled: bool) -> None:
     """A setting on the frontier, with the intervals of its reward and of its KL."""
-    colour = _COLOURS[i % len(_COLOURS)]
+    colour = COLOURS[i % len(COLOURS)]
     look = {"color": colour, "markerfacecolor": colour if filled else "white", "label": label}
     axes.errorbar(
         [point.x],
         [point.y.value],
         yerr=_spread(point.y),
         xerr=_spread(point.across) if point.across else None,
-        fmt=_SHAPES[i // len(_COLOURS) % len(_SHAPES)],
+        fmt=_SHAPES[i // len(COLOURS) % len(_SHAPES)],
         alpha=1.0 if label else 0.35,
         **look,
     )
@@ -120,7 +120,7 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point], label: 
     )
     if chart.log:
         low = np.maximum(low, middle.min())
-    look = {"color": _COLOURS[i % len(_COLOURS)], "label": label}
-    line = _LINES[i // len(_COLOURS) % len(_LINES)]
+    look = {"color": COLOURS[i % len(COLOURS)], "label": label}
+    line = _LINES[i // len(COLOURS) % len(_LINES)]
     axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, **look)
     axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
