@@ -179,7 +179,8 @@ def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> Non
     assert pictures
     lines = list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))
     assert {len(line["seeds"].split()) for line in lines} == {result.seeds}
-    assert f"[{result.title}]({result.name}/README.md)" in (folder / "../README.md").read_text()
+    title = result.title.replace("|", r"\|")
+    assert f"[{title}]({result.name}/README.md)" in (folder / "../README.md").read_text()
 
 
 def test_what_is_written_by_hand_stays(tmp_path: Path) -> None:

@@ -162,11 +162,13 @@ def replace_measured(path: Path, text: str, start: str) -> None:
 def write_index(folder: Path = FOLDER) -> None:
     """``docs/results/README.md``: what there is, from each folder's about.json."""
     found = [(json.loads(p.read_text()), p.parent.name) for p in folder.glob("*/about.json")]
-    lines = ["| | result | runs | wall seconds of all runs | machine |", "|---|---|---|---|---|"]
+    lines = ["| | result | runs | seconds of all iterations | machine |", "|---|---|---|---|---|"]
     for about, name in sorted(found, key=lambda pair: pair[0]["number"]):
-        seconds, where = f"{about['seconds']:,}", about["machine"]["name"]
-        title = f"[{about['title']}]({name}/README.md)"
-        lines.append(f"| {about['number']} | {title} | {about['runs']} | {seconds} | {where} |")
+        took, where = f"{about['seconds']:,}", about["machine"]["name"]
+        # A bar in a title would end the table's cell.
+        title = about["title"].replace("|", r"\|")
+        link = f"[{title}]({name}/README.md)"
+        lines.append(f"| {about['number']} | {link} | {about['runs']} | {took} | {where} |")
     start = (
         "# Results\n\n"
         "    make results        # all of them; what is finished is not run again\n"
