@@ -154,6 +154,9 @@ def sweep_settings(
         ConfigError: a word is refused, or a package is missing.
     """
     words = list(own)
+    for word in words:
+        if word.partition("=")[0] in SWEEP_GROUPS and "," in word:
+            raise ConfigError(f"{word}: a sweep has one {word.partition('=')[0]}; give one")
     cfg = explained(words, args.config_dir, "sweep")
     parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
     launcher, search = parts["launcher"], parts["search"]

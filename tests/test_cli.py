@@ -102,6 +102,8 @@ WRONG = [
     (["-m", "launcher.n_jobs=2"], "launcher=joblib does"),
     (["-m", "launcher=joblib", "launcher.n_jobs=0"], "launcher.n_jobs=0: out of range"),
     (["-m", "sweep=/tmp/a"], "sweep=/tmp/a: give a name"),
+    (["-m", "sweep=a,b"], "sweep=a,b: give one name"),
+    (["-m", "launcher=joblib,ray"], "a sweep has one launcher; give one"),
     (["-m", "sweep=../a"], "sweep=../a: give a name"),
     (["-m", "sweep=a", "hydra.sweep.dir=b"], "drop one of the two"),
     (["-m", "kl.coef=interval(0,1)"], "add search=optuna"),

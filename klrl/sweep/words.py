@@ -85,6 +85,8 @@ def split_words(overrides: Sequence[str]) -> SweepWords:
 
 def _checked_name(value: str) -> str:
     path = Path(value)
+    if "," in value:
+        raise ConfigError(f"sweep={value}: give one name, without a comma")
     if not value or path.is_absolute() or ".." in path.parts or value.startswith("~"):
         raise ConfigError(f"sweep={value}: give a name; its folder will be outputs/NAME")
     return value
