@@ -50,3 +50,9 @@ class Interrupted(BaseException):
     def exit_code(self) -> int:
         """The exit code that shells expect of a process ended by this signal."""
         return 128 + self.signum
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its type where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -146,6 +146,17 @@ def config_hash(config: JobConfig) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key; an empty mapping stays as it is."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= by_dotted_key(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def new_folder(suffix: str = "") -> Path:
     """Create ``outputs/<now>``, exclusively: two runs never share one."""
     root = Path("outputs")

@@ -39,7 +39,10 @@ def test_every_command_of_the_pages_composes(command: str) -> None:
         found = search.name == "optuna"
         jobs = space_of(words.job).ends() if found else expand(words.job)
     for job in jobs:
-        job_config(job)
+        config = job_config(job)
+        if seed := [word for word in job if word.startswith("seed=")]:
+            assert config.seed == int(seed[-1][5:])
+        assert config.iterations * config.frames_per_iteration >= config.frames > 0
 
 
 def files_named() -> set[Path]:

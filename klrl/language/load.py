@@ -25,9 +25,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, first_line
 from klrl.language._quiet import no_progress_bar
-from klrl.language._text import first_line
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.prompts import Tokenizer
 from klrl.language.tokenizer import end_tokens, load_tokenizer

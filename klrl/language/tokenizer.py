@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from klrl.errors import ConfigError
-from klrl.language._text import first_line
+from klrl.errors import ConfigError, first_line
 from klrl.language.prompts import Tokenizer
 
 

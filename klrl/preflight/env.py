@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from klrl.config import ActorConfig, EnvConfig
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, first_line
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
@@ -86,7 +86,7 @@ def _check_a_step(env: EnvConfig, made: Any) -> None:
     except (TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
-            f"{_first_line(error)}; mend env.kwargs"
+            f"{first_line(error)}; mend env.kwargs"
         ) from error
 
 
@@ -112,7 +112,7 @@ def _check_id(env_id: str) -> None:
     except gymnasium.error.Error as error:
         close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=0.6)
         hint = f"did you mean {close[0]}?" if close else "see gymnasium.registry for the known ids"
-        reason = _first_line(error).split(" Did you mean")[0].rstrip(".")
+        reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(f"env.id={env_id}: {error}; install it or mend its name") from error
@@ -126,14 +126,10 @@ def _make(env: EnvConfig) -> Any:
     try:
         return make_gym(env.id, env.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"env.id={env.id}: {_first_line(error)}") from error
+        raise ConfigError(f"env.id={env.id}: {first_line(error)}") from error
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
-            f"env.id={env.id}{given}: gymnasium.make refuses it: {_first_line(error)}; "
+            f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "
             "mend env.id or env.kwargs"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from klrl.errors import ConfigError
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep
-from klrl.run_folder import RunFolder
+from klrl.run_folder import RunFolder, by_dotted_key
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ def read_run(folder: Path) -> Run:
         Unreadable: a file of it is missing or broken.
     """
     manifest = _manifest(folder)
-    settings = _flat(_config(folder))
+    settings = by_dotted_key(_config(folder))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["klrl"] = manifest.get("klrl", "?")
@@ -173,17 +173,6 @@ def _config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise Unreadable(f"{folder}: its .hydra/config.yaml holds no settings")
     return config
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key; an empty mapping stays as it is."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:

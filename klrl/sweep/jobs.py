@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from klrl._version import __version__
 from klrl.config import JobConfig
 from klrl.errors import ConfigError
-from klrl.run_folder import RunFolder, config_hash
+from klrl.run_folder import RunFolder, by_dotted_key, config_hash
 
 #: (hash of the resolved settings, klrl's version)
 Identity = tuple[str, str]
@@ -189,18 +191,6 @@ def _differences(path: Path, config: JobConfig) -> list[str]:
     return [f"{key}={theirs.get(key)} (not {ours.get(key)})" for key in sorted(keys)[:3]]
 
 
-def flat_settings(config: JobConfig) -> dict[str, object]:
-    """Settings by their dotted keys."""
-    import dataclasses
-
-    flat: dict[str, object] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                walk(f"{prefix}{key}.", inner)
-        else:
-            flat[prefix[:-1]] = json.loads(json.dumps(value))
-
-    walk("", dataclasses.asdict(config))
-    return flat
+def flat_settings(config: JobConfig) -> dict[str, Any]:
+    """Settings by their dotted keys, as JSON has them."""
+    return by_dotted_key(json.loads(json.dumps(dataclasses.asdict(config))))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.errors import FAILURES, ConfigError, Interrupted
+from klrl.errors import FAILURES, ConfigError, Interrupted, first_line
 from klrl.run_folder import RunFolder
 from klrl.sweep.jobs import Job, Outcome
 
@@ -73,11 +73,6 @@ def _run(job: Job) -> None:
     near = job.folder.is_relative_to(job.cwd)
     folder = job.folder.relative_to(job.cwd) if near else job.folder
     run(config, folder, group=job.group, resume=resume, words=job.words)
-
-
-def first_line(error: BaseException) -> str:
-    """Of an error's text, or its kind where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def own_process_group() -> None:
