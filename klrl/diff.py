@@ -1,12 +1,7 @@
-"""Two runs side by side: ``python -m klrl.diff RUN RUN``.
-
-python -m klrl.diff outputs/RUN_A outputs/RUN_B
-"""
+"""Two runs side by side: ``klrl diff RUN RUN``."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,23 +94,8 @@ def as_text(parts: Iterable[Part]) -> str:
     return "\n\n".join(blocks)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; exits with 0 or 2."""
-    parser = argparse.ArgumentParser(
-        prog="python -m klrl.diff", description="Settings, versions and metrics of two runs."
-    )
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
-    args = parser.parse_args(argv)
-    try:
-        first, second = map(_read, args.runs)
-    except ConfigError as error:
-        print(f"klrl.diff: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(as_text(compare(first, second)))
-
-
-def _read(path: str) -> Run:
-    """One run.
+def read(path: str) -> Run:
+    """One run, by its folder.
 
     Raises:
         ConfigError: no folder, no run in it, or a broken one.
@@ -129,6 +109,14 @@ def _read(path: str) -> Run:
         return read_run(folder)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.diff``, which is ``klrl diff``."""
+    from klrl.cli.diff import diff_command
+    from klrl.cli.wrapper import execute
+
+    execute("klrl diff", diff_command, argv)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,14 @@
-"""Play a policy: ``python -m klrl.evaluate RUN``, and what training uses to evaluate.
-
-python -m klrl.evaluate outputs/RUN --episodes 100 --json
-python -m klrl.evaluate outputs/RUN env.kwargs.g=14     # on another task
-"""
+"""Play a policy: ``klrl evaluate RUN``, and what training uses to evaluate."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from klrl.config import LanguageConfig
-from klrl.errors import ConfigError, RewardError
+from klrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -108,82 +101,6 @@ def evaluate_policy(
     return Evaluation(returns)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; exits with 0, 1 or 2."""
-    try:
-        _main(_parse(argv))
-    except ConfigError as error:
-        print(f"klrl.evaluate: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RewardError as error:
-        print(f"klrl.evaluate: failed: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m klrl.evaluate",
-        description="Play a run's policy; a language policy answers its evaluation split.",
-    )
-    parser.add_argument("run", help="the run folder, as outputs/NAME")
-    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=other)
-    many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"
-    parser.add_argument("--episodes", type=_positive, default=None, help=many)
-    parser.add_argument(
-        "--sampled", action="store_true", help="language: sample as in training, else greedy"
-    )
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_intermixed_args(argv)
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{value}: give a number >= {least}")
-    return value
-
-
-def _main(args: argparse.Namespace) -> None:
-    from klrl.checks import check_device_name
-    from klrl.preflight import check_device, find_run
-
-    folder = find_run(args.run, "RUN")
-    check_device_name(args.device)
-    check_device(args.device)
-
-    import torch
-
-    torch.set_num_threads(1)
-    result = evaluate_run(
-        folder,
-        args.words,
-        episodes=args.episodes,
-        sampled=args.sampled,
-        which=args.checkpoint,
-        seed=args.seed,
-        device=args.device,
-    )
-    if args.json:
-        print(json.dumps({**result.row, "episodes": len(result.returns)}))
-    else:
-        task = f" on {' '.join(args.words)}" if args.words else ""
-        print(f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})")
-
-
 def evaluate_run(
     run: str | Path,
     words: Sequence[str] = (),
@@ -194,7 +111,7 @@ def evaluate_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation | LanguageEvaluation:
-    """What ``python -m klrl.evaluate`` measures.
+    """What ``klrl evaluate`` measures.
 
     Args:
         run: the run folder.
@@ -257,6 +174,14 @@ def _language(
         sampled=sampled,
         seed=seed,
     )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.evaluate``, which is ``klrl evaluate``."""
+    from klrl.cli.evaluate import evaluate_command
+    from klrl.cli.wrapper import execute
+
+    execute("klrl evaluate", evaluate_command, argv)
 
 
 if __name__ == "__main__":

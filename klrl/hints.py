@@ -21,14 +21,20 @@ klrl: KL-regularised reinforcement learning on TorchRL
   python -m klrl -m sweep=NAME ...                  ... in outputs/NAME; started again, it goes on
   python -m klrl experiment=sort_digits             a language policy
   python -m klrl resume=outputs/RUN                 go on where a run stopped
-  python -m klrl.evaluate outputs/RUN               play the policy
+
+The same as klrl env=pendulum ..., where klrl is installed. Other commands, each with a --help:
+  klrl evaluate outputs/RUN                         play the policy
+  klrl report outputs/SWEEP                         compare runs in one offline page
+  klrl diff outputs/RUN outputs/RUN                 two runs side by side
+  klrl plan -m ...                                  what a sweep would cost
+  klrl doctor                                       are this machine's KL numbers true?
 
 Choose with GROUP=CHOICE, set with KEY=VALUE. All settings of a job with their values:
   python -m klrl env=hopper --cfg job               their comments stand in conf/GROUP/CHOICE.yaml
 """
 FLAGS = """\
 Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR your own choices;
-       --hydra-help Hydra's own flags. HYDRA_FULL_ERROR=1 shows tracebacks.
+       --version; --hydra-help Hydra's own flags. HYDRA_FULL_ERROR=1 shows tracebacks.
 """
 
 

@@ -42,6 +42,6 @@ def test_refusals_in_one_line(other, told, tmp_path, capsys):
         main([str(tmp_path / "a"), str(tmp_path / other)])
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith("klrl.diff: ")
+    assert error.startswith("klrl diff: ")
     assert told in error
     assert error.count("\n") == 1

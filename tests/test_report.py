@@ -219,7 +219,7 @@ def test_a_broken_sweep_is_named_and_skipped(text, tmp_path, capsys):
     (tmp_path / "sweep.json").write_text(text)
     main([str(tmp_path)])
     told = capsys.readouterr()
-    assert re.fullmatch(r"klrl.report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
+    assert re.fullmatch(r"klrl report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
     assert "1 run in 1 setting" in told.out
 
 
@@ -312,7 +312,7 @@ def test_refusals_in_one_line(case, tmp_path, capsys):
     assert stop.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     told = {"absent": "no such folder", "empty": "no run there", "broken": "no run there can"}
-    assert last.startswith("klrl.report: ")
+    assert last.startswith("klrl report: ")
     assert told.get(case, "choose another folder") in last
 
 

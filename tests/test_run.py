@@ -472,7 +472,7 @@ def test_evaluate_prints_one_json_object(capsys) -> None:
             evaluate_main(wrong)
         assert stop.value.code == 2
         said = capsys.readouterr().err
-        assert said.startswith("klrl.evaluate: ")
+        assert said.startswith("klrl evaluate: ")
         assert len(said.splitlines()) == 1
 
 

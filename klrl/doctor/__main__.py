@@ -1,43 +1,19 @@
-"""``python -m klrl.doctor [--parity] [--json]``; exits with 1 when a line of its own is off."""
+"""Every line of ``klrl doctor``."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import chain
 
-from klrl.doctor.lines import Line, off, table
+from klrl.doctor.lines import Line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run every check and print the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m klrl.doctor",
-        description="Are this machine's KL numbers true? Estimators, gradients, placements, "
-        "controllers and beta rules against enumeration and closed forms.",
-    )
-    parser.add_argument(
-        "--parity",
-        action="store_true",
-        help="only kl=legacy against kl=retrieve, on one trajectory",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON list of lines")
-    args = parser.parse_args(argv)
-    lines = examine(parity_only=args.parity)
-    if args.json:
-        told = [{**asdict(line), "ok": line.ok, "verdict": line.verdict} for line in lines]
-        print(json.dumps(told, indent=1))
-    else:
-        print(table(lines))
-    wrong = off(lines)
-    if wrong:
-        print(f"\n{len(wrong)} of klrl's own lines are off", file=sys.stderr)
-        sys.exit(1)
-    if not args.json:
-        print(f"\n{sum(line.own for line in lines)} lines of klrl's own, all within tolerance")
+    """``python -m klrl.doctor``, which is ``klrl doctor``."""
+    from klrl.cli.doctor import doctor_command
+    from klrl.cli.wrapper import execute
+
+    execute("klrl doctor", doctor_command, argv)
 
 
 def examine(parity_only: bool = False) -> list[Line]:

@@ -1,10 +1,4 @@
-"""What a command line would run, and for how long: ``python -m klrl.plan -m ...``.
-
-    python -m klrl.plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
-
-Takes the words of ``python -m klrl``, checks every job, measures one of each kind for some seconds
-and prints jobs, frames, speed, time and memory. Nothing is written.
-"""
+"""What a command line would run, and for how long: ``klrl plan -m ...``. Nothing is written."""
 
 from __future__ import annotations
 
@@ -18,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from klrl.compose import check_jobs, parse_args, sweep_settings
+from klrl.compose import check_jobs, sweep_settings
 from klrl.config import JobConfig, LauncherConfig, OptunaConfig, register_schemas
 from klrl.errors import ConfigError
 from klrl.plan.estimate import (
@@ -59,27 +53,22 @@ class Plan:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; exits with 0, 2 where a job is refused, or 130."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        print_plan(words)
-    except ConfigError as error:
-        print(f"klrl.plan: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """``python -m klrl.plan``, which is ``klrl plan``."""
+    from klrl.cli.plan import plan_command
+    from klrl.cli.wrapper import execute
+
+    execute("klrl plan", plan_command, argv)
 
 
-def print_plan(argv: list[str]) -> None:
+def print_plan(args: argparse.Namespace) -> None:
     """Check, measure, compute, print.
+
+    Args:
+        args: of :func:`klrl.compose.parse_args`.
 
     Raises:
         ConfigError: a job is refused, or the machine is too small for the jobs at a time.
     """
-    args = parse_args(argv)
-    if args.help:
-        print(__doc__)
-        return
     register_schemas()
     plan = make_plan(args)
     total = len(plan.jobs) + plan.finished

@@ -1,62 +1,29 @@
-"""Compare runs in one offline page: ``python -m klrl.report PATH... [-o FOLDER]``.
-
-python -m klrl.report outputs/SWEEP
-"""
+"""Compare runs in one offline page: ``klrl report PATH... [-o FOLDER]``."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from klrl.errors import ConfigError
 from klrl.report.charts import first_shown, frontier_charts, learning_curves
 from klrl.report.frontier import equal_kl
 from klrl.report.jobs import Job, count, count_states, other_jobs
 from klrl.report.measures import measures
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
-from klrl.report.runs import Found, find_runs
+from klrl.report.runs import Found
 from klrl.report.settings import Setting, group_runs, names_of
 from klrl.report.summary import table
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; exits with 0 or 2."""
-    args = _parse(argv)
-    try:
-        found = find_runs(args.paths)
-        for line in found.skipped:
-            print(f"klrl.report: skipped {line}", file=sys.stderr)
-        if not found.runs and not found.sweeps:
-            raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
-        folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
-        write_report(found, folder, unfinished=args.unfinished)
-    except ConfigError as error:
-        print(f"klrl.report: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"klrl.report: {error}; choose another folder with -o", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """``python -m klrl.report``, which is ``klrl report``."""
+    from klrl.cli.report import report_command
+    from klrl.cli.wrapper import execute
 
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m klrl.report", description="Compare runs in one offline HTML page."
-    )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
-    parser.add_argument(
-        "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
-    )
-    parser.add_argument(
-        "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
-    )
-    return parser.parse_args(argv)
+    execute("klrl report", report_command, argv)
 
 
 def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Path:

@@ -1,0 +1,22 @@
+"""``klrl diff RUN RUN``: settings, versions and metrics of two runs."""
+
+from __future__ import annotations
+
+from klrl.cli.wrapper import Parser
+
+
+def diff_command(argv: list[str]) -> int:
+    """Print what differs between two runs; returns the exit code.
+
+    Raises:
+        ConfigError: a folder that holds no run that can be read.
+    """
+    parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    args = parser.parse_args(argv)
+
+    from klrl.diff import as_text, compare, read
+
+    first, second = map(read, args.runs)
+    print(as_text(compare(first, second)))
+    return 0

@@ -1,0 +1,47 @@
+"""``klrl doctor``: known numbers beside those of this install."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from klrl.cli.wrapper import DONE, FAILED, Parser
+
+
+def doctor_command(argv: list[str]) -> int:
+    """Run every check and print the tables; returns 1 where a line of klrl's own is off."""
+    args = _parse(argv)
+
+    from klrl.doctor.__main__ import examine
+    from klrl.doctor.lines import off, table
+
+    lines = examine(parity_only=args.parity)
+    if args.json:
+        told = [{**asdict(line), "ok": line.ok, "verdict": line.verdict} for line in lines]
+        print(json.dumps(told, indent=1))
+    else:
+        print(table(lines))
+    wrong = off(lines)
+    if wrong:
+        print(f"\n{len(wrong)} of klrl's own lines are off", file=sys.stderr)
+        return FAILED
+    if not args.json:
+        print(f"\n{sum(line.own for line in lines)} lines of klrl's own, all within tolerance")
+    return DONE
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="klrl doctor",
+        description="Are this machine's KL numbers true? Estimators, gradients, placements, "
+        "controllers and beta rules against enumeration and closed forms.",
+    )
+    parser.add_argument(
+        "--parity",
+        action="store_true",
+        help="only kl=legacy against kl=retrieve, on one trajectory",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list of lines")
+    return parser.parse_args(argv)

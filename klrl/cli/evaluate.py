@@ -1,0 +1,86 @@
+"""``klrl evaluate RUN``: play a run's policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from klrl.cli.wrapper import Parser
+
+
+def evaluate_command(argv: list[str]) -> int:
+    """Print returns, or rewards, of a run's policy; returns the exit code.
+
+    Raises:
+        ConfigError: no such run or checkpoint, or a task that the policy cannot play.
+        NonFiniteError, RewardError: the evaluation failed.
+    """
+    args = _parse(argv)
+
+    from klrl.checks import check_device_name
+    from klrl.preflight import check_device, find_run
+
+    folder = find_run(args.run, "RUN")
+    check_device_name(args.device)
+    check_device(args.device)
+
+    import torch
+
+    from klrl.evaluate import evaluate_run
+
+    torch.set_num_threads(1)
+    result = evaluate_run(
+        folder,
+        args.words,
+        episodes=args.episodes,
+        sampled=args.sampled,
+        which=args.checkpoint,
+        seed=args.seed,
+        device=args.device,
+    )
+    if args.json:
+        print(json.dumps({**result.row, "episodes": len(result.returns)}))
+    else:
+        task = f" on {' '.join(args.words)}" if args.words else ""
+        print(f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})")
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    from klrl.evaluate import EPISODES, RESPONSES
+
+    parser = Parser(
+        prog="klrl evaluate",
+        description="Play a run's policy; a language policy answers its evaluation split.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
+    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=other)
+    many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"
+    parser.add_argument("--episodes", type=_positive, default=None, help=many)
+    parser.add_argument(
+        "--sampled", action="store_true", help="language: sample as in training, else greedy"
+    )
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_intermixed_args(argv)
+
+
+def _positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _natural(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number >= {least}")
+    return value

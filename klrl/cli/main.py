@@ -1,0 +1,57 @@
+"""``klrl [COMMAND] ...``: find the command and run it.
+
+A command's module is imported when it is asked for: ``--version`` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from klrl._version import __version__
+from klrl.cli.wrapper import DONE, Command, exit_code
+
+#: command -> what it does; the first is meant where none is named.
+COMMANDS = {
+    "run": "train, sweep or go on with a run; may be left out",
+    "evaluate": "play the policy of a run",
+    "report": "compare runs in one offline page",
+    "diff": "two runs side by side",
+    "plan": "what a sweep would cost",
+    "doctor": "are this machine's KL numbers true?",
+}
+
+_PACKAGES = ("torch", "torchrl", "hydra-core")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The command line; exits with 0, 1, 2, 130 or 143 as docs/architecture.md says.
+
+    Args:
+        argv: its words; None: those of this process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words.pop(0) if words and words[0] in COMMANDS else "run"
+    if name == "run" and "--version" in words:
+        print(versions())
+        sys.exit(DONE)
+    sys.exit(exit_code(f"klrl {name}" if name != "run" else "klrl", command(name), words))
+
+
+def command(name: str) -> Command:
+    """The command of a name: ``klrl.cli.NAME.NAME_command``."""
+    return getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
+
+
+def versions() -> str:
+    """klrl's version, and of what its numbers depend on; imports none of them."""
+    lines = [f"klrl {__version__}"]
+    for package in _PACKAGES:
+        try:
+            lines.append(f"{package.removesuffix('-core')} {version(package)}")
+        except PackageNotFoundError:
+            lines.append(f"{package} is not installed")
+    return "\n".join(lines)

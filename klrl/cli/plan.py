@@ -1,0 +1,30 @@
+"""``klrl plan -m ...``: what a command line would run, and for how long."""
+
+from __future__ import annotations
+
+HELP = """\
+What a command line would run, and for how long: klrl plan -m ...
+
+    klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
+
+Takes the words of klrl, checks every job, measures one of each kind for some seconds and prints
+jobs, frames, speed, time and memory. Nothing is written.
+"""
+
+
+def plan_command(argv: list[str]) -> int:
+    """Print what jobs would cost; returns the exit code.
+
+    Raises:
+        ConfigError: a job is refused, or the machine is too small for the jobs at a time.
+    """
+    from klrl.compose import parse_args
+
+    args = parse_args(argv)
+    if args.help:
+        print(HELP)
+        return 0
+    from klrl.plan.__main__ import print_plan
+
+    print_plan(args)
+    return 0

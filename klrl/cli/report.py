@@ -1,0 +1,48 @@
+"""``klrl report PATH...``: compare runs in one offline page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from klrl.cli.wrapper import Parser
+from klrl.errors import ConfigError
+
+
+def report_command(argv: list[str]) -> int:
+    """Write a report; returns the exit code.
+
+    Raises:
+        ConfigError: no run can be read, or the report cannot be written.
+    """
+    args = _parse(argv)
+
+    from klrl.report.__main__ import write_report
+    from klrl.report.runs import find_runs
+
+    found = find_runs(args.paths)
+    for line in found.skipped:
+        print(f"klrl report: skipped {line}", file=sys.stderr)
+    if not found.runs and not found.sweeps:
+        raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
+    folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
+    try:
+        write_report(found, folder, unfinished=args.unfinished)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{error}; choose another folder with -o") from error
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = Parser(prog="klrl report", description="Compare runs in one offline HTML page.")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
+    parser.add_argument(
+        "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
+    )
+    parser.add_argument(
+        "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
+    )
+    return parser.parse_args(argv)
