@@ -1,0 +1,153 @@
+"""``klrl evaluate|report|...``: found by name, with the same exit codes and one-line errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+
+import hydra
+import pytest
+import torch
+import torchrl
+
+import klrl
+from klrl.__main__ import main
+from klrl.cli.main import COMMANDS
+from klrl.errors import ConfigError, Interrupted, NonFiniteError
+
+#: Those that are modules of their own too, as ``python -m klrl.evaluate``.
+MODULES = {
+    "evaluate": "klrl.evaluate",
+    "report": "klrl.report.__main__",
+    "diff": "klrl.diff",
+    "plan": "klrl.plan.__main__",
+    "doctor": "klrl.doctor.__main__",
+}
+
+
+def left(*words: str) -> int:
+    """The exit code of a command line in this process."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return stop.value.code
+
+
+def end_of(module: str, *words: str) -> int:
+    """The same of ``python -m MODULE``, which only leaves the process where it must."""
+    try:
+        importlib.import_module(module).main(words)
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+ENDS = {
+    "done": (lambda: 0, 0, ""),
+    "refused": (lambda: throw(ConfigError("kl.coef=x: no")), 2, "{name}: kl.coef=x: no\n"),
+    "failed": (lambda: throw(NonFiniteError("loss: NaN")), 1, "{name}: failed: loss: NaN\n"),
+    "full disk": (
+        lambda: throw(OSError(28, "No space left on device")),
+        1,
+        "{name}: failed: [Errno 28] No space left on device\n",
+    ),
+    "a pipe of its own": (
+        lambda: throw(BrokenPipeError(32, "Broken pipe")),
+        1,
+        "{name}: failed: [Errno 32] Broken pipe\n",
+    ),
+    "told to stop": (lambda: throw(Interrupted(signal.SIGTERM)), 143, ""),
+    "Ctrl-C": (lambda: throw(KeyboardInterrupt()), 130, "\n{name}: stopped\n"),
+    "SIGTERM": (lambda: signal.raise_signal(signal.SIGTERM), 143, ""),
+}
+
+
+def throw(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, case: str) -> None:
+    act, code, told = ENDS[case]
+    module = importlib.import_module(f"klrl.cli.{command}")
+    monkeypatch.setattr(module, f"{command}_command", lambda words: act())
+    before = signal.getsignal(signal.SIGTERM)
+    assert left(command) == code
+    name = "klrl" if command == "run" else f"klrl {command}"
+    assert capsys.readouterr().err == told.format(name=name)
+    if command in MODULES:
+        assert end_of(MODULES[command]) == code
+        assert capsys.readouterr().err == told.format(name=name)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluate"], "klrl evaluate: the following arguments are required: RUN; see"),
+        (["evaluate", "r", "--episodes", "none"], "--episodes: none: give a whole number >= 1"),
+        (["evaluate", "r", "--episodes", "0"], "--episodes: 0: give a whole number >= 1"),
+        (["report"], "klrl report: the following arguments are required: PATH"),
+        (["diff", "a"], "klrl diff: the following arguments are required: RUN"),
+        (["plan", "kl.coff=1"], "klrl plan: kl.coff=1: no such setting; did you mean kl.coef?"),
+        (["doctor", "--what"], "klrl doctor: unrecognized arguments: --what; see klrl doctor -"),
+        (["run", "kl.coff=1"], "klrl: kl.coff=1: no such setting; did you mean kl.coef?"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_word_of_a_command_is_refused_in_a_line(capsys, words, told) -> None:
+    assert left(*words) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_and_stands_in_that_of_klrl(capsys, command: str) -> None:
+    assert left("--help") == 0
+    assert f"klrl {'env=' if command == 'run' else command}" in capsys.readouterr().out
+    assert left(command, "--help") == 0
+    assert "klrl" in capsys.readouterr().out
+
+
+def test_tracebacks_on_demand_for_every_command(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert left("evaluate", "nope") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.splitlines()[-1].startswith("klrl evaluate: RUN=nope: no such folder")
+
+
+def test_versions_are_those_of_the_packages(capsys) -> None:
+    assert left("--version") == 0
+    told = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told == {
+        "klrl": klrl.__version__,
+        "torch": torch.__version__,
+        "torchrl": torchrl.__version__,
+        "hydra": hydra.__version__,
+    }
+
+
+def test_versions_are_told_without_importing_what_they_are_of() -> None:
+    code = (
+        "import sys\nfrom klrl.__main__ import main\n"
+        "try: main(['--version'])\nexcept SystemExit as stop: assert stop.code == 0\n"
+        "sys.exit(3 if {'torch', 'hydra', 'omegaconf'} & set(sys.modules) else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_nothing_is_said_when_the_reader_leaves() -> None:
+    """As in ``klrl --help | head -1``: no traceback, and no complaint from Python's own exit."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "klrl", "--help"], stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(reading)
+    os.close(writing)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (1, b"")
