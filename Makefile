@@ -5,11 +5,13 @@ VENV ?= .venv
 ARGS ?= env=pendulum kl.coef=0.1
 # Runs at a time, for make results
 JOBS ?= 2
+# Processes that the tests run in
+WORKERS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test smoke sweep lint format types wheel gpu bench bench-quick bench-lm results clean
+.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -22,8 +24,16 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY) ## set up, then train: the main job, or ARGS="..."
 	$(BIN)/python -m klrl $(ARGS)
 
-test: $(READY) ## set up, then run the tests
-	$(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+quick: $(READY) ## the tests that start no process and compile nothing (2 minutes)
+	$(PYTEST) -m "not process and not slow"
+
+test: $(READY) ## set up, then run the tests, all but the slow ones (8 minutes)
+	$(PYTEST)
+
+test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, the same thing over and over
+	$(PYTEST) -m slow
 
 smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep
 	bash .ci/smoke $(BIN)/python
