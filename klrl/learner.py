@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from klrl.compiled import Prepared, check_inputs, prepare
 from klrl.config import ClipConfig, Config, KLPENConfig
@@ -15,7 +16,10 @@ from klrl.errors import NonFiniteError
 from klrl.losses import BetaRule, line_search, make_beta_rule, make_loss
 from klrl.models.actor import Agent
 from klrl.models.networks import in_order
-from klrl.update import Adam, Columns, Problem
+from klrl.update import Adam, Columns, Problem, adam, adamw
+
+#: ``optim.name`` -> what makes the optimiser.
+OPTIMIZERS: dict[str, Callable[[Any, list[nn.Parameter]], Adam]] = {"adam": adam, "adamw": adamw}
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Learner:
         self._metrics = (*self.loss.measures, "grad_norm")
         self.beta_rule: BetaRule = make_beta_rule(config.loss)
         self.parameters = in_order(agent)
-        self.optimizer = Adam(self.parameters)
+        self.optimizer = OPTIMIZERS[config.optim.name](config.optim, self.parameters)
         self._target_kl = config.loss.target_kl if isinstance(config.loss, ClipConfig) else None
         #: Told what the step is, at the first minibatch.
         self.say: Callable[[str], None] = lambda _: None
@@ -159,7 +163,7 @@ class Learner:
         """The step, made at the first minibatch; later ones must look like it."""
         if self._prepared is None:
             assert self._columns is not None
-            problem = Problem(self.agent, self.loss, self.config.optim, self._columns)
+            problem = Problem(self.agent, self.loss, self.optimizer.settings, self._columns)
             self._prepared = prepare(self.mode, problem, example, self.say)
             self._example = example
             self.say(self._prepared.told)
