@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.compiled import Prepared, check_inputs, prepare
-from klrl.config import ClipConfig, Config, KLPENConfig
+from klrl.config import Config
 from klrl.errors import NonFiniteError
 from klrl.losses import BetaRule, line_search, make_beta_rule, make_loss
 from klrl.models.actor import Agent
@@ -77,7 +77,6 @@ class Learner:
         self.beta_rule: BetaRule = make_beta_rule(config.loss)
         self.parameters = in_order(agent)
         self.optimizer = OPTIMIZERS[config.optim.name](config.optim, self.parameters)
-        self._target_kl = config.loss.target_kl if isinstance(config.loss, ClipConfig) else None
         #: Told what the step is, at the first minibatch.
         self.say: Callable[[str], None] = lambda _: None
         self._columns: Columns | None = None
@@ -103,7 +102,7 @@ class Learner:
         while epochs < self.config.learner.epochs:
             epochs += 1
             made += self._epoch(frames, coefficients)
-            if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
+            if self.loss.target_kl and self.kl_old(frames) > 1.5 * self.loss.target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
         require_finite(metrics, self._metrics, self.config.learner.minibatches)
@@ -128,10 +127,8 @@ class Learner:
         self, frames: dict[str, Tensor], actor_before: list[Tensor], kl: float
     ) -> tuple[float, float]:
         """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
-        loss = self.config.loss
-        if not isinstance(loss, KLPENConfig) or not line_search.due(
-            loss.line_search, kl, loss.dtarg
-        ):
+        loss = self.loss
+        if not line_search.due(loss.line_search, kl, loss.dtarg):
             return 1.0, kl
         parameters = list(self.agent.policy_net.parameters())
         return line_search.search(
