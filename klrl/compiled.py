@@ -4,11 +4,13 @@
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
     aot     an ahead-of-time package: built once (half a minute, with a C++ compiler), kept in the
             user's cache, loaded in a hundredth of a second
-    auto    aot for a run with enough steps to pay for the build, else false; on a GPU jit
+    auto    a package that the cache holds; else aot for a run with enough steps to pay for the
+            build, else false; on a GPU jit
 
-On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means jit. A package computes
-wrong numbers in silence when its inputs have other shapes, strides or types: they are checked
-before each rollout's updates.
+The mode is chosen before the first rollout (:func:`choose`), for the manifest; the step is made at
+the first minibatch (:func:`prepare`). On a GPU a compiled step is also captured as a CUDA graph,
+and ``aot`` means jit. A package computes wrong numbers in silence when its inputs have other
+shapes, strides or types: they are checked before each rollout's updates.
 """
 
 from __future__ import annotations
@@ -28,15 +30,16 @@ import torch
 from torch import Tensor
 
 from klrl.cache import cache_dir
-from klrl.config import Config, LossConfig, OptimConfig
+from klrl.config import Config, LossConfig
 from klrl.update import Problem, Step, eager_step, pure_step
 
 #: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
 AUTO_STEPS = 10_000
 
-#: Settings that a step does not read, or gets as a tensor: one package serves all their values.
+#: The loss's settings that a step does not read, or gets as a tensor: one package serves all their
+#: values.
 NOT_COMPILED = {
-    *("lr", "lr_floor", "beta", "dtarg", "increment", "decrement", "beta_rule", "gain"),
+    *("beta", "dtarg", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "beta_min", "beta_max", "target_kl"),
 }
 
@@ -44,14 +47,56 @@ NOT_COMPILED = {
 _SOURCES = ("models", "losses", "kl/divergence.py", "update.py", "compiled.py")
 
 
-def decide(config: Config, device: torch.device) -> str:
-    """What ``auto`` stands for: by the settings and the kind of device alone."""
-    asked = config.learner.compile
-    if asked != "auto":
-        return asked
+def decide(config: Config, device: torch.device, asked: str | None = None) -> str:
+    """What a mode stands for, by the settings and the kind of device alone.
+
+    Args:
+        config: the job.
+        device: where its update runs.
+        asked: auto, false, jit or aot; default ``learner.compile``.
+    """
+    asked = config.learner.compile if asked is None else asked
     if device.type == "cuda":
-        return "jit"
-    return "aot" if config.gradient_steps >= AUTO_STEPS else "false"
+        return "jit" if asked in ("auto", "aot") else asked
+    if asked == "auto":
+        return "aot" if config.gradient_steps >= AUTO_STEPS else "false"
+    return asked
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a run's step will run.
+
+    Attributes:
+        mode: false, jit or aot.
+        why: told where it is not what the settings would have given.
+    """
+
+    mode: str
+    why: str | None = None
+
+
+def choose(asked: str, config: Config, device: torch.device, package: Callable[[], Path]) -> Choice:
+    """What a mode comes to on this machine; nothing is built.
+
+    Args:
+        asked: auto, false, jit or aot.
+        config: the job.
+        device: where its update runs.
+        package: tells where the step's package would lie; called for auto and aot on a CPU.
+    """
+    mode = decide(config, device, asked)
+    if device.type != "cpu":
+        return Choice(mode)
+    path = package() if asked in ("auto", "aot") else None
+    if path is not None and _load(path) is not None:
+        return Choice("aot")
+    if mode != "false" and not _compiler():
+        return Choice("false", f"learner.compile={mode} needs a C++ compiler, and there is none")
+    if mode == "false" and path is not None and _there(path):
+        name = path.name[:8]
+        return Choice(mode, f"package {name} cannot be loaded, learner.compile=aot builds it anew")
+    return Choice(mode)
 
 
 @dataclass(frozen=True)
@@ -60,12 +105,10 @@ class Prepared:
 
     Attributes:
         step: the function.
-        mode: false, jit or aot, as it came to be.
         told: what was done, for people.
     """
 
     step: Step
-    mode: str
     told: str
 
 
@@ -78,23 +121,17 @@ def prepare(
     """Make the step of a mode.
 
     Args:
-        mode: false, jit or aot.
+        mode: false, jit or aot, as :func:`choose` gave it.
         problem: what the step is built from.
         example: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
         say: told before something takes long.
     """
-    device = example[0].device
-    if mode != "false" and device.type == "cpu" and not _compiler():
-        told = f"update: eager; learner.compile={mode} needs a C++ compiler, and there is none"
-        return Prepared(eager_step(problem), "false", told)
-    if mode == "aot" and device.type != "cpu":
-        mode = "jit"
     if mode == "false":
-        return Prepared(eager_step(problem), mode, "update: eager")
+        return Prepared(eager_step(problem), "update: eager")
     if mode == "jit":
         step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
         told = "update: torch.compile, at the first minibatch"
-        return _captured_on_gpu(Prepared(step, mode, told), example)
+        return _captured_on_gpu(Prepared(step, told), example)
     return _package(problem, example, say)
 
 
@@ -117,6 +154,11 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------------ packages
 
 
+def package_path(problem: Problem, example: Sequence[Tensor]) -> Path:
+    """Where the step's package lies, or would."""
+    return cache_dir() / "update" / f"{package_key(problem, example)}.pt2"
+
+
 def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     """A name that two updates share when one package serves both.
 
@@ -132,8 +174,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         type(problem.loss).__name__,
         _compiled_settings(problem.loss.config),
         problem.loss.reference_estimator,
-        type(problem.optim).__name__,
-        _compiled_settings(problem.optim),
+        problem.optim,
         str(problem.agent.policy_net),
         str(problem.agent.value_net),
         problem.agent.value_net.detach_trunk,
@@ -146,14 +187,14 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
 
 
-def _compiled_settings(config: LossConfig | OptimConfig) -> dict[str, Any]:
+def _compiled_settings(config: LossConfig) -> dict[str, Any]:
     return {key: value for key, value in asdict(config).items() if key not in NOT_COMPILED}
 
 
 def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
-    path = cache_dir() / "update" / f"{package_key(problem, example)}.pt2"
+    path = package_path(problem, example)
     loader = _load(path)
-    told = f"update: package {path.name[:8]} loaded"
+    told = f"update: package {path.name[:8]} found in the cache"
     if loader is None:
         say("compiling the update, once for this kind of run (learner.compile=false does without)")
         started = time.perf_counter()
@@ -166,18 +207,24 @@ def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], N
     def step(*given: Tensor) -> Tensor:
         return run(list(given))[0]
 
-    return Prepared(step, "aot", told)
+    return Prepared(step, told)
 
 
 def _load(path: Path) -> Any:
     """The package, on one thread's inputs; None where there is none that can be read."""
-    if not path.exists():
+    if not _there(path):
         return None
     try:
         return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
-    except RuntimeError:  # cut off by a full disk, say
-        path.unlink()
+    except RuntimeError:  # cut off by a full disk, say; a build replaces it
         return None
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:  # the cache is not this user's: then there is no package
+        return False
 
 
 def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> None:
@@ -235,7 +282,7 @@ def _captured_on_gpu(prepared: Prepared, example: Sequence[Tensor]) -> Prepared:
     if example[0].device.type != "cuda":
         return prepared
     told = f"{prepared.told}, captured as a CUDA graph"
-    return Prepared(Captured(prepared.step, example), prepared.mode, told)
+    return Prepared(Captured(prepared.step, example), told)
 
 
 class Captured:

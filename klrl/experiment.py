@@ -18,7 +18,6 @@ from torchrl.envs import EnvBase
 from klrl.advantage import make_advantage
 from klrl.checkpoint import Checkpoints, Counters
 from klrl.checks import to_config
-from klrl.compiled import decide
 from klrl.config import (
     CheckpointReferenceConfig,
     Config,
@@ -144,8 +143,8 @@ class Experiment(Training):
         coef = config.kl.coef if isinstance(config.kl, LegacyKLConfig) else 0.0
         self.controller = make_controller(config.controller, coef, config.frames)
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # Kept on resume: with more frames, auto might choose another.
-        mode = (before or {}).get("compile") or decide(config, self.device)
+        # Kept on resume: with more frames, or another cache, auto might choose another.
+        mode = (before or {}).get("compile") or config.learner.compile
         self.learner = Learner(config, self.agent, estimator, mode)
 
     # ------------------------------------------------------------------------------ the steps

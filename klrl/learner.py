@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
 
-from klrl.compiled import Prepared, check_inputs, prepare
-from klrl.config import ClipConfig, Config, KLPENConfig
+from klrl.compiled import Prepared, check_inputs, choose, package_path, prepare
+from klrl.config import Config
 from klrl.errors import NonFiniteError
 from klrl.losses import BetaRule, line_search, make_beta_rule, make_loss
 from klrl.models.actor import Agent
-from klrl.models.networks import in_order
-from klrl.update import Adam, Columns, Problem
+from klrl.models.networks import in_order, linears
+from klrl.update import Adam, Columns, Problem, adam, adamw
+
+#: ``optim.name`` -> what makes the optimiser.
+OPTIMIZERS: dict[str, Callable[[Any, list[nn.Parameter]], Adam]] = {"adam": adam, "adamw": adamw}
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,10 @@ class Learner:
         config: the job.
         agent: the networks, changed in place; their parameters become views of one tensor.
         reference_estimator: how the loss charges KL(policy||reference), if it does.
-        mode: how the step runs: false, jit or aot.
+        mode: how the step is to run: auto, false, jit or aot.
+
+    Attributes:
+        mode: how it will run, false, jit or aot: known before the first rollout.
     """
 
     def __init__(
@@ -67,17 +74,36 @@ class Learner:
         reference_estimator: str | None = None,
         mode: str = "false",
     ) -> None:
-        self.config, self.agent, self.mode = config, agent, mode
+        self.config, self.agent = config, agent
         self.loss = make_loss(config.loss, agent.family, reference_estimator)
         self._metrics = (*self.loss.measures, "grad_norm")
         self.beta_rule: BetaRule = make_beta_rule(config.loss)
         self.parameters = in_order(agent)
-        self.optimizer = Adam(self.parameters)
-        self._target_kl = config.loss.target_kl if isinstance(config.loss, ClipConfig) else None
+        self.optimizer = OPTIMIZERS[config.optim.name](config.optim, self.parameters)
         #: Told what the step is, at the first minibatch.
         self.say: Callable[[str], None] = lambda _: None
         self._columns: Columns | None = None
         self._prepared: Prepared | None = None
+        chosen = choose(
+            mode, config, self.optimizer.flat.device, lambda: package_path(*self.foresee())
+        )
+        self.mode, self._why = chosen.mode, chosen.why
+
+    def foresee(self) -> tuple[Problem, tuple[Tensor, ...]]:
+        """What a step is built from, and arguments laid out as the first minibatch's will be.
+
+        No random number is used up; the numbers in the arguments mean nothing.
+        """
+        count = self.config.frames_per_iteration // self.config.learner.minibatches
+        with torch.random.fork_rng(devices=[]):
+            frames = self._flatten(one_frame(self.agent))
+            frames |= self.loss.draw(frames)
+        columns = Columns(frames)
+        rows = frames["advantage"].new_zeros(count, sum(columns.widths))
+        return self._problem(columns), (*self.optimizer.tensors, rows, rows.new_zeros(3))
+
+    def _problem(self, columns: Columns) -> Problem:
+        return Problem(self.agent, self.loss, self.optimizer.settings, columns)
 
     def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
         """Learn from a rollout.
@@ -99,7 +125,7 @@ class Learner:
         while epochs < self.config.learner.epochs:
             epochs += 1
             made += self._epoch(frames, coefficients)
-            if self._target_kl and self.kl_old(frames) > 1.5 * self._target_kl:
+            if self.loss.target_kl and self.kl_old(frames) > 1.5 * self.loss.target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
         require_finite(metrics, self._metrics, self.config.learner.minibatches)
@@ -124,10 +150,8 @@ class Learner:
         self, frames: dict[str, Tensor], actor_before: list[Tensor], kl: float
     ) -> tuple[float, float]:
         """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
-        loss = self.config.loss
-        if not isinstance(loss, KLPENConfig) or not line_search.due(
-            loss.line_search, kl, loss.dtarg
-        ):
+        loss = self.loss
+        if not line_search.due(loss.line_search, kl, loss.dtarg):
             return 1.0, kl
         parameters = list(self.agent.policy_net.parameters())
         return line_search.search(
@@ -159,10 +183,11 @@ class Learner:
         """The step, made at the first minibatch; later ones must look like it."""
         if self._prepared is None:
             assert self._columns is not None
-            problem = Problem(self.agent, self.loss, self.config.optim, self._columns)
+            problem = self._problem(self._columns)
             self._prepared = prepare(self.mode, problem, example, self.say)
             self._example = example
-            self.say(self._prepared.told)
+            told = self._prepared.told
+            self.say(told if self._why is None else f"{told}; {self._why}")
         check_inputs(self._example, example)
         return self._prepared
 
@@ -199,6 +224,29 @@ class Learner:
         """Linear from lr to lr_floor."""
         c = self.config.optim
         return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
+
+
+@torch.no_grad()
+def one_frame(agent: Agent) -> TensorDict:
+    """A rollout [1, 1] laid out as every annotated one of this policy; its numbers mean nothing."""
+    family = agent.family
+    first = linears(agent.policy_net.trunk)[0]
+    observation = first.weight.new_zeros(1, 1, first.in_features)
+    outputs = (torch.ones_like(out) for out in agent.policy_net(observation))
+    params = dict(zip(family.param_keys, outputs, strict=True))
+    log_prob, value = observation.new_zeros(1, 1), observation.new_zeros(1, 1, 1)
+    estimates = dict.fromkeys(("advantage", "value_target", "state_value"), value)
+    return TensorDict(
+        {
+            "observation": observation,
+            **params,
+            family.sample_key: family.sample(params, 1)[0],
+            "action_log_prob": log_prob,
+            **estimates,
+            "ref": {**params, "log_prob": log_prob},
+        },
+        [1, 1],
+    )
 
 
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam as torch_adam
-from torch.optim.adamw import adamw
+from torch.optim.adamw import adamw as torch_adamw
 
 from klrl.config import AdamWConfig, OptimConfig
 from klrl.losses.policy import Coefficients, LossTerms, PolicyLoss
@@ -74,18 +73,35 @@ def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return part if dtype == torch.float32 else part.to(dtype)
 
 
+@dataclass(frozen=True)
+class AdamSettings:
+    """All that a step reads of the optimiser's settings; they are constant during a run.
+
+    Attributes:
+        eps: Adam's epsilon.
+        max_grad_norm: the gradient is scaled down to this Euclidean norm.
+        weight_decay: decoupled from the gradient; 0 is plain Adam.
+    """
+
+    eps: float
+    max_grad_norm: float
+    weight_decay: float
+
+
 class Adam:
     """The optimiser's state, over one flat tensor that all parameters are views of.
 
     Args:
         parameters: each once; from now on they are views of :attr:`flat`.
+        settings: what the step reads.
 
     Attributes:
         flat, exp_avg, exp_avg_sq: [P].
         count: steps made, a scalar float tensor.
     """
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], settings: AdamSettings) -> None:
+        self.settings = settings
         self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
         offset = 0
         for p in parameters:
@@ -109,6 +125,17 @@ class Adam:
             value.copy_(state[name])
 
 
+def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Adam:
+    """``optim=adam``."""
+    return Adam(parameters, AdamSettings(config.eps, config.max_grad_norm, weight_decay=0.0))
+
+
+def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
+    """``optim=adamw``."""
+    settings = AdamSettings(config.eps, config.max_grad_norm, config.weight_decay)
+    return Adam(parameters, settings)
+
+
 @dataclass(frozen=True)
 class Problem:
     """What a step is built from; all of it is constant during a run.
@@ -116,13 +143,13 @@ class Problem:
     Attributes:
         agent: the networks.
         loss: the loss.
-        optim: the optimiser group.
+        optim: the optimiser's settings.
         columns: the layout of a minibatch.
     """
 
     agent: Agent
     loss: PolicyLoss
-    optim: OptimConfig
+    optim: AdamSettings
     columns: Columns
 
 
@@ -142,28 +169,31 @@ def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0), norm
 
 
-def _pure_adam(optim: OptimConfig, adam: tuple[Tensor, ...], gradient: Tensor, lr: Tensor) -> None:
+def _pure_adam(
+    optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
+) -> None:
     """Move moments and parameters in place, in operations that a compiler fuses.
 
-    Kingma and Ba (2015), algorithm 1; AdamW's decay is Loshchilov and Hutter's (2019).
+    Kingma and Ba (2015), algorithm 1; the decay is Loshchilov and Hutter's (2019).
     """
-    flat, exp_avg, exp_avg_sq, count = adam
+    flat, exp_avg, exp_avg_sq, count = state
     count.add_(1)
     exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
     exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     # 1 - b^t as -expm1(t log b): in float32 the difference itself would lose four digits at t = 1.
     mean = exp_avg / -torch.expm1(count * math.log(BETA1))
     spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
-    if isinstance(optim, AdamWConfig):
+    if optim.weight_decay:
         flat.mul_(1 - lr * optim.weight_decay)
     flat.sub_(lr * mean / spread)
 
 
-def _fused_adam(optim: OptimConfig, adam: tuple[Tensor, ...], gradient: Tensor, lr: Tensor) -> None:
+def _fused_adam(
+    optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
+) -> None:
     """The same by torch's fused kernel, which eager mode calls once instead of fifteen times."""
-    flat, exp_avg, exp_avg_sq, count = adam
-    decays = isinstance(optim, AdamWConfig)
-    (adamw if decays else torch_adam)(
+    flat, exp_avg, exp_avg_sq, count = state
+    torch_adamw(  # without decay it is torch's Adam, to the bit
         [flat],
         [gradient],
         [exp_avg],
@@ -175,7 +205,7 @@ def _fused_adam(optim: OptimConfig, adam: tuple[Tensor, ...], gradient: Tensor, 
         beta1=BETA1,
         beta2=BETA2,
         lr=lr,
-        weight_decay=optim.weight_decay if isinstance(optim, AdamWConfig) else 0.0,
+        weight_decay=optim.weight_decay,
         eps=optim.eps,
         maximize=False,
     )

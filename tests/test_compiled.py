@@ -51,7 +51,7 @@ def minibatch(experiment: Experiment, batch) -> tuple[Problem, list[torch.Tensor
     columns = Columns(frames)
     rows = columns.pack(frames)[: batch.numel() // 2]
     coefficients = torch.tensor([0.003, 0.7, 0.3])
-    problem = Problem(experiment.agent, learner.loss, experiment.config.optim, columns)
+    problem = Problem(experiment.agent, learner.loss, learner.optimizer.settings, columns)
     return problem, [*learner.optimizer.tensors, rows, coefficients]
 
 

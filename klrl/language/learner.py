@@ -22,7 +22,7 @@ from klrl.language.batch import (
 )
 from klrl.language.causal_lm import head
 from klrl.language.exact import exact_token_kl, log_probs_and_exact_kl
-from klrl.language.optimizer import Optimizer
+from klrl.language.optimizer import OPTIMIZERS
 from klrl.language.policy import Policy
 from klrl.language.reference import Reference
 from klrl.language.rollout import REF_STATES, STATES
@@ -83,7 +83,7 @@ class LanguageLearner:
     ) -> None:
         self.config, self.policy, self.layout = config, policy, layout
         self.reference, self.estimator = reference, estimator
-        self.optimizer = Optimizer(config.optim, policy.parameters)
+        self.optimizer = OPTIMIZERS[config.optim.name](config.optim, policy.parameters)
         self.beta_rule: BetaRule = make_beta_rule(config.loss)
         self.say: Callable[[str], None] = lambda _: None
         self._reduce = terms.REDUCTIONS[config.loss.reduction]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,15 @@ class Optimizer:
     Args:
         config: the optim group.
         parameters: each once.
+        weight_decay: decoupled from the gradient; 0 is plain Adam.
     """
 
-    def __init__(self, config: OptimConfig, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
+    ) -> None:
         self.parameters, self._max_norm = parameters, config.max_grad_norm
-        decay = config.weight_decay if isinstance(config, AdamWConfig) else 0.0
         self._adam = torch.optim.AdamW(
-            parameters, lr=config.lr, eps=config.eps, weight_decay=decay, foreach=True
+            parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, foreach=True
         )
 
     def zero_grad(self) -> None:
@@ -55,3 +58,20 @@ class Optimizer:
             # step stays on the CPU, as AdamW keeps it.
             kept = value.cpu() if name == "step" else value.to(parameter)
             self._adam.state[parameter][name] = kept.clone()
+
+
+def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Optimizer:
+    """``optim=adam``."""
+    return Optimizer(config, parameters, weight_decay=0.0)
+
+
+def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Optimizer:
+    """``optim=adamw``."""
+    return Optimizer(config, parameters, config.weight_decay)
+
+
+#: ``optim.name`` -> what makes the optimiser.
+OPTIMIZERS: dict[str, Callable[[Any, list[nn.Parameter]], Optimizer]] = {
+    "adam": adam,
+    "adamw": adamw,
+}

@@ -6,9 +6,11 @@ anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`, once p
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,13 +57,26 @@ class PolicyLoss(ABC):
         family: the action distribution.
         reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
             where it does not.
+        target_kl: KL(old||new), nats per frame, whose 1.5-fold ends an update's epochs; None for no
+            such end.
+        line_search: which updates are scaled to bring KL(old||new) to ``dtarg``: none, back (too
+            long ones) or both.
+        dtarg: that target, nats per frame; infinite where there is none.
     """
 
     def __init__(
-        self, config: LossConfig, family: Family, reference_estimator: str | None = None
+        self,
+        config: LossConfig,
+        family: Family,
+        reference_estimator: str | None = None,
+        *,
+        target_kl: float | None,
+        line_search: str,
+        dtarg: float,
     ) -> None:
         self.config, self.family = config, family
         self.reference_estimator = reference_estimator
+        self.target_kl, self.line_search, self.dtarg = target_kl, line_search, dtarg
         self._reduce = _mean if config.reduction == "mean" else _sum
 
     def __call__(
@@ -177,6 +192,18 @@ class KLPENLoss(PolicyLoss):
 
     config: KLPENConfig
 
+    def __init__(
+        self, config: KLPENConfig, family: Family, reference_estimator: str | None = None
+    ) -> None:
+        super().__init__(
+            config,
+            family,
+            reference_estimator,
+            target_kl=None,
+            line_search=config.line_search,
+            dtarg=config.dtarg,
+        )
+
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
@@ -208,6 +235,18 @@ class ClipLoss(PolicyLoss):
 
     config: ClipConfig
 
+    def __init__(
+        self, config: ClipConfig, family: Family, reference_estimator: str | None = None
+    ) -> None:
+        super().__init__(
+            config,
+            family,
+            reference_estimator,
+            target_kl=config.target_kl,
+            line_search="none",
+            dtarg=math.inf,
+        )
+
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
@@ -232,5 +271,5 @@ def make_loss(
     config: LossConfig, family: Family, reference_estimator: str | None = None
 ) -> PolicyLoss:
     """The loss of the group's choice; arguments as :class:`PolicyLoss`."""
-    kind = KLPENLoss if isinstance(config, KLPENConfig) else ClipLoss
+    kind: type[Any] = KLPENLoss if isinstance(config, KLPENConfig) else ClipLoss
     return kind(config, family, reference_estimator)
