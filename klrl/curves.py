@@ -1,73 +1,78 @@
-"""``curves.png``: return, KLs and coefficients of a run against frames or samples."""
+"""``curves.png``: what a run's metrics declare to be drawn, against frames or samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
-from klrl.metrics import Row
-
-#: panel title -> scale, and metrics with their labels
-Panel: TypeAlias = tuple[str, str, tuple[tuple[str, str], ...]]
-
-
-def panels(axis: str, unit: str) -> tuple[Panel, ...]:
-    """The three panels of a run; a response's return is its reward."""
-    returns = [("reward/episode", "training episodes"), ("eval/return", "evaluation")]
-    if axis == "samples":
-        returns = [
-            ("reward/episode", "training samples"),
-            ("eval/return", "evaluation, greedy"),
-            ("reward/gold", "gold score, training samples"),
-        ]
-    return (
-        ("Return" if axis == "frames" else "Reward", "linear", tuple(returns)),
-        (
-            f"KL, nats per {unit}",
-            "log",
-            (("kl/ref/exact", "KL(policy||reference)"), ("kl/old/exact", "KL(old||new)")),
-        ),
-        ("Coefficient", "log", (("kl/ref/coef", "kl.coef"), ("kl/old/beta", "loss.beta"))),
-    )
-
+from klrl.domains import Domain
+from klrl.metrics import PANELS, Metric, Panel, Row, fill, heading, metrics_of
 
 #: Okabe and Ito's colours, told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+Points = list[tuple[float, float]]
 
 
-def draw_curves(
-    rows: Sequence[Row], path: Path, title: str, axis: str = "frames", unit: str = "frame"
-) -> None:
+def panels(domain: Domain) -> dict[str, list[Metric]]:
+    """Key of each panel of ``curves.png`` -> its metrics, in the order of their declaration."""
+    metrics = metrics_of(domain).values()
+    return {
+        key: [metric for metric in metrics if metric.panel == key]
+        for key, panel in PANELS.items()
+        if panel.in_curves
+    }
+
+
+def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> None:
     """Draw a run's curves into a PNG.
 
     Args:
         rows: of ``metrics.jsonl``.
         path: the file.
         title: above all panels.
-        axis: the x-axis: frames, or samples for language.
-        unit: what a mean KL is a mean over.
+        domain: whose metrics the rows hold; its axis is the x-axis.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    drawn = panels(domain)
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (name, scale, series) in zip(figure.subplots(1, 3), panels(axis, unit), strict=True):
-        for (metric, label), colour in zip(series, COLOURS, strict=False):
-            points = [(row[axis], row[metric]) for row in rows if metric in row]
-            if scale == "log":
-                points = [(x, y) for x, y in points if y > 0]
-            if points:
-                marker = "o" if metric.startswith("eval") or len(points) == 1 else None
-                axes.plot(
-                    *zip(*points, strict=True), color=colour, label=label, marker=marker, ms=4
-                )
-        axes.set_title(name)
-        axes.set_xlabel(axis)
+    places = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for axes, (key, metrics) in zip(places, drawn.items(), strict=True):
+        panel = PANELS[key]
+        axes.set_title(heading(fill(panel.title, domain)))
+        axes.set_xlabel(domain.axis)
         axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.set_yscale(scale)
-            axes.legend()
+        _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
+
+
+def _points(rows: Sequence[Row], axis: str, metric: Metric, panel: Panel) -> Points:
+    """Where a metric was recorded; a logarithmic panel has no place for what is not above 0."""
+    points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]
+    return [(x, y) for x, y in points if y > 0] if panel.log else points
+
+
+def _draw(axes: Any, panel: Panel, series: Mapping[Metric, Points]) -> None:
+    """A line per metric that was recorded, each in the colour of its place in the panel."""
+    units = []
+    for i, (metric, points) in enumerate(series.items()):
+        if not points:
+            continue
+        marker = "o" if metric.name.startswith("eval") or len(points) == 1 else None
+        axes.plot(
+            *zip(*points, strict=True),
+            color=COLOURS[i % len(COLOURS)],
+            label=metric.title,
+            marker=marker,
+            markersize=4,
+        )
+        units.append(metric.unit)
+    if units:
+        axes.set_ylabel(", ".join(dict.fromkeys(filter(None, units))))
+        axes.set_yscale("log" if panel.log else "linear")
+        axes.legend()

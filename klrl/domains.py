@@ -23,7 +23,8 @@ class Domain:
         unit: what a mean KL is a mean over.
         episode: what a return is the return of.
         score: what that return is called.
-        digits: behind its decimal point, for people.
+        evaluation: what an evaluation is called.
+        digits: significant ones of a score, for people.
     """
 
     name: str
@@ -31,11 +32,14 @@ class Domain:
     unit: str
     episode: str
     score: str
+    evaluation: str
     digits: int
 
 
-CONTROL = Domain("control", "frames", "frame", "episode", "return", digits=1)
-LANGUAGE = Domain("language", "samples", "token", "response", "reward", digits=3)
+CONTROL = Domain("control", "frames", "frame", "episode", "return", "evaluation", digits=5)
+LANGUAGE = Domain(
+    "language", "samples", "token", "response", "reward", "greedy evaluation", digits=4
+)
 
 _DOMAIN_OF: dict[type[JobConfig], Domain] = {Config: CONTROL, LanguageConfig: LANGUAGE}
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}

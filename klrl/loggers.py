@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from klrl.config import LoggerConfig, WandbConfig
+from klrl.domains import Domain
 from klrl.errors import Interrupted
-from klrl.metrics import Row
+from klrl.metrics import Row, metrics_of
 from klrl.preflight import wandb_mode
 
 #: What ``samples.jsonl`` shows of an iteration: responses, one mapping each.
@@ -28,13 +29,13 @@ class JsonlLogger:
     """One JSON object per line, flushed at once: a killed run loses no finished iteration.
 
     Args:
-        path: ``metrics.jsonl``.
+        path: ``metrics.jsonl``, or ``samples.jsonl``.
         after: on resume, the frames of the checkpoint; later rows are dropped, since the resumed
             run makes them again.
-        axis: what counts them: frames, or samples for language.
+        axis: the metric that counts them: its domain's.
     """
 
-    def __init__(self, path: Path, after: int | None = None, axis: str = "frames") -> None:
+    def __init__(self, path: Path, after: int | None, axis: str) -> None:
         if after is not None and path.exists():
             kept = [row for row in read_rows(path) if row[axis] <= after]
             partial = path.with_suffix(".tmp")
@@ -69,7 +70,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class WandbLogger:
-    """Rows against frames (language: samples) in a wandb run."""
+    """Rows against the domain's axis in a wandb run."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -94,6 +95,17 @@ def _cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
+def _define(run: Any, domain: Domain) -> None:
+    """The x-axis of every metric. A count against a count is a straight line: no chart of its own.
+
+    The last line is for what klrl does not declare, as the table of responses.
+    """
+    for metric in metrics_of(domain).values():
+        step = None if metric.name == domain.axis else domain.axis
+        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
+    run.define_metric("*", step_metric=domain.axis)
+
+
 @contextmanager
 def wandb_run(
     config: LoggerConfig,
@@ -101,7 +113,7 @@ def wandb_run(
     settings: dict[str, Any],
     group: str | None,
     run_id: str,
-    axis: str = "frames",
+    domain: Domain,
 ) -> Iterator[list[WandbLogger]]:
     """One wandb run per job; an exception inside marks it failed. Yields no logger for ``none``.
 
@@ -111,7 +123,7 @@ def wandb_run(
         settings: the job's settings, attached to the run.
         group: the sweep's name.
         run_id: the same again on resume, so that both parts are one run.
-        axis: the metric that is the x-axis of all others.
+        domain: whose metrics the rows hold.
     """
     if not isinstance(config, WandbConfig):
         yield []
@@ -136,8 +148,7 @@ def wandb_run(
     # Not `with run`: wandb would print a traceback of its own, for a mere Ctrl-C too.
     code = 1
     try:
-        run.define_metric(axis)
-        run.define_metric("*", step_metric=axis)
+        _define(run, domain)
         yield [WandbLogger(run)]
         code = 0
     except Interrupted as stop:

@@ -9,7 +9,12 @@ import time
 from collections import deque
 from typing import TextIO
 
-from klrl.metrics import Row
+from klrl.domains import Domain
+from klrl.metrics import Row, metrics_of
+
+#: The live line shows the mean of so many scores of training: one rollout's is noisy.
+_RECENT = 10
+_SCORE = "reward/episode"
 
 
 class Progress:
@@ -17,28 +22,29 @@ class Progress:
 
     Args:
         frames: how many the run will have.
+        domain: says what they count, and which metrics the line shows.
         done: how many it has already, on resume.
         stream: where to write; default stdout.
         every: seconds between plain lines.
-        axis: what is counted: frames, or samples for language.
     """
 
     def __init__(
         self,
         frames: int,
+        domain: Domain,
         done: int = 0,
         stream: TextIO | None = None,
         every: float = 10.0,
-        axis: str = "frames",
     ) -> None:
-        self._axis = axis
+        self._axis = domain.axis
+        self._metrics = [metric for metric in metrics_of(domain).values() if metric.short]
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
         self._printed = 0.0
-        self._row: Row = {axis: done}
-        self._returns: deque[float] = deque(maxlen=10)
+        self._row: Row = {domain.axis: done}
+        self._scores: deque[float] = deque(maxlen=_RECENT)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
@@ -58,8 +64,9 @@ class Progress:
     def show(self, row: Row) -> None:
         """Take the newest row."""
         self._row = {**self._row, **row}
-        if "reward/episode" in row:
-            self._returns.append(row["reward/episode"])
+        if _SCORE in row:
+            self._scores.append(row[_SCORE])
+            self._row[_SCORE] = sum(self._scores) / len(self._scores)
         if self._live:
             # A wrapped line could not be taken back.
             width = shutil.get_terminal_size().columns - 1
@@ -72,23 +79,15 @@ class Progress:
         self._stream.flush()
 
     def line(self) -> str:
-        """Frames, speed, return, KLs, beta and time left, in one line."""
+        """Frames, speed, the metrics that have a short name, and time left."""
         row = self._row
         frames = int(row[self._axis])
         passed = max(time.monotonic() - self._started, 1e-9)
         speed = (frames - self._start_frames) / passed
         parts = [f"{frames:,}/{self._total:,} {self._axis}", f"{speed:,.0f}/s"]
-        if self._returns:
-            recent = sum(self._returns) / len(self._returns)
-            language = self._axis == "samples"
-            parts.append(f"reward {recent:.3f}" if language else f"return {recent:.1f}")
-        for name, label, style in (
-            ("kl/ref/exact", "KL ref", ".3f"),
-            ("kl/old/exact", "KL old", ".4f"),
-            ("kl/old/beta", "beta", ".3g"),
-        ):
-            if name in row:
-                parts.append(f"{label} {row[name]:{style}}")
+        for metric in self._metrics:
+            if metric.name in row:
+                parts.append(f"{metric.short} {metric.show(row[metric.name])}")
         if speed > 0:
             parts.append(f"{duration((self._total - frames) / speed)} left")
         return " | ".join(parts)

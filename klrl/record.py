@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from tensordict import TensorDictBase
 from klrl.checkpoint import Counters
 from klrl.config import JobConfig
 from klrl.curves import draw_curves
+from klrl.domains import domain_of
 from klrl.errors import Interrupted
 from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL
 from klrl.learner import Learned
 from klrl.loggers import JsonlLogger, Logger, Samples, read_rows, wandb_run
-from klrl.metrics import Row, check_row, learned_row
+from klrl.metrics import Row, check_row, learned_row, metrics_of
 from klrl.progress import Progress, duration
 from klrl.run_folder import RunFolder
 
@@ -87,7 +89,7 @@ def _episodes(after: TensorDictBase) -> Row:
 @contextmanager
 def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
     """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
-    status = "failed"
+    status, domain = "failed", domain_of(config)
     more: dict[str, Any] = {"error": None}
     try:
         yield
@@ -99,13 +101,13 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
         more["error"] = " ".join(f"{type(error).__name__}: {error}".split())
         raise
     finally:
-        files.close(status, **{config.axis: counters.frames}, **more)
+        files.close(status, **{domain.axis: counters.frames}, **more)
         rows = read_rows(files.metrics) if files.metrics.exists() else []
         if rows:
             title = f"{config.title}  {files.path.name}  {status}"
-            draw_curves(rows, files.curves, title, config.axis, config.unit)
+            draw_curves(rows, files.curves, title, domain)
         if status != "finished":
-            done = f"{counters.frames:,} {config.axis}"
+            done = f"{counters.frames:,} {domain.axis}"
             print(f"{status} at {done}; run folder: {files.path}")
 
 
@@ -124,21 +126,22 @@ def recording(
     Yields:
         A function that takes a row and the samples to show with it, and the progress line.
     """
+    domain = domain_of(config)
     after = counters.frames if resume else None
-    metrics = JsonlLogger(files.metrics, after, config.axis)
-    shown = JsonlLogger(files.samples, after, config.axis) if config.axis == "samples" else None
+    metrics = JsonlLogger(files.metrics, after, domain.axis)
+    responses = _SamplesFile(files.samples, after, domain.axis)
     total = config.iterations * config.frames_per_iteration
     settings = dataclasses.asdict(config)
     try:
         with (
-            wandb_run(config.logger, files.path, settings, group, wandb_id, config.axis) as others,
-            Progress(total, done=counters.frames, axis=config.axis) as progress,
+            wandb_run(config.logger, files.path, settings, group, wandb_id, domain) as others,
+            Progress(total, domain, done=counters.frames) as progress,
         ):
             loggers: list[Logger] = [metrics, *others]
 
             def record(row: Row, samples: Samples = ()) -> None:
-                if samples and shown is not None:
-                    shown.log_all(samples)
+                if samples:
+                    responses.log(samples)
                     for wandb in others:
                         wandb.log_samples(samples)
                 for logger in loggers:
@@ -148,26 +151,49 @@ def recording(
             yield record, progress
     finally:
         metrics.close()
-        if shown is not None:
-            shown.close()
+        responses.close()
     print(summary(files, config, counters.frames))
+
+
+class _SamplesFile:
+    """``samples.jsonl``, opened with its first samples: not every run has any.
+
+    Args:
+        path: the file.
+        after: on resume, the frames of the checkpoint; what came later is dropped at once.
+        axis: what counts them.
+    """
+
+    def __init__(self, path: Path, after: int | None, axis: str) -> None:
+        self._path, self._axis = path, axis
+        self._file = JsonlLogger(path, after, axis) if path.exists() else None
+
+    def log(self, samples: Samples) -> None:
+        """Append a line each."""
+        self._file = self._file or JsonlLogger(self._path, None, self._axis)
+        self._file.log_all(samples)
+
+    def close(self) -> None:
+        """Close the file, where it was opened."""
+        if self._file is not None:
+            self._file.close()
 
 
 def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     """The closing lines of a finished run."""
+    domain = domain_of(config)
+    metrics = metrics_of(domain)
+
     rows = read_rows(files.metrics)
     last = rows[-1] if rows else {}
     passed = duration(sum(r["time/iteration"] for r in rows))
-    lines = [f"finished {frames:,} {config.axis} in {passed}"]
+    lines = [f"finished {frames:,} {domain.axis} in {passed}"]
     evaluated = [row["eval/return"] for row in rows if "eval/return" in row]
     if evaluated:
-        digits = 1 if config.axis == "frames" else 3
-        best = f"{max(evaluated):.{digits}f}"
-        lines.append(f"  evaluation return {evaluated[-1]:.{digits}f} (best {best})")
+        score = metrics["eval/return"]
+        now, best = score.show(evaluated[-1]), score.show(max(evaluated))
+        lines.append(f"  {score.title} {now} (best {best})")
     if "kl/ref/exact" in last:
-        lines.append(
-            f"  KL(policy||reference) {last['kl/ref/exact']:.4f} nats, "
-            f"penalty {last['kl/ref/penalty']:.4f} per {config.unit} "
-            f"at coef {last['kl/ref/coef']:g}"
-        )
+        held = [metrics[name] for name in ("kl/ref/exact", "kl/ref/penalty", "kl/ref/coef")]
+        lines.append("  " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in held))
     return "\n".join([*lines, f"  run folder: {files.path}"])

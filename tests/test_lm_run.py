@@ -485,11 +485,11 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
     import wandb
 
     logged: list[dict] = []
-    axes = []
+    axes: dict[str, str | None] = {}
 
     class Run:
-        def define_metric(self, name: str, step_metric: str | None = None) -> None:
-            axes.append((name, step_metric))
+        def define_metric(self, name: str, step_metric: str | None = None, **_: bool) -> None:
+            axes[name] = step_metric
 
         def log(self, row: dict) -> None:
             logged.append(row)
@@ -499,7 +499,8 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
 
     monkeypatch.setattr(wandb, "init", lambda **kwargs: Run())
     LanguageExperiment(job("logger=wandb")).train(RunFolder(Path("run")))
-    assert axes == [("samples", None), ("*", "samples")]
+    assert (axes["samples"], axes["*"], axes["reward/gold"]) == (None, "samples", "samples")
+    assert "frames" not in axes
     assert [row["samples"] for row in logged] == [16, 32]
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
 

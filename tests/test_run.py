@@ -18,12 +18,13 @@ import torch
 import klrl
 from klrl.__main__ import main
 from klrl.curves import draw_curves
+from klrl.domains import CONTROL
 from klrl.errors import Interrupted, NonFiniteError
 from klrl.evaluate import evaluate_policy
 from klrl.evaluate import main as evaluate_main
 from klrl.experiment import Experiment
 from klrl.loggers import read_rows, wandb_mode
-from klrl.metrics import METRICS, TIMES
+from klrl.metrics import METRICS, TIMES, metrics_of
 from klrl.resume import stored_config
 from tests.conftest import QUICK
 
@@ -402,8 +403,14 @@ def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None
     names = ("frames", "reward/raw", "reward/shaped", "kl/ref/exact", "kl/ref/coef", "kl/old/beta")
     for record, row in zip(told["history"], rows, strict=True):
         assert {name: record["item"][name] for name in names} == {name: row[name] for name in names}
-    stepped = {m.get("glob_name"): m.get("step_metric") for m in told["metric"]}
-    assert stepped["*"] == "frames"
+    defined = {m.get("name", m.get("glob_name")): m for m in told["metric"]}
+    assert {name: each.get("step_metric") for name, each in defined.items()} == {
+        **{name: "frames" for name in metrics_of(CONTROL)},
+        "frames": None,
+        "*": "frames",
+    }
+    hidden = [name for name, each in defined.items() if each["options"].get("hidden")]
+    assert sorted(hidden) == ["frames", "iteration"]
     assert told["run"][0]["config"]["update"]["kl"]["coef"] == 0.25
     assert told["exit"][0]["exit_code"] == 0
 
@@ -494,9 +501,8 @@ def test_a_broken_last_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_curves_draw_what_rows_hold(tmp_path: Path) -> None:
-    draw_curves(
-        [{"frames": 10, "reward/episode": 1.0, "kl/old/exact": 0.0}], tmp_path / "c.png", "t"
-    )
+    rows = [{"frames": 10, "reward/episode": 1.0, "kl/old/exact": 0.0}]
+    draw_curves(rows, tmp_path / "c.png", "t", CONTROL)
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 
@@ -563,14 +569,14 @@ def test_plain_lines_come_in_time_and_a_terminal_gets_one_live_line() -> None:
             return True
 
     plain, live = io.StringIO(), Terminal()
-    assert Progress(1).__dict__["_every"] == 10.0
-    with Progress(1000, stream=plain, every=0.05) as progress:
+    assert Progress(1, CONTROL).__dict__["_every"] == 10.0
+    with Progress(1000, CONTROL, stream=plain, every=0.05) as progress:
         progress.show({"frames": 250, "reward/episode": -3.0, "kl/old/beta": 2.0})
         time.sleep(0.3)
     assert len(plain.getvalue().splitlines()) >= 3
     assert "250/1,000 frames" in plain.getvalue()
-    assert "return -3.0 | beta 2" in plain.getvalue()
-    with Progress(1000, stream=live) as progress:
+    assert "return -3 | beta 2" in plain.getvalue()
+    with Progress(1000, CONTROL, stream=live) as progress:
         for frames in (250, 500):
             progress.show({"frames": frames})
     assert live.getvalue().count("\r") == 2
