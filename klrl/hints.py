@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from klrl.config import GROUPS, SCHEMAS, SWEEP_GROUPS, SWEEP_SCHEMAS, conf_dir
+from klrl.config import ALL_CHOICES, GROUPS, SWEEP_GROUPS, conf_dir
 from klrl.errors import ConfigError
 
 USAGE = """\
@@ -168,8 +168,8 @@ def _listed(group: str, names: Sequence[str]) -> str:
 
 def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
     """The choices of a group whose schema has a field of this name."""
-    schemas = (SCHEMAS | SWEEP_SCHEMAS).get(group, {})
-    having = {s for s, node in schemas.items() if name in {f.name for f in fields(node)}}
+    registered = ALL_CHOICES.get(group, {})
+    having = {c for c, it in registered.items() if name in {f.name for f in fields(it.schema)}}
     readers = []
     for name_of_choice, path in sorted(_choice_files(group, config_dir).items()):
         found = re.search(rf"/schema/{group}/(\w+)@", path.read_text(encoding="utf-8"))
@@ -195,8 +195,8 @@ def _of_experiment(overrides: Sequence[str]) -> dict[str, str]:
 
 def _all_keys(config_dir: str | None) -> list[str]:
     keys = [*GROUPS, *SWEEP_GROUPS, "experiment", "sweep"]
-    for group, schemas in (SCHEMAS | SWEEP_SCHEMAS).items():
-        keys += [f"{group}.{f.name}" for node in schemas.values() for f in fields(node)]
+    for group, registered in ALL_CHOICES.items():
+        keys += [f"{group}.{f.name}" for it in registered.values() for f in fields(it.schema)]
     root = OmegaConf.load(conf_dir() / "config.yaml")
     assert isinstance(root, DictConfig)
     for name in map(str, root):

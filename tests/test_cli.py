@@ -48,7 +48,7 @@ WRONG = [
     (["kl=legacy", "kl.estimator=k3"], "kl=legacy never reads it; kl=retrieve does"),
     (["kl=none", "kl.coef=1"], "kl.coef=1: kl=none never reads it"),
     (["kl.estimator=k3"], "kl.allow_biased=true"),
-    (["kl.mode=legacy"], "kl.mode: set by the choice; choose with kl=..."),
+    (["kl.name=legacy"], "kl.name: set by the choice; choose with kl=..."),
     (["kl=null"], "kl=null: no such choice; choices: legacy, none, retrieve"),
     (["kl=none", "reference=checkpoint", "reference.path=x"], "nothing reads it here"),
     (["loss.samples_mc_kl=3"], "set loss.kl_old=sampled"),
@@ -181,13 +181,13 @@ def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years", encoding="utf-8")
     flags = ["-m"] if key == "hydra.sweep.dir" else []
-    import klrl.experiment
+    import klrl.training
 
     def refuse_late(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(klrl.experiment, "run", refuse_late)
+        patch.setattr(klrl.training, "start", refuse_late)
         for words in ([f"{key}=mine"], []):
             with pytest.raises(SystemExit) as stop:
                 main([*flags, *QUICK, *words])

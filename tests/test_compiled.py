@@ -8,8 +8,8 @@ import torch
 
 from klrl import compiled
 from klrl.compiled import check_inputs, decide, package_key, prepare
-from klrl.experiment import Experiment
 from klrl.learner import Learner
+from klrl.training import Training
 from klrl.update import Columns, Problem, eager_step, loss_terms, pure_step
 
 CPU = torch.device("cpu")
@@ -31,27 +31,27 @@ def made(settings, *words: str):
     """An experiment with a charged rollout; weights away from the reference's."""
     torch.manual_seed(0)
     config = settings("kl.coef=0.3", "optim.lr=0.003", "learner.epochs=1", *words)
-    experiment = Experiment(config)
+    experiment = Training(config)
     with torch.no_grad():
-        for parameter in experiment.agent.modules.parameters():
+        for parameter in experiment.parts.agent.modules.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    rollout = experiment._make_rollout()
+    rollout = experiment.parts.rollout(0)
     batch = rollout.collect()
     rollout.close()
-    experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
+    experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
     return experiment, batch
 
 
-def minibatch(experiment: Experiment, batch) -> tuple[Problem, list[torch.Tensor]]:
+def minibatch(experiment: Training, batch) -> tuple[Problem, list[torch.Tensor]]:
     """What a step is built from, and arguments for it."""
-    learner = experiment.learner
+    learner = experiment.parts.learner
     frames = learner._flatten(batch)
     frames |= learner.loss.draw(frames)
     columns = Columns(frames)
     rows = columns.pack(frames)[: batch.numel() // 2]
     coefficients = torch.tensor([0.003, 0.7, 0.3])
-    problem = Problem(experiment.agent, learner.loss, learner.optimizer.settings, columns)
+    problem = Problem(experiment.parts.agent, learner.loss, learner.optimizer.settings, columns)
     return problem, [*learner.optimizer.tensors, rows, coefficients]
 
 
@@ -98,7 +98,7 @@ def test_the_optimiser_is_torchs(optim: str, settings) -> None:
     """100 steps of eager_step against clip_grad_norm_ and torch's unfused Adam, in float32."""
     experiment, batch = made(settings, f"optim={optim}")
     problem, arguments = minibatch(experiment, batch)
-    twin = copy.deepcopy(experiment.agent)
+    twin = copy.deepcopy(experiment.parts.agent)
     parameters = list(dict.fromkeys(twin.modules.parameters()))
     config = experiment.config.optim
     decay = {"weight_decay": config.weight_decay} if optim == "adamw" else {}
@@ -116,7 +116,7 @@ def test_the_optimiser_is_torchs(optim: str, settings) -> None:
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         theirs.step()
         assert float(metrics[-1]) == pytest.approx(float(norm), rel=1e-3)
-    mine = dict(experiment.agent.modules.named_parameters())
+    mine = dict(experiment.parts.agent.modules.named_parameters())
     for name, value in twin.modules.named_parameters():
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
 
@@ -124,9 +124,11 @@ def test_the_optimiser_is_torchs(optim: str, settings) -> None:
 def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
     """After an update, a checkpoint's load and a move of the normaliser."""
     experiment, batch = made(settings)
-    learner = experiment.learner
+    learner = experiment.parts.learner
     learner.update(batch, 0.0)
-    experiment.agent.modules.load_state_dict(copy.deepcopy(experiment.agent.modules.state_dict()))
+    experiment.parts.agent.modules.load_state_dict(
+        copy.deepcopy(experiment.parts.agent.modules.state_dict())
+    )
     storage = learner.optimizer.flat.untyped_storage().data_ptr()
     for parameter in learner.parameters:
         assert parameter.untyped_storage().data_ptr() == storage
@@ -138,10 +140,10 @@ def learn(settings, mode: str, *words: str) -> tuple[torch.Tensor, list[dict]]:
         settings, *words, f"learner.compile={mode}", "learner.epochs=13", "learner.minibatches=8"
     )
     told: list[str] = []
-    experiment.learner.say = told.append
-    learned = experiment.learner.update(batch, 0.0, 0.3)
+    experiment.parts.learner.say = told.append
+    learned = experiment.parts.learner.update(batch, 0.0, 0.3)
     assert told[-1].startswith("update: ")
-    return experiment.learner.optimizer.flat.clone(), [vars(learned)]
+    return experiment.parts.learner.optimizer.flat.clone(), [vars(learned)]
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -
         experiment, batch = made(
             settings, "learner.compile=jit", "learner.epochs=13", "learner.minibatches=8"
         )
-        learner = experiment.learner
+        learner = experiment.parts.learner
         learner.update(batch, 0.0, 0.3)
         torch.testing.assert_close(learner.optimizer.flat, eager, rtol=1e-5, atol=1e-5)
         learner.beta_rule.beta = 0.123
@@ -265,10 +267,10 @@ def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) ->
     counts = []
     for minibatches in (2, 16):
         experiment, batch = made(settings, f"learner.minibatches={minibatches}")
-        assert isinstance(experiment.learner, Learner)
+        assert isinstance(experiment.parts.learner, Learner)
         reads["count"] = 0
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "__float__", counted)
-            experiment.learner.update(batch, 0.0)
+            experiment.parts.learner.update(batch, 0.0)
         counts.append(reads["count"])
     assert counts[0] == counts[1]

@@ -21,12 +21,12 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     _check_spaces(env.id, space, made.observation_space)
     _check_a_step(env, made)
     made.close()
-    if actor.distribution in ("normal", "tanh_normal") and discrete:
+    if actor.name in ("normal", "tanh_normal") and discrete:
         raise ConfigError(
-            f"actor={actor.distribution}: the actions of env.id={env.id} are discrete; "
+            f"actor={actor.name}: the actions of env.id={env.id} are discrete; "
             "choose actor=categorical or actor=mlp"
         )
-    if actor.distribution == "categorical" and not discrete:
+    if actor.name == "categorical" and not discrete:
         raise ConfigError(
             f"actor=categorical: the actions of env.id={env.id} are continuous; "
             "choose actor=normal, tanh_normal or mlp"
@@ -46,7 +46,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> tuple[str, int, Any]:
     made = _make(env)
     discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
     auto = "categorical" if discrete else "normal"
-    family = auto if actor.distribution == "auto" else actor.distribution
+    family = auto if actor.name == "mlp" else actor.name
     size = gymnasium.spaces.flatdim(made.observation_space)
     action = made.action_space.n if discrete else made.action_space.shape
     made.close()
@@ -93,7 +93,7 @@ def _check_a_step(env: EnvConfig, made: Any) -> None:
 def _check_bounds(env_id: str, actor: ActorConfig, space: Any) -> None:
     import numpy as np
 
-    if actor.distribution == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
+    if actor.name == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
         raise ConfigError(
             f"actor=tanh_normal: the actions of env.id={env_id} have no finite bounds to scale to; "
             "choose actor=normal"

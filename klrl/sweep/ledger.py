@@ -57,7 +57,7 @@ class Ledger:
                 "name": job.name,
                 "folder": job.folder.name,
                 "overrides": list(job.words),
-                "identity": job.identity[0],
+                "identity": job.identity.settings,
                 "status": self._status.get(job.name, ("waiting", None))[0],
                 "error": self._status.get(job.name, ("waiting", None))[1],
             }
