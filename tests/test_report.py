@@ -172,8 +172,10 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
     assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
     assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
     of = words["settings"].index("kl.coef=0")
-    assert charts["Gold score, training"]["series"][of]["points"][-1][:2] == [40, 0.2]
-    assert charts["Gold score, evaluation"]["series"][of]["points"] == [[40, 0.25, None, None, 1]]
+    assert charts["Training gold score"]["series"][of]["points"][-1][:2] == [40, 0.2]
+    assert charts["Greedy evaluation gold score"]["series"][of]["points"] == [
+        [40, 0.25, None, None, 1]
+    ]
     with (tmp_path / "report" / "summary.csv").open() as file:
         lines = {(line["task"], line["setting"]): line for line in csv.DictReader(file)}
     assert float(lines["sort_digits", "kl.coef=0"]["gold"]) == pytest.approx(0.2)
@@ -255,7 +257,7 @@ def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
     task = json.loads(page.data)[0]
     assert task["settings"] == ["kl.coef=0.1", "kl.coef=1"]
     assert [series["i"] for series in task["charts"][0]["series"]] == [0]
-    assert "Return, evaluation" not in {chart["title"] for chart in task["charts"]}
+    assert "Evaluation return" not in {chart["title"] for chart in task["charts"]}
     i = page.cells.index("kl.coef=1")
     assert page.cells[i + 1 : i + 5] == ["1", "", "", "1"]
     assert "finished, without rows" in page.cells

@@ -405,7 +405,7 @@ def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None
         assert {name: record["item"][name] for name in names} == {name: row[name] for name in names}
     defined = {m.get("name", m.get("glob_name")): m for m in told["metric"]}
     assert {name: each.get("step_metric") for name, each in defined.items()} == {
-        **{name: "frames" for name in metrics_of(CONTROL)},
+        **dict.fromkeys(metrics_of(CONTROL), "frames"),
         "frames": None,
         "*": "frames",
     }
