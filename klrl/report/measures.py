@@ -44,11 +44,6 @@ class Measure:
     how: str
     of: Callable[[Run], float]
 
-    @property
-    def unit(self) -> str:
-        """And how the iterations come to one number."""
-        return ", ".join(filter(None, (self.metric.unit, self.how)))
-
 
 def column(run: Run, metric: str) -> NDArray[np.float64]:
     """A metric of a run by iteration; all NaN where it was not recorded."""

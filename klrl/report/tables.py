@@ -43,16 +43,22 @@ def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
     """Every measure of every setting, with its interval."""
     head = ["setting", "seeds"]
     for measure in measures:
-        head.append(f"{escape(measure.metric.title)}<small>{escape(measure.unit)}</small>")
+        head.append(_head(measure.metric.title, measure))
     # The final score comes first; see measures().
     score = measures[0]
-    head.insert(3, f"worst seed<small>{escape(score.unit)}</small>")
+    head.insert(3, _head("worst seed", score))
     rows = []
     for line in lines:
         cells = [_cell(line.estimates[each.key], each.metric) for each in measures]
         cells.insert(1, "" if line.worst is None else score.metric.show(line.worst))
         rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
     return f"<h3>Numbers</h3>{_table('Numbers', head, rows)}"
+
+
+def _head(title: str, measure: Measure) -> str:
+    """Title, unit, and how the iterations come to one number, below each other."""
+    below = (f"<small>{escape(text)}</small>" for text in (measure.metric.unit, measure.how))
+    return escape(title) + "".join(below)
 
 
 def _cell(value: Estimate | None, metric: Metric) -> str:
