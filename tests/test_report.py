@@ -81,6 +81,32 @@ def test_a_cut_off_last_line_is_left_out_and_absent_values_are_nan(tmp_path):
     np.testing.assert_array_equal(columns["a"], [2, np.nan])
 
 
+def test_the_manifest_tells_the_domain_and_an_older_run_its_columns(tmp_path):
+    words = [{"samples": i, "reward/episode": 1.0} for i in range(1, 5)]
+    write_run(tmp_path / "a", rows=words, domain="language")
+    write_run(tmp_path / "b", rows=words)
+    write_run(tmp_path / "c", domain="control")
+    write_run(tmp_path / "d")
+    runs = find_runs([str(tmp_path)]).runs
+    assert [run.domain.name for run in runs] == ["language", "language", "control", "control"]
+    assert [run.axis for run in runs] == ["samples", "samples", "frames", "frames"]
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ({"domain": "chess"}, r"names the domain 'chess', which this klrl does not know"),
+        ({"domain": "language"}, r"metrics.jsonl: its rows have no samples"),
+        ({"rows": [{"reward/raw": 1.0}]}, r"metrics.jsonl: its rows have no frames"),
+    ],
+)
+def test_a_run_without_its_axis_is_named_and_skipped(more, told, tmp_path):
+    write_run(tmp_path / "a", **more)
+    found = find_runs([str(tmp_path)])
+    assert found.runs == []
+    assert re.search(told, found.skipped[0])
+
+
 def test_a_running_job_whose_process_is_gone_was_interrupted(tmp_path):
     write_run(tmp_path / "a", status="running", pid=1, pid_started="another process")
     assert find_runs([str(tmp_path)]).runs[0].status == "interrupted"
