@@ -390,6 +390,14 @@ def test_auto_is_decided_by_the_settings(settings) -> None:
     assert decide(off, torch.device("cuda"), "aot") == "jit"
 
 
+def test_on_a_gpu_no_package_is_looked_for(settings) -> None:
+    def refuse():
+        raise AssertionError("packages are for CPUs")
+
+    for asked, mode in {"auto": "jit", "aot": "jit", "jit": "jit", "false": "false"}.items():
+        assert choose(asked, settings(), torch.device("cuda"), refuse).mode == mode
+
+
 def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) -> None:
     """On a GPU each read would wait for the device: one per iteration, however many minibatches."""
     reads = {"count": 0}
