@@ -24,6 +24,7 @@ klrl: KL-regularised reinforcement learning on TorchRL
 
 The same as klrl env=pendulum ..., where klrl is installed. Other commands, each with a --help:
   klrl evaluate outputs/RUN                         play the policy
+  klrl ls                                           runs and sweeps, and how far they have come
   klrl report outputs/SWEEP                         compare runs in one offline page
   klrl diff outputs/RUN outputs/RUN                 two runs side by side
   klrl plan -m ...                                  what a sweep would cost

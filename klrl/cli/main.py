@@ -18,6 +18,7 @@ from klrl.cli.wrapper import DONE, Command, exit_code
 COMMANDS = {
     "run": "train, sweep or go on with a run; may be left out",
     "evaluate": "play the policy of a run",
+    "ls": "runs and sweeps, and how far they have come",
     "report": "compare runs in one offline page",
     "diff": "two runs side by side",
     "plan": "what a sweep would cost",
