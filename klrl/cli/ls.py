@@ -84,7 +84,9 @@ def _local(started: str | None) -> str:
 
 def _told(entry: Entry) -> dict[str, Any]:
     """An entry as JSON; a sweep's has ``jobs``, a run's the numbers of its last rows."""
-    told = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
+    told: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
     told |= {"done": entry.done, "total": entry.total, "started": entry.started}
-    more = {"jobs": entry.jobs} if entry.unit == "jobs" else {"return": entry.score, "kl": entry.kl}
+    more: dict[str, Any] = (
+        {"jobs": entry.jobs} if entry.unit == "jobs" else {"return": entry.score, "kl": entry.kl}
+    )
     return {**told, **more, "note": entry.note}
