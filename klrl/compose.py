@@ -25,7 +25,7 @@ from klrl.config import (
     register_schemas,
 )
 from klrl.errors import ConfigError
-from klrl.hints import explain
+from klrl.hints import bare_word, explain
 from klrl.preflight import check_machine
 from klrl.preflight.install import require
 from klrl.sweep.words import quote_paths
@@ -55,7 +55,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
     bare = [word for word in args.overrides if "=" not in word and not word.startswith("~")]
     if bare:
-        raise ConfigError(f"{bare[0]}: not a setting; write KEY=VALUE or GROUP=CHOICE, see --help")
+        raise bare_word(bare[0], args.config_dir)
     if args.config_dir and not Path(args.config_dir).is_dir():
         raise ConfigError(f"--config-dir {args.config_dir}: no such folder; give an existing one")
     args.given = args.overrides
