@@ -39,6 +39,7 @@ The same as klrl env=pendulum ..., where klrl is installed. Other commands, each
   klrl diff outputs/RUN outputs/RUN                 two runs side by side
   klrl plan -m ...                                  what a sweep would cost
   klrl doctor                                       are this machine's KL numbers true?
+  klrl completion bash                              completes words: eval "$(klrl completion bash)"
 
 Choose with GROUP=CHOICE, set with KEY=VALUE. All settings of a job with their values:
   python -m klrl env=hopper --cfg job               their comments stand in conf/GROUP/CHOICE.yaml

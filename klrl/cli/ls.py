@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ def ls_command(argv: list[str]) -> int:
     Raises:
         ConfigError: there is no such folder.
     """
-    args = _parse(argv)
+    args = parser().parse_args(argv)
     folder = Path(args.folder).expanduser()
     found = entries(folder)
     if args.json:
@@ -34,16 +33,17 @@ def ls_command(argv: list[str]) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(
+def parser() -> Parser:
+    """The argument list."""
+    made = Parser(
         prog="klrl ls",
         description="Runs and sweeps of a folder, the newest last; of a sweep's folder, its jobs.",
     )
-    parser.add_argument(
+    made.add_argument(
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="default: outputs"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
-    return parser.parse_args(argv)
+    made.add_argument("--json", action="store_true", help="print one JSON list")
+    return made
 
 
 def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:

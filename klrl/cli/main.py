@@ -25,6 +25,7 @@ COMMANDS = {
     "diff": "two runs side by side",
     "plan": "what a sweep would cost",
     "doctor": "are this machine's KL numbers true?",
+    "completion": "a script that completes words in bash or zsh",
 }
 
 _PACKAGES = ("torch", "torchrl", "hydra-core")
