@@ -140,7 +140,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
     Raises:
         ConfigError: a word or a value is refused.
     """
-    words = _words(overrides)
+    words = _words(overrides, config_dir)
     with _composing:
         return job_config(words, str(config_dir) if config_dir else None)
 
@@ -175,7 +175,7 @@ def run(
     elif len(overrides) == 1 and isinstance(overrides[0], DictConfig):
         config = to_config(overrides[0])
     else:
-        words = _words(overrides)
+        words = _words(overrides, config_dir)
         config = compose(*words, config_dir=config_dir)
     check_machine(config, keys(words or ()))
     given = None if folder is None else str(folder)
@@ -193,7 +193,7 @@ def load_run(folder: str | Path) -> Run:
     return Run(Path(folder))
 
 
-def _words(given: Sequence[Any]) -> list[str]:
+def _words(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
     """Words as Hydra's grammar wants them.
 
     Raises:
@@ -206,7 +206,7 @@ def _words(given: Sequence[Any]) -> list[str]:
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
     words = [str(word) for word in given]
-    check_words(words)
+    check_words(words, str(config_dir) if config_dir else None)
     return quote_paths(allow_env_kwargs(words))
 
 

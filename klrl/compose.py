@@ -31,7 +31,7 @@ from klrl.config import (
     register_schemas,
 )
 from klrl.errors import ConfigError
-from klrl.hints import explain
+from klrl.hints import bare_word, explain
 from klrl.preflight import check_machine
 from klrl.preflight.install import require
 from klrl.sweep.words import key_of, parse_overrides, quote_paths
@@ -63,7 +63,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
     if args.config_path:
         raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
-    check_words(args.overrides)
+    check_words(args.overrides, args.config_dir)
     if args.config_dir and not Path(args.config_dir).is_dir():
         raise ConfigError(f"--config-dir {args.config_dir}: no such folder; give an existing one")
     args.given = args.overrides
@@ -71,7 +71,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def check_words(words: Sequence[str]) -> None:
+def check_words(words: Sequence[str], config_dir: str | None = None) -> None:
     """Refuse a word that sets nothing.
 
     Raises:
@@ -79,7 +79,7 @@ def check_words(words: Sequence[str]) -> None:
     """
     bare = [word for word in words if "=" not in word and not word.startswith("~")]
     if bare:
-        raise ConfigError(f"{bare[0]}: not a setting; write KEY=VALUE or GROUP=CHOICE, see --help")
+        raise bare_word(bare[0], config_dir)
 
 
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:

@@ -12,7 +12,8 @@ import torch
 from klrl import compiled
 from klrl.compiled import check_inputs, choose, decide, package_key
 from klrl.learner import Learner
-from klrl.training import Training
+from klrl.run_folder import RunFolder
+from klrl.training import Training, start
 from klrl.update import Columns, Problem, eager_step, loss_terms, pure_step
 from tests.conftest import QUICK
 
@@ -188,7 +189,7 @@ def package(tmp_path_factory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("package")
     words = (*QUICK, *PACKAGED, "learner.minibatches=8", "learner.compile=false")
-    learner = Training(to_config(compose(list(words)))).learner
+    learner = Training(to_config(compose(list(words)))).parts.learner
     problem, example = learner.foresee()
     path = folder / f"{package_key(problem, example)}.pt2"
     compiled.build_package(problem, example, path)
@@ -280,9 +281,10 @@ def test_a_resumed_run_goes_on_as_it_began(mode, settings, kept, no_build, tmp_p
         kept.unlink()
     config = settings(*PACKAGED, "learner.minibatches=8", "learner.compile=auto", "frames=64")
     said = {"false": "update: eager", "aot": f"update: package {kept.name[:8]} found in the cache"}
-    folder = run(config, tmp_path / "run")
+    folder = tmp_path / "run"
+    start(config, RunFolder(folder))
     kept.write_bytes(whole)
-    run(replace(config, frames=128), folder, resume=True)
+    start(replace(config, frames=128), RunFolder(folder), resume=True)
     assert json.loads((folder / "manifest.json").read_text())["compile"] == mode
     assert capfd.readouterr().out.count(said[mode]) == 2
 
@@ -309,7 +311,9 @@ def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
     assert problem.columns.shapes == learner._columns.shapes
     assert list(problem.columns.shapes) == list(learner._columns.shapes)
     check_inputs(learner._example, example)
-    actual = Problem(experiment.parts.agent, learner.loss, learner.optimizer.settings, learner._columns)
+    actual = Problem(
+        experiment.parts.agent, learner.loss, learner.optimizer.settings, learner._columns
+    )
     assert package_key(problem, example) == package_key(actual, learner._example)
 
 

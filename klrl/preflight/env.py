@@ -110,7 +110,14 @@ def _check_id(env_id: str) -> None:
             importlib.import_module(module)
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=0.6)
+        foreign = isinstance(error, gymnasium.error.NamespaceNotFound)
+        cutoff = 0.8 if foreign else 0.6
+        close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=cutoff)
+        if not close and not module:
+            raise ConfigError(
+                f"env.id={env_id}: not registered; an environment that a module registers is given "
+                f"as env.id=module:{name}"
+            ) from error
         hint = f"did you mean {close[0]}?" if close else "see gymnasium.registry for the known ids"
         reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
