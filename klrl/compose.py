@@ -220,6 +220,10 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
     return checked
 
 
+#: Fewer jobs are checked without a word.
+_MANY = 20
+
+
 @contextmanager
 def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
     """Tell how far the checking of many jobs is, once it has taken a second.
@@ -235,7 +239,7 @@ def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int]
     def tell(done: int) -> None:
         nonlocal said, width
         now = time.monotonic()
-        if now - said < (0.2 if live and width else 1.0 if not width else 5.0):
+        if jobs < _MANY or now - said < (0.2 if live and width else 1.0 if not width else 5.0):
             return
         said = now
         text = f"checking jobs: {done:,}/{jobs:,}"

@@ -6,7 +6,7 @@ Light: no torch. What a domain does is named here and imported when it is asked 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class Domain:
     score: str
     evaluation: str
     digits: int
-    does: Mapping[str, str]
+    does: Mapping[str, str] = field(compare=False, repr=False)
 
     def preflight(
         self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False

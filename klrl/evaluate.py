@@ -180,3 +180,15 @@ def evaluate_control_run(
     return evaluate_policy(
         agent, config.env, episodes=episodes or EPISODES, seed=seed, device=where
     )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.evaluate``, which is ``klrl evaluate``."""
+    from klrl.cli.evaluate import evaluate_command
+    from klrl.cli.wrapper import execute
+
+    execute("klrl evaluate", evaluate_command, argv)
+
+
+if __name__ == "__main__":
+    main()

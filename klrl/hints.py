@@ -18,7 +18,7 @@ from klrl.catalogue import (
     schema_of,
     settings,
 )
-from klrl.config import SWEEP_GROUPS
+from klrl.config import ALL_CHOICES, SWEEP_GROUPS
 from klrl.errors import ConfigError
 
 __all__ = ["bare_word", "choices", "explain", "help_text"]
@@ -82,6 +82,12 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         config_dir: the user's own ``--config-dir``, if any.
     """
     text = str(error)
+    if found := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
+        return ConfigError(
+            f"{found[1]}={found[2]}: its YAML names the schema {found[3]}/{found[4]}, and nothing "
+            f"is registered under this name; klrl/config/choices.py has "
+            f"{', '.join(ALL_CHOICES.get(found[3], ()))}"
+        )
     if found := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
         return _wrong_choice(found[1], found[2], config_dir)
     if found := re.search(r"Could not override '([^']+)'", text):

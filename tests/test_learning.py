@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from klrl.advantage import make_advantage
+from klrl.advantage import gae
 from klrl.config import AdvantageConfig, EnvConfig
 from klrl.envs import make_env
 from klrl.errors import NonFiniteError
@@ -52,7 +52,7 @@ def test_gae_bootstraps_truncation_and_not_termination(gamma: float, lmbda: floa
         [n, t],
     )
     critic = TensorDictModule(SumOfObservation(), ["observation"], ["state_value"])
-    make_advantage(AdvantageConfig(gamma, lmbda), critic, scale)(batch)
+    gae(AdvantageConfig(gamma, lmbda), critic, scale)(batch)
     assert truncated.any()
     assert terminated.any()
     for i in range(n):
@@ -79,7 +79,7 @@ def test_gae_is_torchrls() -> None:
         ["observation"],
         ["state_value"],
     )
-    mine = make_advantage(AdvantageConfig(0.97, 0.9), critic, 1.0)(batch.clone())
+    mine = gae(AdvantageConfig(0.97, 0.9), critic, 1.0)(batch.clone())
     theirs = GAE(gamma=0.97, lmbda=0.9, value_network=critic)(batch.clone())
     for key in ("advantage", "value_target", "state_value"):
         torch.testing.assert_close(mine[key], theirs[key].detach(), rtol=1e-5, atol=1e-5)

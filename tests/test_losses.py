@@ -17,6 +17,7 @@ from klrl.losses.beta import ForwardBeta
 from klrl.losses.functional import critic_loss
 from klrl.losses.policy import Coefficients
 from klrl.models import make_agent
+from klrl.models.distributions import Normal
 
 SHARED = {
     "entropy_bonus": True,
@@ -269,4 +270,4 @@ def test_a_forward_moves_nothing() -> None:
 
 
 def test_clip_has_no_beta() -> None:
-    assert make_beta_rule(CLIP).update(10.0) == 0.0
+    assert make_loss(CLIP, Normal()).beta_rule().update(10.0) == 0.0

@@ -172,7 +172,7 @@ def test_a_loss_whose_fields_another_choice_has_too_keeps_its_name() -> None:
 def test_the_settings_of_a_stored_language_run_come_back() -> None:
     config = stored_config(Path("language/run"))
     assert type(config) is klrl.config.LanguageConfig
-    assert (config.env.task, config.env.longest, config.env.reward) == ("sort_digits", 2, "proxy")
+    assert (config.env.name, config.env.longest, config.env.reward) == ("sort_digits", 2, "proxy")
     assert (config.actor.model, config.actor.lora.r) == ("language/model", 2)
     assert name_of(config.reference) == "adapter_off"
     assert type(config.advantage) is klrl.config.GroupConfig

@@ -124,14 +124,14 @@ CHOICES: dict[str, dict[str, Choice]] = {
             learning.KLPENConfig,
             {
                 CONTROL: "klrl.losses.policy:KLPENLoss",
-                LANGUAGE: "klrl.language.loss:KLPENTokenLoss",
+                LANGUAGE: "klrl.language.loss:KLPENLoss",
             },
         ),
         "klpen_held": Choice(
             learning.KLPENConfig,
             {
                 CONTROL: "klrl.losses.policy:KLPENLoss",
-                LANGUAGE: "klrl.language.loss:KLPENTokenLoss",
+                LANGUAGE: "klrl.language.loss:KLPENLoss",
             },
         ),
         "clip": Choice(
