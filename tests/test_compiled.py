@@ -151,6 +151,8 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache" / "klrl" / "update"
 
 
+@pytest.mark.integration
+@pytest.mark.timeout(300)
 def test_a_package_agrees_with_eager_and_is_built_once(settings, cache, monkeypatch) -> None:
     """Categorical, clipped, with KL in the loss: 104 updates to 1e-5."""
     words = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exact")
@@ -176,6 +178,8 @@ def test_a_package_agrees_with_eager_and_is_built_once(settings, cache, monkeypa
     assert torch.equal(mended, built)
 
 
+@pytest.mark.integration
+@pytest.mark.timeout(300)
 def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
     """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
     torch._dynamo.reset()

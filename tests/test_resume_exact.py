@@ -16,6 +16,8 @@ from klrl.experiment import Experiment
 from klrl.metrics import TIMES
 from klrl.run_folder import RunFolder
 
+pytestmark = pytest.mark.integration
+
 SECOND_PROCESS = """
 import json, sys
 import torch

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 ROOT = Path(__file__).parent.parent
 #: The ordinary tests of the KL's value, gradient and control; quick, and no runs.
 ORDINARY = (
