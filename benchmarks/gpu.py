@@ -26,7 +26,8 @@ import klrl.compiled
 from benchmarks.results import ROOT
 from klrl.__main__ import compose
 from klrl.checks import to_config
-from klrl.experiment import Experiment, run
+from klrl.run_folder import RunFolder
+from klrl.training import Training
 
 TOLERANCE = 1e-4
 SMALL = ("env=pendulum", "env.num_envs=8", "collector.steps=256", "learner.minibatches=32")
@@ -37,17 +38,17 @@ LARGE = (
 SIZES = {"Pendulum 8 x 256, 64-64": SMALL, "HalfCheetah 64 x 64, 1024-1024": LARGE}
 
 
-def experiment(device: str, *words: str) -> Experiment:
+def experiment(device: str, *words: str) -> Training:
     common = ("logger=none", "eval.every=0", "kl.coef=0.1", f"device={device}")
-    return Experiment(to_config(compose([*common, *words])))
+    return Training(to_config(compose([*common, *words])))
 
 
-def charged(made: Experiment) -> Any:
-    rollout = made._make_rollout()
+def charged(made: Training) -> Any:
+    rollout = made.parts.rollout(0)
     batch = rollout.collect()
     rollout.close()
-    made.charge_kl(batch)
-    made.estimate_advantage(batch)
+    made.parts.charge_kl(batch)
+    made.parts.estimate_advantage(batch)
     return batch
 
 
@@ -57,11 +58,13 @@ def disagreement(mode: str, *words: str) -> float:
     cpu = experiment("cpu", *words, "learner.compile=false")
     batch = charged(cpu)
     gpu = experiment("cuda", *words, f"learner.compile={mode}")
-    gpu.agent.modules.load_state_dict(cpu.agent.modules.state_dict())
+    gpu.parts.agent.modules.load_state_dict(cpu.parts.agent.modules.state_dict())
     for made in (cpu, gpu):
         torch.manual_seed(1)  # the order of the minibatches
-        made.learner.update(copy.deepcopy(batch).to(made.device), 0.0, 0.1)
-    return float((gpu.learner.optimizer.flat.cpu() - cpu.learner.optimizer.flat).abs().max())
+        made.parts.learner.update(copy.deepcopy(batch).to(made.parts.device), 0.0, 0.1)
+    return float(
+        (gpu.parts.learner.optimizer.flat.cpu() - cpu.parts.learner.optimizer.flat).abs().max()
+    )
 
 
 def acting_disagreement() -> float:
@@ -69,9 +72,11 @@ def acting_disagreement() -> float:
     from klrl.rollout.acting import make_acting
 
     cpu, gpu = (experiment(device, *SMALL) for device in ("cpu", "cuda"))
-    gpu.agent.modules.load_state_dict(cpu.agent.modules.state_dict())
+    gpu.parts.agent.modules.load_state_dict(cpu.parts.agent.modules.state_dict())
     observation = torch.randn(8, 3).numpy()
-    actions = [make_acting(m.agent, m.device).sample(0, observation) for m in (cpu, gpu)]
+    actions = [
+        make_acting(m.parts.agent, m.parts.device).sample(0, observation) for m in (cpu, gpu)
+    ]
     return float(abs(actions[0] - actions[1]).max())
 
 
@@ -83,13 +88,13 @@ def frames_per_second(name: str, *words: str, iterations: int = 8) -> float:
         klrl.compiled._captured_on_gpu = lambda prepared, _: prepared
     try:
         made = experiment("cuda", *words, f"learner.compile={mode}")
-        rollout = made._make_rollout()
+        rollout = made.parts.rollout(0)
         speeds = []
         for _ in range(iterations):
             started = time.perf_counter()
             batch = rollout.collect()
-            made.charge_kl(batch)
-            made.estimate_advantage(batch)
+            made.parts.charge_kl(batch)
+            made.parts.estimate_advantage(batch)
             made.learn(batch)
             torch.cuda.synchronize()
             speeds.append(batch.numel() / (time.perf_counter() - started))
@@ -118,7 +123,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        run(experiment("cuda", "env=pendulum", "frames=20480").config, Path(folder) / "run")
+        experiment("cuda", "env=pendulum", "frames=20480").train(RunFolder(Path(folder) / "run"))
         found["main_job_seconds"] = round(time.perf_counter() - started, 1)
     found["frames_per_second"] = {
         size: {

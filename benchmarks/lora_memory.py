@@ -89,34 +89,35 @@ def largest_difference(words: Sequence[str], model: Path) -> tuple[float, float,
         (largest difference in nats, KL(policy||reference) of the last iteration in nats per token,
         how many log-probs were compared). The KL shows that the adapters were not at 0.
     """
-    import klrl.experiment
-    import klrl.language.experiment
+    import klrl.language.parts
     from klrl.__main__ import compose
     from klrl.checks import to_config
+    from klrl.run_folder import RunFolder
+    from klrl.training import start
 
     differences: list[Any] = []
     kl: list[float] = []
     config = to_config(compose(list(words)))
-    compared = comparing_experiment(model, differences, kl)
-    klrl.language.experiment.LanguageExperiment = compared  # type: ignore[misc]
+    compared = comparing_parts(model, differences, kl)
+    klrl.language.parts.LanguageParts = compared  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
-        klrl.experiment.run(config, Path(folder) / "run")
+        start(config, RunFolder(Path(folder) / "run"))
     largest = max(float(found.abs().max()) for found in differences)
     return largest, kl[-1], sum(found.numel() for found in differences)
 
 
-def comparing_experiment(model: Path, differences: list[Any], kl: list[float]) -> type:
-    """klrl's LanguageExperiment; notes every difference from the separate copy."""
+def comparing_parts(model: Path, differences: list[Any], kl: list[float]) -> type:
+    """klrl's LanguageParts; notes every difference from the separate copy."""
     from transformers import AutoModelForCausalLM
 
     from klrl.language._quiet import no_progress_bar
     from klrl.language.batch import REF_LOG_PROBS
-    from klrl.language.experiment import LanguageExperiment
+    from klrl.language.parts import LanguageParts
 
     with no_progress_bar():
         copy = AutoModelForCausalLM.from_pretrained(model).eval().requires_grad_(False)
 
-    class Comparing(LanguageExperiment):
+    class Comparing(LanguageParts):
         def charge_kl(self, batch: Any) -> Any:
             measured = super().charge_kl(batch)
             asked = batch["masks", "all_assistant_mask"]

@@ -25,11 +25,11 @@ from klrl.__main__ import compose
 from klrl.checks import to_config
 from klrl.config import Config, RayCollectorConfig
 from klrl.envs import make_env
-from klrl.experiment import Experiment
 from klrl.ray_start import start_ray
 from klrl.rollout import VectorRollout
 from klrl.rollout.ray import RayRollout
 from klrl.rollout.ray_worker import join, to_arrays, weights_of
+from klrl.training import Training
 
 WORKERS = (1, 2)
 SHAPES = {"pendulum": (64, 64), "half_cheetah": (16, 256)}
@@ -58,28 +58,28 @@ def config_of(env: str, update: str) -> Config:
     return config
 
 
-def make_ray(config: Config, experiment: Experiment, workers: int) -> RayRollout:
-    collector = RayCollectorConfig("ray", config.collector.steps, workers, cpus_per_worker=1)
-    return RayRollout(collector, config.env, experiment.agent, torch.device("cpu"), seed=0)
+def make_ray(config: Config, experiment: Training, workers: int) -> RayRollout:
+    collector = RayCollectorConfig(config.collector.steps, workers, cpus_per_worker=1, name="ray")
+    return RayRollout(collector, config.env, experiment.parts.agent, torch.device("cpu"), seed=0)
 
 
-def learn(experiment: Experiment, batch: Any) -> None:
+def learn(experiment: Training, batch: Any) -> None:
     """All of an iteration but the rollout."""
-    experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
+    experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
     experiment.learn(batch)
 
 
-def transfers(rollout: RayRollout, experiment: Experiment, rounds: int) -> dict[str, float]:
+def transfers(rollout: RayRollout, experiment: Training, rounds: int) -> dict[str, float]:
     """Seconds and bytes per rollout with this rollout's number of workers."""
     workers = rollout._collector.remote_collectors
-    weights = weights_of(experiment.agent)
+    weights = weights_of(experiment.parts.agent)
 
     def keep(worker: Any, sent: Any) -> None:
         worker.kept = to_arrays(worker._rollout.collect())
 
     def send() -> None:
-        sent = ray.put(weights_of(experiment.agent))
+        sent = ray.put(weights_of(experiment.parts.agent))
         ray.get([w.__ray_call__.remote(lambda _, given: None, sent) for w in workers])
 
     def fetch() -> list[Any]:
@@ -99,9 +99,12 @@ def transfers(rollout: RayRollout, experiment: Experiment, rounds: int) -> dict[
 
 def measure(env: str, rounds: int, update: str) -> None:
     config = config_of(env, update)
-    experiment = Experiment(config)
+    experiment = Training(config)
     local = VectorRollout(
-        make_env(config.env, seed=0), experiment.agent, config.collector.steps, torch.device("cpu")
+        make_env(config.env, seed=0),
+        experiment.parts.agent,
+        config.collector.steps,
+        torch.device("cpu"),
     )
     started = dict.fromkeys(WORKERS, 0.0)
     contenders: dict[str, Any] = {"one process": local}

@@ -1,24 +1,46 @@
 """klrl: a laboratory for KL-regularised reinforcement learning on TorchRL.
 
-``python -m klrl`` is the command line; :func:`run` and :func:`load_policy` do the same from Python.
-Nothing here imports torch before it is needed.
+The command line ``klrl`` (or ``python -m klrl``) trains; :func:`run`, :func:`compose` and
+:func:`load_run` do the same from Python. ``klrl.kl`` and ``klrl.losses`` are the parts for
+TorchRL's own loops. Nothing here imports torch before it is needed.
 """
 
+from importlib import import_module
 from typing import Any
 
 from klrl._version import __version__
 
-__all__ = ["__version__", "load_policy", "run"]
+__all__ = [
+    "Callback",
+    "Run",
+    "__version__",
+    "compose",
+    "kl",
+    "load_policy",
+    "load_run",
+    "losses",
+    "run",
+]
+
+_WHERE = {
+    "Callback": "klrl.callbacks",
+    "Run": "klrl.api",
+    "compose": "klrl.api",
+    "load_policy": "klrl.load",
+    "load_run": "klrl.api",
+    "run": "klrl.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the two functions that need torch on first use."""
-    if name == "run":
-        from klrl.experiment import run
-
-        return run
-    if name == "load_policy":
-        from klrl.load import load_policy
-
-        return load_policy
+    """Import what is asked for on first use."""
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    if name in ("kl", "losses"):
+        return import_module(f"klrl.{name}")
     raise AttributeError(f"module 'klrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """With what is imported on first use."""
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from klrl.config import AdvantageConfig
 LEARNER_REWARD = "reward_learner"
 
 
-def make_advantage(
+def gae(
     config: AdvantageConfig, critic: TensorDictModule, reward_scale: float
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.

@@ -7,36 +7,38 @@ To refuse a setting that a choice leaves unread: a rule in ``unread.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from klrl.config import (
-    DISCRIMINATORS,
+    CONTROL,
     GROUPS,
-    SCHEMAS,
-    SWEEP_SCHEMAS,
+    JOBS,
+    LANGUAGE,
     AdaptiveControllerConfig,
+    ChoiceConfig,
     Config,
     DualControllerConfig,
     JobConfig,
     KLPENConfig,
-    LanguageConfig,
-    LanguageEnvConfig,
     RayCollectorConfig,
     RetrieveKLConfig,
     RootConfig,
+    choice_of,
+    choices_for,
 )
+from klrl.config.choices import ALL_CHOICES, NAME
 from klrl.errors import ConfigError
-from klrl.language.checks import UNREAD_LANGUAGE, check_kinds, check_language
+from klrl.language.checks import UNREAD_LANGUAGE, check_language
 from klrl.ray_checks import check_ray
 from klrl.unread import UNREAD, UNREAD_CONTROL
 
 
-def to_config(cfg: DictConfig) -> Config | LanguageConfig:
-    """Type and check one composed config; its ``env`` decides which of the two jobs it is.
+def to_config(cfg: DictConfig) -> JobConfig:
+    """Type and check one composed config; its ``env`` decides which domain's job it is.
 
     Args:
         cfg: what Hydra composed, without its ``hydra`` node.
@@ -53,14 +55,55 @@ def to_config(cfg: DictConfig) -> Config | LanguageConfig:
     parts = to_settings(cfg, GROUPS)
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
-    root = {f.name: f for f in fields(RootConfig)}
-    for name in ("frames", "seed", "device", "threads"):
-        parts[name] = _checked(name, cfg.get(name), root[name].metadata)
-    check_kinds(parts)
-    language = isinstance(parts["env"], LanguageEnvConfig)
-    config = LanguageConfig(**parts) if language else Config(**parts)
+    for name in _NUMBERS:
+        parts[name] = _checked(name, cfg.get(name), _ROOT[name].metadata)
+    config = JOBS[_domain(parts)](**parts)
     _check_together(config)
     return config
+
+
+_ROOT = {f.name: f for f in fields(RootConfig)}
+#: Settings outside any group.
+_NUMBERS = ("frames", "seed", "device", "threads")
+
+
+def check_config(config: JobConfig) -> None:
+    """Check typed settings that were put together, or changed, in Python.
+
+    Raises:
+        ConfigError: a value is out of range, or does not go with another one.
+    """
+    parts = {group: getattr(config, group) for group in GROUPS}
+    for group, value in parts.items():
+        _check_registered(group, value)
+    if JOBS[_domain(parts)] is not type(config):
+        raise ConfigError(
+            f"env={config.env.name}: belongs to {_domain(parts)}, not to a {type(config).__name__}"
+        )
+    for name, value in {**parts, "eval": config.eval, "checkpoint": config.checkpoint}.items():
+        _check_fields(name, value)
+    for name in _NUMBERS:
+        setattr(config, name, _checked(name, getattr(config, name), _ROOT[name].metadata))
+    _check_together(config)
+
+
+def _domain(parts: Mapping[str, Any]) -> str:
+    """The domain of the chosen ``env``, which every other choice must serve.
+
+    Raises:
+        ConfigError: with the choice to make.
+    """
+    env = parts["env"]
+    (domain,) = choice_of("env", env.name).domains
+    for group in GROUPS:
+        name = parts[group].name
+        if domain in choice_of(group, name).domains:
+            continue
+        serve = " or ".join(f"{group}={other}" for other in choices_for(group, domain))
+        task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
+        larger = f", or start from experiment={env.name}" if domain == LANGUAGE else ""
+        raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {serve}{larger}")
+    return domain
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
@@ -69,7 +112,20 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a value is missing or out of range.
     """
-    return {group: _object(group, _group_node(cfg, group)) for group in groups}
+    parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
+    for group, value in parts.items():
+        _check_registered(group, value)
+    return parts
+
+
+def _check_registered(group: str, value: ChoiceConfig) -> None:
+    """The settings are those of the choice that they name."""
+    schema = choice_of(group, value.name).schema
+    if type(value) is not schema:
+        raise ConfigError(
+            f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, not "
+            f"{schema.__name__}; name the schema of the same choice in its YAML's defaults list"
+        )
 
 
 def _group_node(cfg: DictConfig, group: str) -> DictConfig:
@@ -77,7 +133,7 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     if node is None:
         raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
     if not OmegaConf.is_config(node) or OmegaConf.get_type(node) is dict:
-        names = "|".join((SCHEMAS | SWEEP_SCHEMAS)[group])
+        names = "|".join(ALL_CHOICES[group])
         raise ConfigError(
             f"{group}: the chosen YAML has no schema; "
             f"put '/schema/{group}/{names}@{group}' first in its defaults list"
@@ -136,12 +192,9 @@ def _checked(key: str, value: Any, rule: Any) -> Any:
     return value
 
 
-def _check_together(c: Config | LanguageConfig) -> None:
+def _check_together(c: Any) -> None:
     """Refuse combinations that each setting alone allows."""
-    if isinstance(c, LanguageConfig):
-        check_language(c)
-    else:
-        _check_control(c)
+    _CHECKS[c.domain](c)
     if c.optim.lr_floor > c.optim.lr:
         raise ConfigError(
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
@@ -202,7 +255,7 @@ def _check_controller(c: JobConfig) -> None:
     assert isinstance(controller, AdaptiveControllerConfig | DualControllerConfig)
     if coef is not None and not controller.coef_min <= coef <= controller.coef_max:
         raise ConfigError(
-            f"kl.coef={coef:g}: controller={controller.kind} multiplies it, within "
+            f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "
             f"controller.coef_min={controller.coef_min:g} .. "
             f"controller.coef_max={controller.coef_max:g}; start inside"
         )
@@ -239,14 +292,10 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
         ConfigError: with the key and the reason.
     """
     given = set(overridden)
-    for group, name in DISCRIMINATORS.items():
-        if f"{group}.{name}" in given:
-            raise ConfigError(f"{group}.{name}: set by the choice; choose with {group}=...")
-    more = UNREAD_LANGUAGE if isinstance(config, LanguageConfig) else UNREAD_CONTROL
-    for rule in (*UNREAD, *more):
+    for rule in (*UNREAD, *_UNREAD[config.domain]):
         if rule.key in given and rule.unread(config):
             raise ConfigError(f"{rule.key}: nothing reads it here: {rule.reason}")
-    if config.kl.mode == "none":
+    if config.kl.name == "none":
         groups = ("reference", "controller")
         named = sorted(k for k in given if k.split(".")[0] in groups)
         if named:
@@ -254,3 +303,20 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
                 f"{named[0]}: nothing reads it here: kl=none has no {named[0].split('.')[0]}; "
                 "drop it"
             )
+
+
+def check_names_unset(overridden: Iterable[str]) -> None:
+    """Refuse ``kl.name=legacy``: a name is set by the choice.
+
+    Raises:
+        ConfigError: with the choice to make instead.
+    """
+    for key in overridden:
+        group, _, name = key.partition(".")
+        if group in ALL_CHOICES and name == NAME:
+            raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
+
+
+#: domain -> what its settings must be together; settings of it that nothing may read
+_CHECKS: dict[str, Callable[[Any], None]] = {CONTROL: _check_control, LANGUAGE: check_language}
+_UNREAD = {CONTROL: UNREAD_CONTROL, LANGUAGE: UNREAD_LANGUAGE}

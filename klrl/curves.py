@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klrl.domains import Domain
 from klrl.metrics import PANELS, Metric, Panel, Row, fill, heading, metrics_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Okabe and Ito's colours, told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -26,11 +29,15 @@ def panels(domain: Domain) -> dict[str, list[Metric]]:
 
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> None:
-    """Draw a run's curves into a PNG.
+    """Draw a run's curves into a PNG; arguments as :func:`curves_figure`."""
+    curves_figure(rows, title, domain).savefig(path, dpi=110)
+
+
+def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
+    """A run's curves.
 
     Args:
         rows: of ``metrics.jsonl``.
-        path: the file.
         title: above all panels.
         domain: whose metrics the rows hold; its axis is the x-axis.
     """
@@ -48,7 +55,7 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> 
         axes.grid(alpha=0.3)
         _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
     figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def _points(rows: Sequence[Row], axis: str, metric: Metric, panel: Panel) -> Points:

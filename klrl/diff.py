@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.errors import ConfigError
+from klrl.metrics import Metric, metric_of
 from klrl.report.measures import final
 from klrl.report.runs import Run, read_run
 from klrl.report.settings import differing, show
@@ -69,13 +70,14 @@ def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
     for name in dict.fromkeys([*first.columns, *second.columns]):
         values = [final(run, name) if name in run.columns else None for run in (first, second)]
         left, right = values
-        change = "" if left is None or right is None else f"{right - left:+.4g}"
-        rows.append((name, _number(left), _number(right), change))
+        metric = metric_of(name, first.domain)
+        change = "" if left is None or right is None else metric.show(right - left, signed=True)
+        rows.append((name, _shown(metric, left), _shown(metric, right), change))
     return rows
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
+def _shown(metric: Metric, value: float | None) -> str:
+    return "-" if value is None else metric.show(value)
 
 
 def as_text(parts: Iterable[Part]) -> str:

@@ -1,21 +1,28 @@
-"""The two kinds of task that one algorithm serves, and what they differ in for the record.
+"""The two kinds of task that one algorithm serves: the only place that knows both.
 
-Light: no torch. Whoever needs to know what ``frames`` counts, or in what a return is told, asks the
-domain of a job, or of a run by what its manifest says.
+Light: no torch. What a domain does is named here and imported when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from klrl.config import Config, JobConfig, LanguageConfig
+from klrl.config import CONTROL as CONTROL_NAME
+from klrl.config import LANGUAGE as LANGUAGE_NAME
+from klrl.config import JobConfig
+from klrl.config.choices import resolve
+
+if TYPE_CHECKING:
+    from klrl.evaluate import Evaluated
+    from klrl.training import Parts
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What the record of a job is told in.
+    """What one kind of task is told in, and who does what for it.
 
     Attributes:
         name: control or language.
@@ -25,6 +32,7 @@ class Domain:
         score: what that return is called.
         evaluation: what an evaluation is called.
         digits: significant ones of a score, for people.
+        does: what it does -> "module:function".
     """
 
     name: str
@@ -34,20 +42,69 @@ class Domain:
     score: str
     evaluation: str
     digits: int
+    does: Mapping[str, str]
+
+    def preflight(
+        self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
+    ) -> None:
+        """Refuse a job that this machine cannot run; see :func:`klrl.preflight.check_machine`."""
+        resolve(self.does["preflight"])(config, overridden, resumed=resumed)
+
+    def parts(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> Parts:
+        """Build what a run needs; arguments as :class:`klrl.training.Training`."""
+        return resolve(self.does["parts"])(config, before)
+
+    def load(self, run: Path, which: str = "last", device: str = "cpu") -> Any:
+        """The trained policy of a run; see :func:`klrl.load.load_policy`."""
+        return resolve(self.does["load"])(run, which, device)
+
+    def on_task(self, run: Path, own: JobConfig, words: Sequence[str]) -> JobConfig:
+        """A run's settings with another task; see :mod:`klrl.other_task`."""
+        return resolve(self.does["on_task"])(run, own, words)
+
+    def evaluate(self, run: Path, config: JobConfig, **how: Any) -> Evaluated:
+        """Play a run's policy; see :func:`klrl.evaluate.evaluate_run`."""
+        return resolve(self.does["evaluate"])(run, config, **how)
 
 
-CONTROL = Domain("control", "frames", "frame", "episode", "return", "evaluation", digits=5)
-LANGUAGE = Domain(
-    "language", "samples", "token", "response", "reward", "greedy evaluation", digits=4
+CONTROL = Domain(
+    CONTROL_NAME,
+    axis="frames",
+    unit="frame",
+    episode="episode",
+    score="return",
+    evaluation="evaluation",
+    digits=5,
+    does={
+        "preflight": "klrl.preflight:check_control",
+        "parts": "klrl.control.parts:ControlParts",
+        "load": "klrl.load:trained_actor",
+        "on_task": "klrl.other_task:control_on_task",
+        "evaluate": "klrl.evaluate:evaluate_control_run",
+    },
 )
-
-_DOMAIN_OF: dict[type[JobConfig], Domain] = {Config: CONTROL, LanguageConfig: LANGUAGE}
+LANGUAGE = Domain(
+    LANGUAGE_NAME,
+    axis="samples",
+    unit="token",
+    episode="response",
+    score="reward",
+    evaluation="greedy evaluation",
+    digits=4,
+    does={
+        "preflight": "klrl.preflight:check_language",
+        "parts": "klrl.language.parts:LanguageParts",
+        "load": "klrl.language.policy:trained_causal_lm",
+        "on_task": "klrl.other_task:language_on_task",
+        "evaluate": "klrl.language.evaluate:evaluate_language_run",
+    },
+)
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}
 
 
 def domain_of(config: JobConfig) -> Domain:
     """The domain of a job."""
-    return _DOMAIN_OF[type(config)]
+    return DOMAINS[config.domain]
 
 
 def recorded_domain(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> Domain:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from klrl.config import LanguageConfig
 from klrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    from klrl.config import EnvConfig
-    from klrl.language.evaluate import LanguageEvaluation
+    from klrl.config import Config, EnvConfig
     from klrl.models import Agent
 
 #: A longer episode counts with its return so far: some environments never end one.
@@ -22,6 +20,22 @@ MAX_STEPS = 10_000
 MAX_COPIES = 25
 #: Played by default, of a control run and of a language run.
 EPISODES, RESPONSES = 20, 512
+
+
+class Evaluated(Protocol):
+    """What an evaluation gives, of either domain."""
+
+    @property
+    def returns(self) -> list[float]:
+        """One number per episode (response)."""
+
+    @property
+    def row(self) -> dict[str, float]:
+        """``eval/return`` and its kin."""
+
+    @property
+    def told(self) -> str:
+        """For a person to read."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ def evaluate_run(
     which: str = "last",
     seed: int = 0,
     device: str = "cpu",
-) -> Evaluation | LanguageEvaluation:
+) -> Evaluated:
     """What ``klrl evaluate`` measures.
 
     Args:
@@ -127,62 +141,42 @@ def evaluate_run(
         NonFiniteError: a step returned NaN or infinity.
         RewardError: the reward function failed.
     """
-    from klrl.models.actor import device_of
+    from klrl.domains import domain_of
     from klrl.other_task import config_on_task
     from klrl.preflight import find_run
     from klrl.seeds import derived_seed
 
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
-    where, seed = device_of(device), derived_seed(seed, "evaluate")
-    if isinstance(config, LanguageConfig):
-        return _language(folder, config, which, episodes or RESPONSES, sampled, seed, where)
+    return domain_of(config).evaluate(
+        folder,
+        config,
+        episodes=episodes,
+        sampled=sampled,
+        which=which,
+        seed=derived_seed(seed, "evaluate"),
+        device=device,
+    )
+
+
+def evaluate_control_run(
+    folder: Path,
+    config: Config,
+    *,
+    episodes: int | None,
+    sampled: bool,
+    which: str,
+    seed: int,
+    device: str,
+) -> Evaluation:
+    """:func:`evaluate_run` of a control run; ``config`` names the task."""
+    from klrl.load import trained_agent
+    from klrl.models.actor import device_of
+
     if sampled:
         raise ConfigError("--sampled: for language runs; a control policy plays its mode")
-    from klrl.load import trained_agent
-
+    where = device_of(device)
     agent = trained_agent(folder, which, str(where))
     return evaluate_policy(
         agent, config.env, episodes=episodes or EPISODES, seed=seed, device=where
     )
-
-
-def _language(
-    folder: Path,
-    config: LanguageConfig,
-    which: str,
-    responses: int,
-    sampled: bool,
-    seed: int,
-    device: torch.device,
-) -> LanguageEvaluation:
-    """Greedy or sampled responses to the evaluation split."""
-    from klrl.language.evaluate import evaluate_language
-    from klrl.language.load import prompt_limit
-    from klrl.language.policy import trained_policy
-    from klrl.language.tasks import make_task
-
-    task = make_task(config.env, config.seed)
-    policy = trained_policy(folder, which, str(device))
-    longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
-    return evaluate_language(
-        config,
-        policy,
-        task,
-        episodes=responses,
-        limit=prompt_limit(policy.causal.context, longest, setting),
-        sampled=sampled,
-        seed=seed,
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.evaluate``, which is ``klrl evaluate``."""
-    from klrl.cli.evaluate import evaluate_command
-    from klrl.cli.wrapper import execute
-
-    execute("klrl evaluate", evaluate_command, argv)
-
-
-if __name__ == "__main__":
-    main()

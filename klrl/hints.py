@@ -5,13 +5,23 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
-from klrl.config import GROUPS, SCHEMAS, SWEEP_GROUPS, SWEEP_SCHEMAS, conf_dir
+from klrl.catalogue import (
+    ALL_GROUPS,
+    Setting,
+    choice_files,
+    choices,
+    chosen,
+    defaults,
+    readers,
+    schema_of,
+    settings,
+)
+from klrl.config import SWEEP_GROUPS
 from klrl.errors import ConfigError
+
+__all__ = ["bare_word", "choices", "explain", "help_text"]
 
 USAGE = """\
 klrl: KL-regularised reinforcement learning on TorchRL
@@ -24,10 +34,12 @@ klrl: KL-regularised reinforcement learning on TorchRL
 
 The same as klrl env=pendulum ..., where klrl is installed. Other commands, each with a --help:
   klrl evaluate outputs/RUN                         play the policy
+  klrl ls                                           runs and sweeps, and how far they have come
   klrl report outputs/SWEEP                         compare runs in one offline page
   klrl diff outputs/RUN outputs/RUN                 two runs side by side
   klrl plan -m ...                                  what a sweep would cost
   klrl doctor                                       are this machine's KL numbers true?
+  klrl completion bash                              completes words: eval "$(klrl completion bash)"
 
 Choose with GROUP=CHOICE, set with KEY=VALUE. All settings of a job with their values:
   python -m klrl env=hopper --cfg job               their comments stand in conf/GROUP/CHOICE.yaml
@@ -41,25 +53,15 @@ Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR you
 def help_text(config_dir: str | None = None) -> str:
     """The answer to ``--help``: usage, then every group with its choices and what they are."""
     lines = [USAGE]
-    default = _defaults()
-    for group in (*GROUPS, "experiment", *SWEEP_GROUPS):
+    default = defaults()
+    for group in ALL_GROUPS:
         lines.append(f"{group}{' (of a sweep)' * (group in SWEEP_GROUPS)}")
-        files = sorted(_choice_files(group, config_dir).items())
+        files = sorted(choice_files(group, config_dir).items())
         files.sort(key=lambda item: item[0] != default.get(group))
         for name, path in files:
             mark = "*" if name == default.get(group) else " "
             lines.append(f"  {mark} {name:<15} {_summary(path)}")
     return "\n".join([*lines, "", "* the default", "", FLAGS])
-
-
-def choices(group: str, config_dir: str | None = None) -> list[str]:
-    """The names that ``group=`` accepts."""
-    return sorted(_choice_files(group, config_dir))
-
-
-def _choice_files(group: str, config_dir: str | None) -> dict[str, Path]:
-    folders = [conf_dir() / group] + ([Path(config_dir) / group] if config_dir else [])
-    return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 
 
 def _summary(path: Path) -> str:
@@ -69,13 +71,6 @@ def _summary(path: Path) -> str:
         if line.startswith("# ") and not line.startswith("# @")
     )
     return next(comments, "")
-
-
-def _defaults() -> dict[str, str]:
-    files = (conf_dir() / "config.yaml", conf_dir() / "sweep.yaml")
-    entries = [entry for file in files for entry in OmegaConf.load(file).defaults]
-    pairs = (next(iter(e.items())) for e in entries if OmegaConf.is_dict(e))
-    return {str(group): str(name) for group, name in pairs if name is not None}
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
@@ -94,13 +89,19 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if found := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
         return _preset_against_choice((found[1], found[2]), (found[3], found[4]), overrides)
     if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
-        return ConfigError(f"{found[1]}={(found[2].splitlines() or [''])[0]}: {_wanted(error)}")
+        key, value = found[1].lstrip("+"), (found[2].splitlines() or [""])[0]
+        return ConfigError(f"{key}={value}: {_wanted(error, key, value)}")
+    if found := re.search(r"An item is already at '([^']+)'", text):
+        return ConfigError(f"+{found[1]}: the setting is there already; drop the +")
     if "Config group override must be" in text:
         nulled = next(o for o in overrides if o.endswith("=null"))
         return _wrong_choice(nulled.split("=")[0], "null", config_dir)
     if "Ambiguous value" in text:
         word = re.search(r"argument '([^']+)'", text)
         named = word[1] if word else "a list of values"
+        key, _, value = named.partition("=")
+        if key in settings() and settings()[key].type.startswith("list"):
+            return ConfigError(f"{named}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
     first = " ".join(text.split("\nSee ")[0].split())
     return ConfigError(f"{' '.join(overrides)}: {first}")
@@ -121,8 +122,13 @@ def _preset_against_choice(
     )
 
 
-def _wanted(error: Exception) -> str:
+def _wanted(error: Exception, key: str, value: str) -> str:
+    """What is to be given in place of a value of the wrong type."""
     cause = str(error.__cause__ or error)
+    if "is not a ListConfig" in cause:
+        return f"give a list, as in {key}=[{value}]"
+    if "to Dict[" in cause:
+        return f"give a dictionary, as in '{key}={{name: value}}'"
     kinds = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
     if found := re.search(r"could not be converted to (\w+)", cause):
         return f"give {kinds.get(found[1], 'a ' + found[1].lower())}"
@@ -146,63 +152,52 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def bare_word(word: str, config_dir: str | None) -> ConfigError:
+    """A word without ``=``: often a choice whose group was left out, or a command."""
+    groups = [group for group in ALL_GROUPS if word in choices(group, config_dir)]
+    meant = " or ".join(f"{group}={word}" for group in groups)
+    hint = f"did you mean {meant}?" if meant else "write KEY=VALUE or GROUP=CHOICE, see --help"
+    return ConfigError(f"{word}: not a setting; {hint}")
+
+
 def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """An unknown key: one that another choice of the group reads, or a typo."""
+    """An unknown key: one that another choice or another group reads, or a typo."""
     value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
-    group, _, rest = key.partition(".")
-    readers = _readers(group, rest, config_dir)
-    current = _chosen(group, overrides)
-    if readers and current not in readers:
+    known = settings()
+    group = key.partition(".")[0]
+    current = chosen(group, overrides, config_dir)
+    if key in known and (having := readers(known[key], config_dir)):
         return ConfigError(
-            f"{value}: {group}={current} never reads it; {_listed(group, readers)} "
-            f"{'does' if len(readers) == 1 else 'do'}; drop it or choose so"
+            f"{value}: {group}={current} never reads it; {_listed(group, having)} "
+            f"{'does' if len(having) == 1 else 'do'}; drop it or choose so"
         )
-    known = _all_keys(config_dir)
-    hint = _nearest(key, known) or _nearest(group, [k for k in known if "." not in k])
+    hint = _elsewhere(key, overrides, config_dir) or _nearest(key, [*ALL_GROUPS, "sweep", *known])
+    hint = hint or _nearest(group, [*ALL_GROUPS, *(k for k in known if "." not in k)])
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
+
+
+def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
+    """The settings of other groups with the same last part; empty where there are none."""
+    name = key.rpartition(".")[2]
+    same = [setting for setting in settings().values() if setting.name == name]
+    close = difflib.get_close_matches(key, [setting.key for setting in same], n=1, cutoff=0.8)
+    told = [
+        _with_its_choices(setting, overrides, config_dir)
+        for setting in same
+        if not close or setting.key in close
+    ]
+    told.sort(key=len)  # what is read already stands first
+    return f"; did you mean {', or '.join(told)}?" if told else ""
+
+
+def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: str | None) -> str:
+    """``controller.target (controller=adaptive or dual)``; the key alone where it is read."""
+    current = chosen(setting.group, overrides, config_dir)
+    having = readers(setting, config_dir)
+    if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
+        return setting.key
+    return f"{setting.key} ({setting.group}={' or '.join(having)})"
 
 
 def _listed(group: str, names: Sequence[str]) -> str:
     return " and ".join(f"{group}={name}" for name in names)
-
-
-def _readers(group: str, name: str, config_dir: str | None) -> list[str]:
-    """The choices of a group whose schema has a field of this name."""
-    schemas = (SCHEMAS | SWEEP_SCHEMAS).get(group, {})
-    having = {s for s, node in schemas.items() if name in {f.name for f in fields(node)}}
-    readers = []
-    for name_of_choice, path in sorted(_choice_files(group, config_dir).items()):
-        found = re.search(rf"/schema/{group}/(\w+)@", path.read_text(encoding="utf-8"))
-        if found and found[1] in having:
-            readers.append(name_of_choice)
-    return readers
-
-
-def _chosen(group: str, overrides: Sequence[str]) -> str:
-    given = [o.split("=", 1)[1] for o in overrides if o.startswith(f"{group}=")]
-    return given[-1] if given else _of_experiment(overrides).get(group, _defaults().get(group, "?"))
-
-
-def _of_experiment(overrides: Sequence[str]) -> dict[str, str]:
-    """The choices that ``experiment=NAME`` makes."""
-    names = [o.split("=", 1)[1] for o in overrides if o.startswith("experiment=")]
-    path = conf_dir() / "experiment" / f"{names[-1]}.yaml" if names else None
-    if path is None or not path.is_file():
-        return {}
-    text = path.read_text(encoding="utf-8")
-    return dict(re.findall(r"- override /(\w+): (\w+)", text))
-
-
-def _all_keys(config_dir: str | None) -> list[str]:
-    keys = [*GROUPS, *SWEEP_GROUPS, "experiment", "sweep"]
-    for group, schemas in (SCHEMAS | SWEEP_SCHEMAS).items():
-        keys += [f"{group}.{f.name}" for node in schemas.values() for f in fields(node)]
-    root = OmegaConf.load(conf_dir() / "config.yaml")
-    assert isinstance(root, DictConfig)
-    for name in map(str, root):
-        if name in ("defaults", "hydra"):
-            continue
-        value = root[name]
-        nested = [f"{name}.{key}" for key in map(str, value)] if OmegaConf.is_dict(value) else []
-        keys += nested or [name]
-    return sorted(set(keys))

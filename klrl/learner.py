@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from klrl.compiled import Prepared, check_inputs, choose, package_path, prepare
-from klrl.config import Config
+from klrl.config import Config, factory
 from klrl.errors import NonFiniteError
-from klrl.losses import BetaRule, line_search, make_beta_rule, make_loss
+from klrl.losses import BetaRule, line_search, make_loss
 from klrl.models.actor import Agent
 from klrl.models.networks import in_order, linears
-from klrl.update import Adam, Columns, Problem, adam, adamw
-
-#: ``optim.name`` -> what makes the optimiser.
-OPTIMIZERS: dict[str, Callable[[Any, list[nn.Parameter]], Adam]] = {"adam": adam, "adamw": adamw}
+from klrl.update import Adam, Columns, Problem
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,11 @@ class Learner:
         self.config, self.agent = config, agent
         self.loss = make_loss(config.loss, agent.family, reference_estimator)
         self._metrics = (*self.loss.measures, "grad_norm")
-        self.beta_rule: BetaRule = make_beta_rule(config.loss)
+        self.beta_rule: BetaRule = self.loss.beta_rule()
         self.parameters = in_order(agent)
-        self.optimizer = OPTIMIZERS[config.optim.name](config.optim, self.parameters)
+        self.optimizer: Adam = factory("optim", config.optim, config.domain)(
+            config.optim, self.parameters
+        )
         #: Told what the step is, at the first minibatch.
         self.say: Callable[[str], None] = lambda _: None
         self._columns: Columns | None = None

@@ -12,7 +12,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.checkpoint import load_component
-from klrl.config import ActorConfig, Config, GaussianActorConfig, LanguageConfig
+from klrl.config import Config, choice_of
+from klrl.config.stored import renamed
+from klrl.domains import domain_of
 from klrl.envs import make_env
 from klrl.errors import ConfigError
 from klrl.models import Agent, make_agent
@@ -37,11 +39,11 @@ def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> An
         ConfigError: no such run or checkpoint.
     """
     folder = find_run(str(run), "run")
-    config = stored_config(folder)
-    if isinstance(config, LanguageConfig):
-        from klrl.language.policy import trained_policy  # transformers only for language
+    return domain_of(stored_config(folder)).load(folder, which, device)
 
-        return trained_policy(folder, which, device).causal
+
+def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
+    """:func:`load_policy` of a control run."""
     return trained_agent(run, which, device).actor
 
 
@@ -87,9 +89,9 @@ def describe_policy(config: Config) -> dict[str, Any]:
 
 def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
     """Networks of the shape that :func:`describe_policy` told, with fresh weights."""
-    settings = dict(described["actor"])
-    schema = GaussianActorConfig if "init_std" in settings else ActorConfig
-    return make_agent(schema(**settings), env, normalize=described["normalize"], separate=False)
+    settings = renamed({"actor": described["actor"]})["actor"]
+    actor: Any = choice_of("actor", settings["name"]).schema(**settings)
+    return make_agent(actor, env, normalize=described["normalize"], separate=False)
 
 
 def load_reference(

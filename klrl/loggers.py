@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,10 +20,13 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class Logger(Protocol):
-    """Anything that takes rows."""
+    """Anything beside ``metrics.jsonl`` that takes rows."""
 
     def log(self, row: Row) -> None:
         """Take one iteration's row."""
+
+    def log_samples(self, samples: Samples) -> None:
+        """Take what is to be looked at beside the next row."""
 
 
 class JsonlLogger:
@@ -106,28 +110,40 @@ def _define(run: Any, domain: Domain) -> None:
     run.define_metric("*", step_metric=domain.axis)
 
 
-@contextmanager
-def wandb_run(
-    config: LoggerConfig,
-    folder: Path,
-    settings: dict[str, Any],
-    group: str | None,
-    run_id: str,
-    domain: Domain,
-) -> Iterator[list[WandbLogger]]:
-    """One wandb run per job; an exception inside marks it failed. Yields no logger for ``none``.
+@dataclass(frozen=True)
+class Opened:
+    """The run that a logger is opened for.
 
-    Args:
-        config: the logger group.
-        folder: the run folder; wandb writes below ``wandb/`` in it.
-        settings: the job's settings, attached to the run.
+    Attributes:
+        folder: the run folder.
+        settings: the job's, to be attached.
         group: the sweep's name.
         run_id: the same again on resume, so that both parts are one run.
         domain: whose metrics the rows hold.
     """
-    if not isinstance(config, WandbConfig):
-        yield []
-        return
+
+    folder: Path
+    settings: dict[str, Any]
+    group: str | None
+    run_id: str
+    domain: Domain
+
+
+@contextmanager
+def no_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=none``: ``metrics.jsonl`` is written in any case."""
+    yield ()
+
+
+@contextmanager
+def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
+
+    Args:
+        config: the logger group.
+        opened: the run; wandb writes below ``wandb/`` in its folder.
+    """
+    folder, group = opened.folder, opened.group
     import wandb
 
     run = wandb.init(
@@ -137,19 +153,19 @@ def wandb_run(
         group=group,
         job_type="train",
         name=f"{group}/{folder.name}" if group else folder.name,
-        id=run_id,
+        id=opened.run_id,
         resume="allow",
         # Absolute: wandb keeps one service per process, which may have started elsewhere.
         dir=str(folder.resolve()),
-        config=settings,
+        config=opened.settings,
         mode=wandb_mode(config.mode),
         settings=wandb.Settings(silent=True, console="off"),
     )
     # Not `with run`: wandb would print a traceback of its own, for a mere Ctrl-C too.
     code = 1
     try:
-        _define(run, domain)
-        yield [WandbLogger(run)]
+        _define(run, opened.domain)
+        yield (WandbLogger(run),)
         code = 0
     except Interrupted as stop:
         code = stop.exit_code

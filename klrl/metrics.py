@@ -200,7 +200,7 @@ _DECLARED = (
     ),
     Metric(
         "reward/raw",
-        "training reward",
+        "unshaped reward",
         "reward per {unit}",
         "mean reward as the environment or the reward function gave it",
     ),

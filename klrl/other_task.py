@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from klrl.config import Config, EnvConfig, LanguageConfig
+from klrl.config import Config, EnvConfig, JobConfig, LanguageConfig
+from klrl.domains import domain_of
 from klrl.errors import ConfigError
 from klrl.preflight import check_env
 from klrl.preflight.env import policy_kind
@@ -18,7 +19,7 @@ _CONTROL = ("env.id", "env.kwargs")
 _LANGUAGE = ("env.reward", "env.shortest", "env.longest", "env.eval_data")
 
 
-def config_on_task(run: Path, words: Sequence[str]) -> Config | LanguageConfig:
+def config_on_task(run: Path, words: Sequence[str]) -> JobConfig:
     """The settings of a run with another task in place of its own.
 
     Args:
@@ -33,9 +34,17 @@ def config_on_task(run: Path, words: Sequence[str]) -> Config | LanguageConfig:
     own = stored_config(run)
     if not words:
         return own
-    if isinstance(own, LanguageConfig):
-        kept = [name for name in _LANGUAGE if hasattr(own.env, name.partition(".")[2])]
-        return stored_config(run, _allowed(words, kept), changeable=kept)
+    return domain_of(own).on_task(run, own, words)
+
+
+def language_on_task(run: Path, own: LanguageConfig, words: Sequence[str]) -> JobConfig:
+    """:func:`config_on_task` of a language run."""
+    kept = [name for name in _LANGUAGE if hasattr(own.env, name.partition(".")[2])]
+    return stored_config(run, _allowed(words, kept), changeable=kept)
+
+
+def control_on_task(run: Path, own: Config, words: Sequence[str]) -> JobConfig:
+    """:func:`config_on_task` of a control run."""
     asked = _allowed(words, _CONTROL)
     # Another environment knows nothing of this one's arguments.
     fresh = ["env.kwargs={}"] if any(word.startswith("env.id=") for word in asked) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.checkpoint import Counters
-from klrl.config import JobConfig
+from klrl.config import JobConfig, factory
 from klrl.curves import draw_curves
 from klrl.domains import domain_of
 from klrl.errors import Interrupted
 from klrl.kl.build import KL_KEY, RAW_REWARD_KEY, ReferenceKL
 from klrl.learner import Learned
-from klrl.loggers import JsonlLogger, Logger, Samples, read_rows, wandb_run
+from klrl.loggers import JsonlLogger, Logger, Opened, Samples, read_rows
 from klrl.metrics import Row, check_row, learned_row, metrics_of
 from klrl.progress import Progress, duration
 from klrl.run_folder import RunFolder
@@ -111,6 +111,44 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
             print(f"{status} at {done}; run folder: {files.path}")
 
 
+class Recorder:
+    """Where the rows and samples of an open run go.
+
+    Args:
+        metrics: ``metrics.jsonl``.
+        samples: ``samples.jsonl``.
+        others: of the logger group.
+        progress: what a person sees.
+    """
+
+    def __init__(
+        self,
+        metrics: JsonlLogger,
+        samples: _SamplesFile,
+        others: Sequence[Logger],
+        progress: Progress,
+    ) -> None:
+        self._metrics, self._samples = metrics, samples
+        self._others, self._progress = others, progress
+
+    def record(self, row: Row) -> None:
+        """Write an iteration's row, and show it."""
+        self._metrics.log(row)
+        for logger in self._others:
+            logger.log(row)
+        self._progress.show(row)
+
+    def samples(self, samples: Samples) -> None:
+        """Write what is to be looked at beside the next row."""
+        self._samples.log(samples)
+        for logger in self._others:
+            logger.log_samples(samples)
+
+    def say(self, text: str) -> None:
+        """Print a line of its own."""
+        self._progress.say(text)
+
+
 @contextmanager
 def recording(
     files: RunFolder,
@@ -120,38 +158,24 @@ def recording(
     group: str | None,
     wandb_id: str,
     resume: bool,
-) -> Iterator[tuple[Callable[[Row, Samples], None], Progress]]:
-    """Open the run's files, wandb and the progress line; close them whatever happens.
-
-    Yields:
-        A function that takes a row and the samples to show with it, and the progress line.
-    """
+) -> Iterator[Recorder]:
+    """Open the run's files, its logger and the progress line; close them whatever happens."""
     domain = domain_of(config)
     after = counters.frames if resume else None
     metrics = JsonlLogger(files.metrics, after, domain.axis)
-    responses = _SamplesFile(files.samples, after, domain.axis)
+    samples = _SamplesFile(files.samples, after, domain.axis)
     total = config.iterations * config.frames_per_iteration
-    settings = dataclasses.asdict(config)
+    opened = Opened(files.path, dataclasses.asdict(config), group, wandb_id, domain)
+    logger = factory("logger", config.logger, config.domain)
     try:
         with (
-            wandb_run(config.logger, files.path, settings, group, wandb_id, domain) as others,
+            logger(config.logger, opened) as others,
             Progress(total, domain, done=counters.frames) as progress,
         ):
-            loggers: list[Logger] = [metrics, *others]
-
-            def record(row: Row, samples: Samples = ()) -> None:
-                if samples:
-                    responses.log(samples)
-                    for wandb in others:
-                        wandb.log_samples(samples)
-                for logger in loggers:
-                    logger.log(row)
-                progress.show(row)
-
-            yield record, progress
+            yield Recorder(metrics, samples, others, progress)
     finally:
         metrics.close()
-        responses.close()
+        samples.close()
     print(summary(files, config, counters.frames))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -11,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.checks import to_config
-from klrl.config import SCHEMAS, Config, LanguageConfig
-from klrl.config import RootConfig as Root
+from klrl.config import JobConfig
+from klrl.config.stored import typed
 from klrl.errors import ConfigError
 from klrl.preflight import check_not_running, find_run
 
@@ -20,7 +21,7 @@ from klrl.preflight import check_not_running, find_run
 CHANGEABLE = ("frames", "device", "threads", "eval.every", "eval.episodes", "checkpoint.every")
 
 
-def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config | LanguageConfig]:
+def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
     """The folder and the settings of a run to go on with.
 
     Args:
@@ -37,7 +38,7 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, Config | 
 
 def stored_config(
     run: Path, overrides: Sequence[str] = (), *, changeable: Sequence[str] = CHANGEABLE
-) -> Config | LanguageConfig:
+) -> JobConfig:
     """Read ``.hydra/config.yaml`` of a run back into the typed config.
 
     Args:
@@ -48,16 +49,23 @@ def stored_config(
     Raises:
         ConfigError: a word may not change, or the file is of another version of klrl.
     """
-    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
-    assert isinstance(cfg, DictConfig)
     try:
-        typed = _typed(cfg)
-    except OmegaConfBaseException as error:
+        cfg = typed(_settings(run))
+    except (ConfigError, OmegaConfBaseException) as error:
         text = str(error).splitlines()[0]
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
     for word in overrides:
-        _change(typed, word, changeable)
-    return to_config(typed)
+        _change(cfg, word, changeable)
+    return to_config(cfg)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """As they are stored; interpolations in them are resolved."""
+    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    if not isinstance(settings, dict):
+        raise ConfigError(".hydra/config.yaml holds no settings")
+    return {str(key): value for key, value in settings.items()}
 
 
 def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
@@ -71,18 +79,3 @@ def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
         OmegaConf.update(cfg, key, value, merge=False)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from error
-
-
-def _typed(cfg: DictConfig) -> DictConfig:
-    """Give each group back the schema whose fields it has."""
-    typed = OmegaConf.merge(OmegaConf.structured(Root), cfg)
-    assert isinstance(typed, DictConfig)
-    for group, schemas in SCHEMAS.items():
-        node = cfg[group]
-        schema = next(
-            (s for s in schemas.values() if set(OmegaConf.structured(s)) == set(node)), None
-        )
-        if schema is None:
-            raise ConfigError(f"{group}: its stored settings fit no schema of this version of klrl")
-        typed[group] = OmegaConf.merge(OmegaConf.structured(schema), node)
-    return typed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from omegaconf import OmegaConf
 
 from klrl._version import __version__
 from klrl.config import JobConfig
+from klrl.config.identity import identity
 
 _PACKAGES = (
     "torch",
@@ -46,12 +46,15 @@ class RunFolder:
 
     Args:
         path: the folder; made when missing.
-        words: of the job, where they are not this process's command line.
+        words: of the job.
+        argv: what started it; default the command line that those words make.
     """
 
-    def __init__(self, path: Path, words: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, path: Path, words: Sequence[str] | None = None, argv: Sequence[str] | None = None
+    ) -> None:
         self.path = path
-        self._words = words
+        self._words, self._given_argv = words, argv
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
         self.curves = path / "curves.png"
@@ -93,6 +96,7 @@ class RunFolder:
             more: further entries, as the device that was found.
         """
         before = self.manifest if self._manifest.exists() else {}
+        mine = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
         self._store_config(config)
         manifest = {
@@ -103,7 +107,9 @@ class RunFolder:
             "seed": config.seed,
             "host": platform.node(),
             "argv": self._argv(),
-            "config_hash": config_hash(config),
+            "config_hash": mine.settings,
+            "numerics": mine.numerics,
+            "domain": config.domain,
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": _versions(),
@@ -120,14 +126,15 @@ class RunFolder:
         self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
 
     def _argv(self) -> list[str]:
+        if self._given_argv is not None:
+            return list(self._given_argv)
         return sys.orig_argv if self._words is None else ["python", "-m", "klrl", *self._words]
 
     def _store_config(self, config: JobConfig) -> None:
-        """``.hydra/config.yaml``: Hydra's own, or the settings that a resume changed."""
+        """``.hydra/config.yaml``, with what a resume changed, and the words of the job."""
         stored = self.path / ".hydra" / "config.yaml"
-        if not stored.exists() or self._manifest.exists():
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
         if self._words is not None:
             words = OmegaConf.create(list(self._words))
             OmegaConf.save(words, stored.with_name("overrides.yaml"))
@@ -137,13 +144,6 @@ class RunFolder:
         partial = self._manifest.with_suffix(".tmp")
         partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         partial.replace(self._manifest)
-
-
-def config_hash(config: JobConfig) -> str:
-    """Twelve hexadecimal digits that two jobs share when they compute the same thing."""
-    settings = dataclasses.asdict(config)
-    del settings["logger"]
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

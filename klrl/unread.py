@@ -61,7 +61,7 @@ UNREAD_CONTROL = (
     Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
     Unread(
         "loss.samples_mc_entropy",
-        lambda c: c.actor.distribution != "tanh_normal",
+        lambda c: c.actor.name != "tanh_normal",
         "only actor=tanh_normal lacks a closed-form entropy; drop it",
     ),
     Unread(

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import klrl
-from klrl.experiment import Experiment
 from klrl.kl.reference import EMAReference, PeriodicReference, freeze
 from klrl.models.mlp import ObservationNormalizer
 from klrl.resume import stored_config
 from klrl.run_folder import RunFolder
+from klrl.training import Training
 from tests.conftest import QUICK
 from tests.test_run import exits, rows_of, timeless
 
@@ -68,14 +68,14 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     """The first iteration after resume differs in its episodes, not in reference or coefficient."""
     words = (f"reference={reference}", f"controller={controller}", "kl.coef=0.5", "optim.lr=0.01")
     exits(*QUICK, *words, "frames=192", "hydra.run.dir=run")
-    stopped = Experiment(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-    stopped.take_up(stopped._checkpoints(RunFolder(Path("run"))))
+    stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
+    stopped.load(stopped.checkpoints(RunFolder(Path("run"))))
     rows = rows_of(Path("run"))
-    assert stopped.kl.coef == stopped.controller.coef != 0.5
+    assert stopped.parts.kl.coef == stopped.parts.controller.coef != 0.5
     exits("resume=run", "frames=256")
     after = rows_of(Path("run"))
     assert timeless(after[:3]) == timeless(rows)
-    assert after[3]["kl/ref/coef"] == stopped.kl.coef
+    assert after[3]["kl/ref/coef"] == stopped.parts.kl.coef
     scale = {"ema": (1e-9, 1.0), "periodic": (1e-9, 1.0)}[reference]
     assert scale[0] < after[3]["kl/ref/exact"] < scale[1]
 
@@ -104,11 +104,11 @@ def test_actor_init_starts_from_a_trained_policy_with_its_normaliser(capsys) -> 
     assert rows[1]["kl/ref/exact"] > 1e-8
     config = stored_config(Path("tuned"))
     assert (config.env.kwargs["g"], config.kl.coef) == (12, 0.3)
-    start = Experiment(config)
+    start = Training(config)
     for name, value in trained.state_dict().items():
-        assert torch.equal(start.agent.actor.state_dict()[name], value), name
-        assert torch.equal(start.reference.state_dict()[name], value), name
-    assert start.agent.normalizer.count == 512
+        assert torch.equal(start.parts.agent.actor.state_dict()[name], value), name
+        assert torch.equal(start.parts.reference.state_dict()[name], value), name
+    assert start.parts.agent.normalizer.count == 512
     capsys.readouterr()
     assert exits(*QUICK, "actor.init=trained", "actor.hidden=[5]") == 2
     assert "its network is hidden=[8] activation=tanh" in capsys.readouterr().err

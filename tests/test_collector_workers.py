@@ -20,7 +20,7 @@ from klrl.models.actor import Agent
 
 pytestmark = pytest.mark.integration
 
-PENDULUM = EnvConfig("Pendulum-v1", {}, 2, True, 1.0)
+PENDULUM = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
 COEF = 0.4
 
 
@@ -43,7 +43,7 @@ def charged_env(reference: nn.Module) -> EnvBase:
 
 
 def some_agent() -> Agent:
-    config = GaussianActorConfig("normal", [8], "tanh", False, init_std=1.0)
+    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="normal")
     return make_agent(config, make_env(PENDULUM, seed=0), normalize=True, separate=False)
 
 

@@ -1,16 +1,21 @@
 """The update's step: eager against torch's own Adam, the pure form and the compiled ones."""
 
 import copy
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from klrl import compiled
-from klrl.compiled import check_inputs, decide, package_key, prepare
-from klrl.experiment import Experiment
+from klrl.compiled import check_inputs, choose, decide, package_key
 from klrl.learner import Learner
+from klrl.run_folder import RunFolder
+from klrl.training import Training, start
 from klrl.update import Columns, Problem, eager_step, loss_terms, pure_step
+from tests.conftest import QUICK
 
 CPU = torch.device("cpu")
 
@@ -31,27 +36,27 @@ def made(settings, *words: str):
     """An experiment with a charged rollout; weights away from the reference's."""
     torch.manual_seed(0)
     config = settings("kl.coef=0.3", "optim.lr=0.003", "learner.epochs=1", *words)
-    experiment = Experiment(config)
+    experiment = Training(config)
     with torch.no_grad():
-        for parameter in experiment.agent.modules.parameters():
+        for parameter in experiment.parts.agent.modules.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    rollout = experiment._make_rollout()
+    rollout = experiment.parts.rollout(0)
     batch = rollout.collect()
     rollout.close()
-    experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
+    experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
     return experiment, batch
 
 
-def minibatch(experiment: Experiment, batch) -> tuple[Problem, list[torch.Tensor]]:
+def minibatch(experiment: Training, batch) -> tuple[Problem, list[torch.Tensor]]:
     """What a step is built from, and arguments for it."""
-    learner = experiment.learner
+    learner = experiment.parts.learner
     frames = learner._flatten(batch)
     frames |= learner.loss.draw(frames)
     columns = Columns(frames)
     rows = columns.pack(frames)[: batch.numel() // 2]
     coefficients = torch.tensor([0.003, 0.7, 0.3])
-    problem = Problem(experiment.agent, learner.loss, learner.optimizer.settings, columns)
+    problem = Problem(experiment.parts.agent, learner.loss, learner.optimizer.settings, columns)
     return problem, [*learner.optimizer.tensors, rows, coefficients]
 
 
@@ -98,7 +103,7 @@ def test_the_optimiser_is_torchs(optim: str, settings) -> None:
     """100 steps of eager_step against clip_grad_norm_ and torch's unfused Adam, in float32."""
     experiment, batch = made(settings, f"optim={optim}")
     problem, arguments = minibatch(experiment, batch)
-    twin = copy.deepcopy(experiment.agent)
+    twin = copy.deepcopy(experiment.parts.agent)
     parameters = list(dict.fromkeys(twin.modules.parameters()))
     config = experiment.config.optim
     decay = {"weight_decay": config.weight_decay} if optim == "adamw" else {}
@@ -116,32 +121,42 @@ def test_the_optimiser_is_torchs(optim: str, settings) -> None:
         norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         theirs.step()
         assert float(metrics[-1]) == pytest.approx(float(norm), rel=1e-3)
-    mine = dict(experiment.agent.modules.named_parameters())
+    mine = dict(experiment.parts.agent.modules.named_parameters())
     for name, value in twin.modules.named_parameters():
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimiser_that_is_not_known_is_no_adam(settings) -> None:
+    experiment, _ = made(settings)
+    config = experiment.config
+    unknown = replace(config, optim=replace(config.optim, name="sgd"))
+    with pytest.raises(KeyError, match="sgd"):
+        Learner(unknown, experiment.parts.agent)
 
 
 def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
     """After an update, a checkpoint's load and a move of the normaliser."""
     experiment, batch = made(settings)
-    learner = experiment.learner
+    learner = experiment.parts.learner
     learner.update(batch, 0.0)
-    experiment.agent.modules.load_state_dict(copy.deepcopy(experiment.agent.modules.state_dict()))
+    experiment.parts.agent.modules.load_state_dict(
+        copy.deepcopy(experiment.parts.agent.modules.state_dict())
+    )
     storage = learner.optimizer.flat.untyped_storage().data_ptr()
     for parameter in learner.parameters:
         assert parameter.untyped_storage().data_ptr() == storage
 
 
-def learn(settings, mode: str, *words: str) -> tuple[torch.Tensor, list[dict]]:
-    """Parameters and metrics after 104 steps: 13 epochs of 8 minibatches."""
+def learn(settings, mode: str, *words: str) -> tuple[torch.Tensor, dict, list[str]]:
+    """Parameters, metrics and what was said after 104 steps: 13 epochs of 8 minibatches."""
     experiment, batch = made(
         settings, *words, f"learner.compile={mode}", "learner.epochs=13", "learner.minibatches=8"
     )
     told: list[str] = []
-    experiment.learner.say = told.append
-    learned = experiment.learner.update(batch, 0.0, 0.3)
+    experiment.parts.learner.say = told.append
+    learned = experiment.parts.learner.update(batch, 0.0, 0.3)
     assert told[-1].startswith("update: ")
-    return experiment.learner.optimizer.flat.clone(), [vars(learned)]
+    return experiment.parts.learner.optimizer.flat.clone(), vars(learned), told
 
 
 @pytest.fixture
@@ -151,44 +166,171 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache" / "klrl" / "update"
 
 
-@pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_a_package_agrees_with_eager_and_is_built_once(settings, cache, monkeypatch) -> None:
-    """Categorical, clipped, with KL in the loss: 104 updates to 1e-5."""
-    words = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exact")
-    eager, told = learn(settings, "false", *words)
-    built, same = learn(settings, "aot", *words)
-    torch.testing.assert_close(built, eager, rtol=1e-5, atol=1e-5)
-    for name in told[0]:
-        assert same[0][name] == pytest.approx(told[0][name], rel=1e-4, abs=1e-5), name
-    assert len(list(cache.glob("*.pt2"))) == 1
+@pytest.fixture
+def no_build(monkeypatch):
+    """Building a package fails."""
 
     def refuse(*_):
-        raise AssertionError("the package was there already")
+        raise AssertionError("nothing is to be built here")
 
     monkeypatch.setattr(compiled, "build_package", refuse)
-    again, _ = learn(settings, "aot", *words)
-    assert torch.equal(again, built)
 
-    (package,) = cache.glob("*.pt2")
-    whole = package.read_bytes()
-    package.write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(compiled, "build_package", lambda *_: package.write_bytes(whole))
-    mended, _ = learn(settings, "aot", *words)
+
+#: Categorical, clipped, with KL in the loss.
+PACKAGED = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exact")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """The package of PACKAGED with 8 minibatches, built once."""
+    from klrl.__main__ import compose
+    from klrl.checks import to_config
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("package")
+    words = (*QUICK, *PACKAGED, "learner.minibatches=8", "learner.compile=false")
+    learner = Training(to_config(compose(list(words)))).parts.learner
+    problem, example = learner.foresee()
+    path = folder / f"{package_key(problem, example)}.pt2"
+    compiled.build_package(problem, example, path)
+    return path
+
+
+@pytest.fixture
+def kept(package: Path, cache: Path) -> Path:
+    """The same in the cache of this test."""
+    cache.mkdir(parents=True)
+    return Path(shutil.copy(package, cache))
+
+
+@pytest.mark.integration
+def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
+    settings, package, cache, monkeypatch
+) -> None:
+    """``aot``: what is called for is built where foresee() said that it would be."""
+    calls = []
+
+    def build(problem, example, path: Path) -> None:
+        calls.append(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(package, path)
+
+    monkeypatch.setattr(compiled, "build_package", build)
+    built, _, told = learn(settings, "aot", *PACKAGED)
+    assert calls == [cache / package.name]
+    assert "kept in" in told[-1]
+    again, _, told = learn(settings, "aot", *PACKAGED)
+    assert len(calls) == 1
+    assert told == [f"update: package {package.name[:8]} found in the cache"]
+    assert torch.equal(again, built)
+    calls[0].write_bytes(package.read_bytes()[:1000])
+    mended, _, _ = learn(settings, "aot", *PACKAGED)
+    assert len(calls) == 2
     assert torch.equal(mended, built)
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
+    """104 updates to 1e-5."""
+    eager, theirs, _ = learn(settings, "false", *PACKAGED)
+    built, mine, _ = learn(settings, "aot", *PACKAGED)
+    torch.testing.assert_close(built, eager, rtol=1e-5, atol=1e-5)
+    for name in theirs:
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.integration
+def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, monkeypatch) -> None:
+    """208 steps, far from paying for a build; a compiler is not needed to load what is there."""
+    packaged, _, _ = learn(settings, "aot", *PACKAGED)
+    eager, _, _ = learn(settings, "false", *PACKAGED)
+    assert not torch.equal(packaged, eager), "else this test could not tell one from the other"
+    monkeypatch.setattr(compiled, "_compiler", lambda: None)
+    found, _, told = learn(settings, "auto", *PACKAGED)
+    assert told == [f"update: package {kept.name[:8]} found in the cache"]
+    assert torch.equal(found, packaged)
+    told = learn(settings, "auto", *PACKAGED, "loss.clip_epsilon=0.3")[2]
+    assert told == ["update: eager"], "the package is of another step"
+
+    kept.write_bytes(kept.read_bytes()[:1000])
+    cut, _, told = learn(settings, "auto", *PACKAGED)
+    assert told == [
+        f"update: eager; package {kept.name[:8]} cannot be loaded, learner.compile=aot builds it "
+        "anew"
+    ]
+    assert torch.equal(cut, eager)
+    kept.unlink()
+    without, _, told = learn(settings, "auto", *PACKAGED)
+    assert told == ["update: eager"]
+    assert torch.equal(without, eager)
+
+
+def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    experiment, _ = made(settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refuse)
+        chosen = choose("auto", experiment.config, CPU, lambda: cache / "x.pt2")
+    assert (chosen.mode, chosen.why) == ("false", None)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["false", "aot"])
+def test_a_resumed_run_goes_on_as_it_began(mode, settings, kept, no_build, tmp_path, capfd) -> None:
+    """Eager where it began without the package, which is there by now; and the other way round."""
+    whole = kept.read_bytes()
+    if mode == "false":
+        kept.unlink()
+    config = settings(*PACKAGED, "learner.minibatches=8", "learner.compile=auto", "frames=64")
+    said = {"false": "update: eager", "aot": f"update: package {kept.name[:8]} found in the cache"}
+    folder = tmp_path / "run"
+    start(config, RunFolder(folder))
+    kept.write_bytes(whole)
+    start(replace(config, frames=128), RunFolder(folder), resume=True)
+    assert json.loads((folder / "manifest.json").read_text())["compile"] == mode
+    assert capfd.readouterr().out.count(said[mode]) == 2
+
+
+#: What lays a minibatch out otherwise, beside CASES.
+LAYOUTS = {
+    "reduced": ("loss.reduction=sum", "env.normalize_observation=false"),
+    "torch": ("actor.activation=gelu",),
+    "torchrl": ("collector=torchrl", "env=cartpole"),
+    "torchrl_tanh": ("collector=torchrl", "actor=tanh_normal"),
+    "parts": ("kl=legacy", "learner.minibatches=4"),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *LAYOUTS])
+def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
+    """The package of a run is looked for before its first rollout; no random number is used up."""
+    experiment, batch = made(settings, *(CASES | LAYOUTS)[case])
+    learner = experiment.parts.learner
+    before = torch.get_rng_state()
+    problem, example = learner.foresee()
+    assert torch.equal(torch.get_rng_state(), before)
+    learner.update(batch, 0.0, 0.3)
+    assert problem.columns.shapes == learner._columns.shapes
+    assert list(problem.columns.shapes) == list(learner._columns.shapes)
+    check_inputs(learner._example, example)
+    actual = Problem(
+        experiment.parts.agent, learner.loss, learner.optimizer.settings, learner._columns
+    )
+    assert package_key(problem, example) == package_key(actual, learner._example)
+
+
+@pytest.mark.integration
 def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
     """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
     torch._dynamo.reset()
-    eager, _ = learn(settings, "false")
+    eager = learn(settings, "false")[0]
     with torch._dynamo.config.patch(error_on_recompile=True):
         experiment, batch = made(
             settings, "learner.compile=jit", "learner.epochs=13", "learner.minibatches=8"
         )
-        learner = experiment.learner
+        learner = experiment.parts.learner
         learner.update(batch, 0.0, 0.3)
         torch.testing.assert_close(learner.optimizer.flat, eager, rtol=1e-5, atol=1e-5)
         learner.beta_rule.beta = 0.123
@@ -235,15 +377,16 @@ def test_a_package_has_another_name_for_everything_that_matters(settings, monkey
     assert len({base, *others}) == len(others) + 1
 
 
-def test_without_a_compiler_it_is_eager_and_says_so(settings, monkeypatch) -> None:
-    experiment, batch = made(settings)
+def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch) -> None:
     monkeypatch.setattr(compiled, "_compiler", lambda: None)
-    problem, arguments = minibatch(experiment, batch)
     for mode in ("aot", "jit"):
-        prepared = prepare(mode, problem, arguments)
-        assert prepared.mode == "false"
-        assert "needs a C++ compiler" in prepared.told
-        assert prepared.step(*arguments).shape == (len(problem.loss.measures) + 1,)
+        experiment, batch = made(settings, f"learner.compile={mode}")
+        told: list[str] = []
+        experiment.parts.learner.say = told.append
+        experiment.parts.learner.update(batch, 0.0)
+        assert experiment.parts.learner.mode == "false"
+        needs = f"learner.compile={mode} needs a C++ compiler, and there is none"
+        assert told == [f"update: eager; {needs}"]
 
 
 def test_auto_is_decided_by_the_settings(settings) -> None:
@@ -255,6 +398,15 @@ def test_auto_is_decided_by_the_settings(settings) -> None:
     off = settings("frames=10_000_000", "learner.compile=false")
     assert decide(off, CPU) == "false"
     assert decide(replace(off, learner=replace(off.learner, compile="auto")), CPU) == "aot"
+    assert decide(off, torch.device("cuda"), "aot") == "jit"
+
+
+def test_on_a_gpu_no_package_is_looked_for(settings) -> None:
+    def refuse():
+        raise AssertionError("packages are for CPUs")
+
+    for asked, mode in {"auto": "jit", "aot": "jit", "jit": "jit", "false": "false"}.items():
+        assert choose(asked, settings(), torch.device("cuda"), refuse).mode == mode
 
 
 def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) -> None:
@@ -269,10 +421,10 @@ def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) ->
     counts = []
     for minibatches in (2, 16):
         experiment, batch = made(settings, f"learner.minibatches={minibatches}")
-        assert isinstance(experiment.learner, Learner)
+        assert isinstance(experiment.parts.learner, Learner)
         reads["count"] = 0
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "__float__", counted)
-            experiment.learner.update(batch, 0.0)
+            experiment.parts.learner.update(batch, 0.0)
         counts.append(reads["count"])
     assert counts[0] == counts[1]

@@ -48,7 +48,7 @@ def case(name: str):
     if name == "two heads":
         return TwoHeads(), *moved(two_headed_actor()), ("agent", "reward")
     env = VectorGymEnv({"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1"}[name], 2, seed=0)
-    config = GaussianActorConfig("auto", [8], "tanh", False, init_std=1.0)
+    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="mlp")
     agent = make_agent(config, env, normalize=True, separate=False)
     return env, *moved(agent.actor), "reward"
 
@@ -217,7 +217,7 @@ def test_float64_pickle_state_and_copies(name: str) -> None:
 
 
 def plain_env() -> TransformedEnv:
-    return make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=3)
+    return make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=3)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from klrl.errors import ConfigError, NonFiniteError
 
 
 def config(env_id: str, num_envs: int = 3, **kwargs: object) -> EnvConfig:
-    return EnvConfig(env_id, dict(kwargs), num_envs, True, 1.0)
+    return EnvConfig(env_id, dict(kwargs), num_envs, True, 1.0, name="gym")
 
 
 def replay(env_id: str, seed: int, actions: np.ndarray) -> tuple[list, list, list]:

@@ -15,8 +15,8 @@ from klrl.advantage import make_advantage
 from klrl.config import AdvantageConfig, EnvConfig
 from klrl.envs import make_env
 from klrl.errors import NonFiniteError
-from klrl.experiment import Experiment
 from klrl.learner import Learner
+from klrl.training import Training
 
 
 class SumOfObservation(nn.Module):
@@ -71,7 +71,7 @@ def test_gae_is_torchrls() -> None:
     """On a rollout of CartPole, whose episodes end often, against its own value estimator."""
     from torchrl.objectives.value import GAE
 
-    env = make_env(EnvConfig("CartPole-v1", {}, 4, True, 1.0), seed=0)
+    env = make_env(EnvConfig("CartPole-v1", {}, 4, True, 1.0, name="gym"), seed=0)
     batch = env.rollout(120, break_when_any_done=False)
     assert batch["next", "terminated"].sum() > 10
     critic = TensorDictModule(
@@ -88,18 +88,18 @@ def test_gae_is_torchrls() -> None:
 @pytest.fixture
 def made(settings):
     """A small experiment and one charged rollout with its advantages."""
-    experiment = Experiment(settings("kl.coef=0.5"))
-    rollout = experiment._make_rollout()
+    experiment = Training(settings("kl.coef=0.5"))
+    rollout = experiment.parts.rollout(0)
     batch = rollout.collect()
-    measured = experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
+    measured = experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
     yield experiment, batch, measured
     rollout.close()
 
 
-def plain_update(experiment: Experiment, batch: TensorDict, order: torch.Tensor) -> dict:
+def plain_update(experiment: Training, batch: TensorDict, order: torch.Tensor) -> dict:
     """One epoch of KLPEN with torch's distributions, autograd and its unfused Adam."""
-    config, agent = experiment.config, copy.deepcopy(experiment.agent)
+    config, agent = experiment.config, copy.deepcopy(experiment.parts.agent)
     parameters = list(agent.modules.parameters())
     optimizer = torch.optim.Adam(parameters, config.optim.lr, eps=config.optim.eps, foreach=False)
     flat = batch.reshape(-1)
@@ -130,16 +130,17 @@ def test_an_epoch_is_plain_torchs(made) -> None:
     order = torch.randperm(batch.numel())
     expected = plain_update(experiment, batch, order)
     torch.manual_seed(3)
-    before = copy.deepcopy(experiment.agent.modules.state_dict())
-    learned = experiment.learner.update(batch, progress=0.0)
-    for name, value in experiment.agent.modules.state_dict().items():
+    before = copy.deepcopy(experiment.parts.agent.modules.state_dict())
+    learned = experiment.parts.learner.update(batch, progress=0.0)
+    for name, value in experiment.parts.agent.modules.state_dict().items():
         torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=1e-5)
     moved = [
-        not torch.equal(before[k], v) for k, v in experiment.agent.modules.state_dict().items()
+        not torch.equal(before[k], v)
+        for k, v in experiment.parts.agent.modules.state_dict().items()
     ]
-    assert sum(moved) == len(list(experiment.agent.modules.parameters()))
+    assert sum(moved) == len(list(experiment.parts.agent.modules.parameters()))
     with torch.no_grad():
-        outputs = experiment.agent.policy_net(batch["observation"])
+        outputs = experiment.parts.agent.policy_net(batch["observation"])
     new = dict(zip(("loc", "scale"), outputs, strict=True))
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, new)]
     by_hand = float(torch.distributions.kl_divergence(*dists).mean())
@@ -149,26 +150,26 @@ def test_an_epoch_is_plain_torchs(made) -> None:
 def test_beta_moves_once_per_iteration_on_the_whole_rollout(made) -> None:
     experiment, batch, _ = made
     experiment.config.optim.lr = 1e-9
-    learned = experiment.learner.update(batch, progress=0.0)
+    learned = experiment.parts.learner.update(batch, progress=0.0)
     assert learned.beta == 1.0, "the row tells the beta that the update had"
-    assert experiment.learner.beta_rule.beta == 0.5, "four minibatches, one halving"
+    assert experiment.parts.learner.beta_rule.beta == 0.5, "four minibatches, one halving"
 
 
 def test_forward_rule_moves_in_every_minibatch(settings) -> None:
-    experiment = Experiment(settings("loss.beta_rule=forward", "optim.lr=1e-9"))
-    rollout = experiment._make_rollout()
+    experiment = Training(settings("loss.beta_rule=forward", "optim.lr=1e-9"))
+    rollout = experiment.parts.rollout(0)
     batch = rollout.collect()
-    experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
-    experiment.learner.update(batch, progress=0.0)
+    experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
+    experiment.parts.learner.update(batch, progress=0.0)
     rollout.close()
-    assert experiment.learner.beta_rule.beta == 0.5**4, "two epochs of two minibatches"
+    assert experiment.parts.learner.beta_rule.beta == 0.5**4, "two epochs of two minibatches"
 
 
 def test_learning_rate_falls_linearly_to_its_floor(made) -> None:
     experiment, batch, _ = made
-    experiment.learner.config.optim = replace(experiment.config.optim, lr=1e-3, lr_floor=2e-4)
-    rates = [experiment.learner.update(batch, progress=x).lr for x in (0.0, 0.25, 1.0, 1.5)]
+    experiment.parts.learner.config.optim = replace(experiment.config.optim, lr=1e-3, lr_floor=2e-4)
+    rates = [experiment.parts.learner.update(batch, progress=x).lr for x in (0.0, 0.25, 1.0, 1.5)]
     assert rates == pytest.approx([1e-3, 8e-4, 2e-4, 2e-4])
 
 
@@ -176,12 +177,12 @@ def test_target_kl_ends_the_epochs_early(settings) -> None:
     words = ("loss=clip", "learner.epochs=20", "optim.lr=0.02")
     for target, most in ((None, 20), (1e6, 20), (0.001, 2)):
         more = () if target is None else (f"loss.target_kl={target}",)
-        experiment = Experiment(settings(*words, *more))
-        rollout = experiment._make_rollout()
+        experiment = Training(settings(*words, *more))
+        rollout = experiment.parts.rollout(0)
         batch = rollout.collect()
-        experiment.charge_kl(batch)
-        experiment.estimate_advantage(batch)
-        learned = experiment.learner.update(batch, progress=0.0)
+        experiment.parts.charge_kl(batch)
+        experiment.parts.estimate_advantage(batch)
+        learned = experiment.parts.learner.update(batch, progress=0.0)
         rollout.close()
         assert learned.epochs <= most
         if target in (None, 1e6):
@@ -197,20 +198,20 @@ def test_what_is_not_finite_is_named(made, key: str, place: str) -> None:
     experiment, batch, _ = made
     batch[key][0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match=place):
-        experiment.learner.update(batch, progress=0.0)
+        experiment.parts.learner.update(batch, progress=0.0)
 
 
 def test_a_row_is_recomputed_from_its_batch(made) -> None:
     """reward/shaped == reward/raw - kl/ref/penalty, each from the tensors by other arithmetic."""
     experiment, batch, measured = made
     with torch.no_grad():  # a policy that left its reference
-        experiment.agent.policy_net.head.bias += 0.7
-    rollout = experiment._make_rollout()
+        experiment.parts.agent.policy_net.head.bias += 0.7
+    rollout = experiment.parts.rollout(0)
     batch = rollout.collect()
     raw = batch["next", "reward"].clone()
-    measured = experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
-    row = experiment.make_row(batch, measured, experiment.learner.update(batch, 0.0), 1.0)
+    measured = experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
+    row = experiment.make_row(batch, measured, experiment.parts.learner.update(batch, 0.0), 1.0)
     rollout.close()
     loc, scale = batch["loc"], batch["scale"]
     ref_loc = loc - 0.7  # the reference differs in that bias alone
@@ -228,23 +229,23 @@ def test_a_row_is_recomputed_from_its_batch(made) -> None:
 
 def test_the_normalizer_moves_after_the_update_only(settings) -> None:
     """From the rollout to the end of its update the policy is one function."""
-    experiment = Experiment(settings())
-    rollout = experiment._make_rollout()
+    experiment = Training(settings())
+    rollout = experiment.parts.rollout(0)
     for _ in range(2):
         batch = rollout.collect()
-        loc, _scale = experiment.agent.policy_net(batch["observation"])
+        loc, _scale = experiment.parts.agent.policy_net(batch["observation"])
         torch.testing.assert_close(loc, batch["loc"], atol=1e-6, rtol=1e-5)
-        experiment.charge_kl(batch)
-        experiment.estimate_advantage(batch)
-        mean = experiment.agent.normalizer.mean.clone()
-        experiment.learner.update(batch, 0.0)
-        torch.testing.assert_close(experiment.agent.normalizer.mean, mean)
-        experiment.move_normalizer(batch)
-        assert not torch.equal(experiment.agent.normalizer.mean, mean)
+        experiment.parts.charge_kl(batch)
+        experiment.parts.estimate_advantage(batch)
+        mean = experiment.parts.agent.normalizer.mean.clone()
+        experiment.parts.learner.update(batch, 0.0)
+        torch.testing.assert_close(experiment.parts.agent.normalizer.mean, mean)
+        experiment.parts.move_normalizer(batch)
+        assert not torch.equal(experiment.parts.agent.normalizer.mean, mean)
     rollout.close()
 
 
 def test_a_shared_trunk_is_optimised_once(settings) -> None:
-    experiment = Experiment(settings("actor.share_trunk=true", "loss.separate_losses=true"))
-    learner = Learner(experiment.config, experiment.agent)
+    experiment = Training(settings("actor.share_trunk=true", "loss.separate_losses=true"))
+    learner = Learner(experiment.config, experiment.parts.agent)
     assert len({id(p) for p in learner.parameters}) == len(learner.parameters)

@@ -78,18 +78,18 @@ def test_held_runs_end_near_the_target_and_say_how(tmp_path: Path) -> None:
 
 
 def test_the_search_moves_the_actor_alone(settings) -> None:
-    from klrl.experiment import Experiment
+    from klrl.training import Training
 
     results = []
     for mode in ("none", "both"):
         torch.manual_seed(0)
-        experiment = Experiment(settings("optim.lr=0.01", f"loss.line_search={mode}"))
-        rollout = experiment._make_rollout()
+        experiment = Training(settings("optim.lr=0.01", f"loss.line_search={mode}"))
+        rollout = experiment.parts.rollout(0)
         batch = rollout.collect()
-        experiment.charge_kl(batch)
-        experiment.estimate_advantage(batch)
+        experiment.parts.charge_kl(batch)
+        experiment.parts.estimate_advantage(batch)
         torch.manual_seed(1)
-        learned = experiment.learner.update(batch, 0.0)
+        learned = experiment.parts.learner.update(batch, 0.0)
         rollout.close()
         results.append((experiment, learned))
     (plain, before), (held, after) = results

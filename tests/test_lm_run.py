@@ -23,11 +23,11 @@ from klrl.evaluate import main as evaluate_main
 from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.checks import BASE_CONTEXT
-from klrl.language.experiment import LanguageExperiment
 from klrl.language.supervised import Recipe
 from klrl.loggers import read_rows
 from klrl.metrics import METRICS
 from klrl.run_folder import RunFolder
+from klrl.training import Training
 from tests import lm_toys
 from tests.test_run import manifest_of, rows_of, timeless
 
@@ -137,12 +137,12 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
 
 
 def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:
-    experiment = LanguageExperiment(job())
+    experiment = Training(job())
     experiment.train(RunFolder(Path("run")))
     loaded = klrl.load_policy("run")
     ids = loaded.tokenizer("531", return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        expected = experiment.policy.model(ids).logits
+        expected = experiment.parts.policy.model(ids).logits
         assert torch.equal(loaded.model(ids).logits, expected)
     assert not any(p.requires_grad for p in loaded.model.parameters())
 
@@ -159,17 +159,17 @@ def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:
 def test_a_row_by_hand_with_plain_transformers(job, model: str, words: list[str]) -> None:
     """One sequence at a time, no padding, no cache; after an update, so that no KL is 0."""
     config = job(*words, "kl.coef=0.5")
-    experiment = LanguageExperiment(config)
-    rollout = experiment._make_rollout()
+    experiment = Training(config)
+    rollout = experiment.parts.rollout(0)
     first = rollout.collect()
-    experiment.charge_kl(first)
-    experiment.estimate_advantage(first)
+    experiment.parts.charge_kl(first)
+    experiment.parts.estimate_advantage(first)
     experiment.learn(first)
     batch = rollout.collect()
-    measured = experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
+    measured = experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
     temperature = config.collector.temperature
-    mine = lm_toys.truth(experiment.policy.model, batch, temperature)
+    mine = lm_toys.truth(experiment.parts.policy.model, batch, temperature)
     initial = AutoModelForCausalLM.from_pretrained(model)
     theirs = lm_toys.truth(initial, batch, temperature)
     by_hand: dict[str, list[torch.Tensor]] = {name: [] for name in ("exact", "k1", "k2", "k3")}
@@ -202,16 +202,16 @@ def test_a_row_by_hand_with_plain_transformers(job, model: str, words: list[str]
 
 def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
     """At the old policy every ratio is 1: d objective = -mean over tokens of A d log pi."""
-    experiment = LanguageExperiment(job())
-    batch = experiment._make_rollout().collect()
-    experiment.charge_kl(batch)
+    experiment = Training(job())
+    batch = experiment.parts.rollout(0).collect()
+    experiment.parts.charge_kl(batch)
     batch["advantage"] = torch.randn(batch["next", "reward"].shape)
-    terms = experiment.learner.loss_terms(batch, 0.0)
-    parameters = experiment.policy.parameters
+    terms = experiment.parts.learner.loss_terms(batch, 0.0)
+    parameters = experiment.parts.policy.parameters
     found = torch.autograd.grad(terms["total"], parameters)
     total, count = 0.0, 0
     for i, (prompt, response) in enumerate(lm_toys.rows(batch)):
-        logits = experiment.policy.model(torch.cat([prompt, response])[None]).logits[0]
+        logits = experiment.parts.policy.model(torch.cat([prompt, response])[None]).logits[0]
         log_p = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         log_prob = log_p.gather(1, response[:, None]).squeeze(1)
         total = total + (batch["advantage"][i, : len(response), 0] * log_prob).sum()
@@ -250,8 +250,8 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
     ids=" ".join,
 )
 def test_every_kind_of_run_learns_and_keeps_its_books(job, words: list[str]) -> None:
-    experiment = LanguageExperiment(job(*words))
-    before = [p.detach().clone() for p in experiment.policy.parameters]
+    experiment = Training(job(*words))
+    before = [p.detach().clone() for p in experiment.parts.policy.parameters]
     experiment.train(RunFolder(Path("run")))
     rows = rows_of(Path("run"))
     assert len(rows) == 2
@@ -259,7 +259,8 @@ def test_every_kind_of_run_learns_and_keeps_its_books(job, words: list[str]) -> 
         shaped = row["reward/raw"] - row["kl/ref/penalty"]
         assert row["reward/shaped"] == pytest.approx(shaped, abs=1e-6)
     moved = [
-        not torch.equal(p, b) for p, b in zip(experiment.policy.parameters, before, strict=True)
+        not torch.equal(p, b)
+        for p, b in zip(experiment.parts.policy.parameters, before, strict=True)
     ]
     assert any(moved)
     if "kl=none" in words:
@@ -273,8 +274,8 @@ def test_every_kind_of_run_learns_and_keeps_its_books(job, words: list[str]) -> 
 
 def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
     lora = ["actor.lora.r=2", "kl.placement=loss", "kl.estimator=exact", "kl.coef=0.5"]
-    LanguageExperiment(job(*lora, "reference=adapter_off")).train(RunFolder(Path("off")))
-    LanguageExperiment(job(*lora, "reference=initial")).train(RunFolder(Path("copy")))
+    Training(job(*lora, "reference=adapter_off")).train(RunFolder(Path("off")))
+    Training(job(*lora, "reference=initial")).train(RunFolder(Path("copy")))
     for off, copy in zip(*(timeless(rows_of(Path(p))) for p in ("off", "copy")), strict=True):
         assert off == pytest.approx(copy, abs=1e-6)
 
@@ -292,7 +293,7 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
     ids=lambda words: " ".join(words) or "default",
 )
 def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> None:
-    LanguageExperiment(job(*words, "frames=64")).train(RunFolder(Path("whole")))
+    Training(job(*words, "frames=64")).train(RunFolder(Path("whole")))
     assert exits(*words)[0] == 0
     code, out, _ = exits("resume=run", "frames=64")
     assert (code, "resumed at 32 samples" in out) == (0, True)
@@ -302,9 +303,9 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> N
 
 
 def test_another_run_as_start_and_as_reference(job, exits) -> None:
-    LanguageExperiment(job()).train(RunFolder(Path("first")))
+    Training(job()).train(RunFolder(Path("first")))
     config = job("actor.init=first", "reference=checkpoint", "reference.path=first")
-    experiment = LanguageExperiment(config)
+    experiment = Training(config)
     experiment.train(RunFolder(Path("run")))
     rows = rows_of(Path("run"))
     assert abs(rows[0]["kl/ref/exact"]) < 1e-5 < rows[1]["kl/ref/exact"]
@@ -351,7 +352,7 @@ WRONG = [
     (["env.reward=best"], "env.reward=best: choose exact or proxy, or name a function"),
     (["env.reward=nowhere:f"], "env.reward=nowhere:f: importing nowhere fails"),
     (["env.shortest=9"], "env.longest=8: give env.shortest=9 .. 64"),
-    (["env.task=text"], "env.task: set by the choice"),
+    (["env.name=text"], "env.name: set by the choice"),
     (["collector.max_new_tokens=64"], "collector.max_new_tokens=64: leaves no room for a prompt"),
     (["collector.max_new_tokens=52"], "leaves 12; shorten the prompt or the response"),
     (["actor.model=nowhere/at/all"], "actor.model=nowhere/at/all: no such folder"),
@@ -500,7 +501,7 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
             assert exit_code == 0
 
     monkeypatch.setattr(wandb, "init", lambda **kwargs: Run())
-    LanguageExperiment(job("logger=wandb")).train(RunFolder(Path("run")))
+    Training(job("logger=wandb")).train(RunFolder(Path("run")))
     assert (axes["samples"], axes["*"], axes["reward/gold"]) == (None, "samples", "samples")
     assert "frames" not in axes
     assert [row["samples"] for row in logged] == [16, 32]
@@ -516,9 +517,9 @@ def test_the_base_model_has_the_context_that_the_checks_count_on() -> None:
 
 
 def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
-    first, second = LanguageExperiment(job()), LanguageExperiment(job())
+    first, second = Training(job()), Training(job())
     torch.rand(7)
-    mine, theirs = (e._make_rollout().collect() for e in (first, second))
+    mine, theirs = (e.parts.rollout(0).collect() for e in (first, second))
     assert torch.equal(mine["tokens", "full"], theirs["tokens", "full"])
     assert torch.equal(on_response(mine, LOG_PROBS), on_response(theirs, LOG_PROBS))
     assert bool(response_mask(mine).any(1).all())
@@ -526,11 +527,11 @@ def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_named_and_reaches_no_weight(job) -> None:
-    experiment = LanguageExperiment(job())
-    batch = experiment._make_rollout().collect()
-    experiment.charge_kl(batch)
-    experiment.estimate_advantage(batch)
+    experiment = Training(job())
+    batch = experiment.parts.rollout(0).collect()
+    experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
     batch["advantage"][0, 0] = torch.inf
     with pytest.raises(NonFiniteError, match="loss/objective is -?inf in minibatch"):
-        experiment.learner.update(batch, 0.0)
-    assert all(bool(p.isfinite().all()) for p in experiment.policy.parameters)
+        experiment.parts.learner.update(batch, 0.0)
+    assert all(bool(p.isfinite().all()) for p in experiment.parts.policy.parameters)

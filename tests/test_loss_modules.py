@@ -146,8 +146,8 @@ def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:
     from klrl.models import make_agent
 
     torch.set_default_dtype(torch.float32)
-    config = EnvConfig("Pendulum-v1", {}, 2, True, 1.0)
-    actor = GaussianActorConfig("normal", [8], "tanh", False, init_std=1.0)
+    config = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
+    actor = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="normal")
     agent = make_agent(actor, make_env(config, seed=0), normalize=False, separate=False)
     loss = KLPENPPOLoss(agent.actor, agent.critic, functional=False)
     collector = Collector(

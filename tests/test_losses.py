@@ -56,8 +56,8 @@ def _double() -> None:
 
 def data(env_id: str, distribution: str):
     """Networks that moved away from the policy that sampled, and its batch of 64 frames."""
-    env = make_env(EnvConfig(env_id, {}, 2, True, 1.0), seed=0)
-    config = GaussianActorConfig(distribution, [8], "tanh", False, init_std=1.0)
+    env = make_env(EnvConfig(env_id, {}, 2, True, 1.0, name="gym"), seed=0)
+    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=distribution)
     agent = make_agent(config, env, normalize=False, separate=False)
     agent.modules.double()
     count = 64

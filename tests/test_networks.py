@@ -14,7 +14,7 @@ from klrl.models.mlp import ObservationNormalizer
 
 
 def agent_for(env_id: str, distribution: str, **actor: object):
-    env = make_env(EnvConfig(env_id, {}, 2, True, 1.0), seed=0)
+    env = make_env(EnvConfig(env_id, {}, 2, True, 1.0, name="gym"), seed=0)
     told = {"hidden": [16, 16], "activation": "tanh", "share_trunk": False, **actor}
     schema = ActorConfig if distribution == "categorical" else GaussianActorConfig
     if schema is GaussianActorConfig:
@@ -81,8 +81,8 @@ def test_first_policies_are_flat_and_orthogonal() -> None:
 
 
 def test_a_shared_trunk_is_one_and_separate_losses_keep_the_critic_out_of_it() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0), seed=0)
-    config = GaussianActorConfig("normal", [8], "tanh", True, init_std=1.0)
+    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0)
+    config = GaussianActorConfig([8], "tanh", True, init_std=1.0, name="normal")
     for separate in (False, True):
         agent = make_agent(config, env, normalize=False, separate=separate)
         agent.critic(env.reset())["state_value"].sum().backward()

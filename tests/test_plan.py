@@ -49,7 +49,7 @@ def test_jobs_share_processes_and_pay_a_start_once() -> None:
 
 
 def to_submitit() -> SubmititConfig:
-    return SubmititConfig("submitit", "slurm", 10, 1, 0, 1.0, 5, None, {})
+    return SubmititConfig("slurm", 10, 1, 0, 1.0, 5, None, {}, name="submitit")
 
 
 def test_at_a_time_is_what_the_launcher_says() -> None:

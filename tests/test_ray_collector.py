@@ -34,8 +34,8 @@ from klrl.rollout.ray_cluster import Cluster
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SEED, COPIES, STEPS = 17, 4, 70
-PENDULUM = EnvConfig("Pendulum-v1", {}, COPIES, True, 1.0)
-TWO = RayCollectorConfig("ray", STEPS, workers=2, cpus_per_worker=1)
+PENDULUM = EnvConfig("Pendulum-v1", {}, COPIES, True, 1.0, name="gym")
+TWO = RayCollectorConfig(STEPS, workers=2, cpus_per_worker=1, name="ray")
 CPU = torch.device("cpu")
 
 
@@ -50,7 +50,7 @@ def _ray_on_loopback() -> Iterator[None]:
 
 def make_policy() -> Agent:
     env = make_env(PENDULUM, seed=0, num_envs=1)
-    actor = GaussianActorConfig("normal", [8], "tanh", False, None, init_std=1.0)
+    actor = GaussianActorConfig([8], "tanh", False, None, init_std=1.0, name="normal")
     return make_agent(actor, env, normalize=True, separate=False)
 
 
@@ -203,7 +203,7 @@ def test_a_workers_error_keeps_its_type_and_a_mortal_one_ends_in_one_line(
     with pytest.raises(NonFiniteError, match="^observation of Pendulum-v1"):
         rollout.collect()
     weight.data.copy_(before)
-    nowhere = EnvConfig("Nowhere-v0", {}, COPIES, True, 1.0)
+    nowhere = EnvConfig("Nowhere-v0", {}, COPIES, True, 1.0, name="gym")
     monkeypatch.setattr(rollout, "_env", nowhere)
     monkeypatch.setattr("klrl.rollout.ray.ACCIDENTS", 2)
     os.kill(pids_of(rollout)[0], signal.SIGKILL)

@@ -81,6 +81,32 @@ def test_a_cut_off_last_line_is_left_out_and_absent_values_are_nan(tmp_path):
     np.testing.assert_array_equal(columns["a"], [2, np.nan])
 
 
+def test_the_manifest_tells_the_domain_and_an_older_run_its_columns(tmp_path):
+    words = [{"samples": i, "reward/episode": 1.0} for i in range(1, 5)]
+    write_run(tmp_path / "a", rows=words, domain="language")
+    write_run(tmp_path / "b", rows=words)
+    write_run(tmp_path / "c", domain="control")
+    write_run(tmp_path / "d")
+    runs = find_runs([str(tmp_path)]).runs
+    assert [run.domain.name for run in runs] == ["language", "language", "control", "control"]
+    assert [run.axis for run in runs] == ["samples", "samples", "frames", "frames"]
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ({"domain": "chess"}, r"names the domain 'chess', which this klrl does not know"),
+        ({"domain": "language"}, r"metrics.jsonl: its rows have no samples"),
+        ({"rows": [{"reward/raw": 1.0}]}, r"metrics.jsonl: its rows have no frames"),
+    ],
+)
+def test_a_run_without_its_axis_is_named_and_skipped(more, told, tmp_path):
+    write_run(tmp_path / "a", **more)
+    found = find_runs([str(tmp_path)])
+    assert found.runs == []
+    assert re.search(told, found.skipped[0])
+
+
 def test_a_running_job_whose_process_is_gone_was_interrupted(tmp_path):
     write_run(tmp_path / "a", status="running", pid=1, pid_started="another process")
     assert find_runs([str(tmp_path)]).runs[0].status == "interrupted"
@@ -172,8 +198,10 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
     assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
     assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
     of = words["settings"].index("kl.coef=0")
-    assert charts["Gold score, training"]["series"][of]["points"][-1][:2] == [40, 0.2]
-    assert charts["Gold score, evaluation"]["series"][of]["points"] == [[40, 0.25, None, None, 1]]
+    assert charts["Training gold score"]["series"][of]["points"][-1][:2] == [40, 0.2]
+    assert charts["Greedy evaluation gold score"]["series"][of]["points"] == [
+        [40, 0.25, None, None, 1]
+    ]
     with (tmp_path / "report" / "summary.csv").open() as file:
         lines = {(line["task"], line["setting"]): line for line in csv.DictReader(file)}
     assert float(lines["sort_digits", "kl.coef=0"]["gold"]) == pytest.approx(0.2)
@@ -255,7 +283,7 @@ def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
     task = json.loads(page.data)[0]
     assert task["settings"] == ["kl.coef=0.1", "kl.coef=1"]
     assert [series["i"] for series in task["charts"][0]["series"]] == [0]
-    assert "Return, evaluation" not in {chart["title"] for chart in task["charts"]}
+    assert "Evaluation return" not in {chart["title"] for chart in task["charts"]}
     i = page.cells.index("kl.coef=1")
     assert page.cells[i + 1 : i + 5] == ["1", "", "", "1"]
     assert "finished, without rows" in page.cells

@@ -85,10 +85,10 @@ def test_every_chart_is_drawn_without_a_word_or_a_request(width, scheme, browser
     assert toy.pop("Reward against sqrt(KL(policy||reference))") == [0, 0, 4, 4, 4]
     assert [counts[:2] for counts in toy.values()] == [[4, 4]] * 6
     assert drawn["Many-v1"]["Reward against sqrt(KL(policy||reference))"] == [0, 0, 12, 0, 0]
-    assert drawn["Many-v1"]["Return, training"] == [7, 0, 0, 0, 0]
+    assert drawn["Many-v1"]["Training return"] == [7, 0, 0, 0, 0]
     words = drawn["sort_digits"]
     assert words["Gold score against sqrt(KL(policy||reference))"] == [0, 0, 2, 0, 0]
-    assert words["Gold score, training"][0] == 2
+    assert words["Training gold score"][0] == 2
     # The coefficient 0 has no place on a logarithmic axis, and the page says so.
     assert words["kl.coef"][0] == 1
     said = "[...document.querySelectorAll('figure p')].map(p => p.textContent)"
@@ -124,7 +124,7 @@ def test_values_that_were_tapped_stay_until_the_page_is_scrolled(tab):
     tab.size(WIDTHS[1], 800)
     tab.tap(*tab.middle("#task-2 .charts:not(.fronts) figure:nth-of-type(2) svg"))
     assert tab.ask(shown) == "block"
-    assert "KL, nats per frame: " in tab.ask("tip.textContent")
+    assert "KL(policy||reference), nats per frame: 1 (1 to 1)" in tab.ask("tip.textContent")
     # In the next frame of the browser.
     tab.ask("new Promise(done => { addEventListener('scroll', done); scrollBy(0, 50); })")
     assert tab.ask(shown) == "none"
@@ -137,7 +137,7 @@ def test_arrow_keys_read_the_values(tab):
     tip = tab.ask("tip.textContent").splitlines()
     # The second setting's second point: after 200 frames, 18 below the last; IQM 4 above seed 0.
     assert tip[:2] == ["kl.mode=legacy kl.coef=1", "frames: 200"]
-    assert tip[2].startswith("return per episode: 36 (32")
+    assert tip[2].startswith("Training return, return per episode: 36 (32")
     tab.key("Escape")
     assert tab.ask("getComputedStyle(tip).display") == "none"
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from klrl.experiment import Experiment
 from klrl.metrics import TIMES
 from klrl.run_folder import RunFolder
+from klrl.training import Training
 
 pytestmark = pytest.mark.integration
 
@@ -23,26 +23,26 @@ import json, sys
 import torch
 from tensordict import TensorDict
 from pathlib import Path
-from klrl.experiment import Experiment
+from klrl.training import Training
 from klrl.resume import stored_config
 from klrl.run_folder import RunFolder
 from tests.test_resume_exact import next_row
 
 torch.set_num_threads(1)
-experiment = Experiment(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-experiment.take_up(experiment._checkpoints(RunFolder(Path("run"))))
+experiment = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
+experiment.load(experiment.checkpoints(RunFolder(Path("run"))))
 print(json.dumps(next_row(experiment, TensorDict.load("batch"))))
 """
 
 
-def next_row(experiment: Experiment, batch: TensorDict) -> dict[str, float]:
+def next_row(experiment: Training, batch: TensorDict) -> dict[str, float]:
     """What the loop does with a rollout, twice over; the row of the second iteration."""
     for _ in range(2):
         copied = batch.clone()
-        measured = experiment.charge_kl(copied)
-        experiment.estimate_advantage(copied)
+        measured = experiment.parts.charge_kl(copied)
+        experiment.parts.estimate_advantage(copied)
         learned = experiment.learn(copied)
-        experiment.move_normalizer(copied)
+        experiment.parts.move_normalizer(copied)
         experiment.counters.iteration += 1
         experiment.counters.frames += copied.numel()
         row = experiment.make_row(copied, measured, learned, 1.0)
@@ -61,14 +61,14 @@ def next_row(experiment: Experiment, batch: TensorDict) -> dict[str, float]:
 )
 def test_the_next_iteration_is_the_same_in_a_new_process(words, settings, tmp_path) -> None:
     config = settings(*words, "frames=192", "optim.lr=0.01", "kl.coef=0.5")
-    experiment = Experiment(config)
+    experiment = Training(config)
     experiment.train(RunFolder(Path("run")))
-    rollout = experiment._make_rollout()
+    rollout = experiment.parts.rollout(0)
     batch = rollout.collect().detach().clone()
     rollout.close()
     batch.save("batch")
     # The checkpoint was written before that rollout drew from the generator: go back to it.
-    experiment.take_up(experiment._checkpoints(RunFolder(Path("run"))))
+    experiment.load(experiment.checkpoints(RunFolder(Path("run"))))
     here = next_row(experiment, batch)
     root = Path(__file__).parent.parent
     done = subprocess.run(

@@ -22,10 +22,10 @@ from klrl.domains import CONTROL
 from klrl.errors import Interrupted, NonFiniteError
 from klrl.evaluate import evaluate_policy
 from klrl.evaluate import main as evaluate_main
-from klrl.experiment import Experiment
 from klrl.loggers import read_rows, wandb_mode
 from klrl.metrics import METRICS, TIMES, metrics_of
 from klrl.resume import stored_config
+from klrl.training import Training
 from tests.conftest import QUICK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -96,7 +96,7 @@ def test_a_run_leaves_its_record(words, capsys) -> None:
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"last", "best"}
     assert not list(folder.rglob("*.pkl"))
-    assert stored_config(folder).kl.mode == words[0].removeprefix("kl=").split(".")[0] or coef == 0
+    assert stored_config(folder).kl.name == words[0].removeprefix("kl=").split(".")[0] or coef == 0
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
@@ -116,15 +116,15 @@ def test_the_learning_rate_is_annealed_over_the_run() -> None:
 def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) -> None:
     from torchrl.checkpoint import Checkpoint
 
-    import klrl.experiment
+    import klrl.control.parts
     from klrl.evaluate import Evaluation
     from klrl.run_folder import RunFolder
 
     returns = iter([-5.0, -3.0, -4.0])
     monkeypatch.setattr(
-        klrl.experiment, "evaluate_policy", lambda *a, **k: Evaluation([next(returns)])
+        klrl.control.parts, "evaluate_policy", lambda *a, **k: Evaluation([next(returns)])
     )
-    Experiment(settings("frames=192", "eval.every=1")).train(RunFolder(Path("run")))
+    Training(settings("frames=192", "eval.every=1")).train(RunFolder(Path("run")))
     told = {}
     for which in ("best", "last"):
         (entry,) = Path("run/checkpoints", which).iterdir()
@@ -235,7 +235,7 @@ def test_an_environment_of_a_users_module_trains_and_is_evaluated(monkeypatch, c
 
 def test_resume_restores_all_and_appends() -> None:
     exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
-    before, rows = Experiment(stored_config(Path("run"))), rows_of(Path("run"))
+    before, rows = Training(stored_config(Path("run"))), rows_of(Path("run"))
     assert exits("resume=run", "frames=512") == 0
     after = rows_of(Path("run"))
     assert after[:4] == rows
@@ -253,25 +253,25 @@ def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(se
     from klrl.run_folder import RunFolder
 
     config = settings("frames=256", "kl.coef=0.3")
-    first = Experiment(config)
+    first = Training(config)
     first.train(RunFolder(Path("run")))
     state = torch.random.get_rng_state()
-    second = Experiment(config)
+    second = Training(config)
     torch.manual_seed(99)
-    second.take_up(second._checkpoints(RunFolder(Path("run"))))
+    second.load(second.checkpoints(RunFolder(Path("run"))))
     for mine, theirs in (
-        (first.agent.modules, second.agent.modules),
-        (first.reference, second.reference),
+        (first.parts.agent.modules, second.parts.agent.modules),
+        (first.parts.reference, second.parts.reference),
     ):
         for name, value in mine.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name
-    assert first.agent.normalizer.count == second.agent.normalizer.count == 256
-    assert second.reference.state_dict() is not first.reference.state_dict()
-    moments = [e.learner.optimizer.state_dict()["exp_avg"] for e in (first, second)]
+    assert first.parts.agent.normalizer.count == second.parts.agent.normalizer.count == 256
+    assert second.parts.reference.state_dict() is not first.parts.reference.state_dict()
+    moments = [e.parts.learner.optimizer.state_dict()["exp_avg"] for e in (first, second)]
     assert torch.equal(*moments)
     assert float(moments[0].abs().max()) > 0
-    assert second.learner.beta_rule.beta == first.learner.beta_rule.beta != 1.0
-    assert second.kl.coef == 0.3
+    assert second.parts.learner.beta_rule.beta == first.parts.learner.beta_rule.beta != 1.0
+    assert second.parts.kl.coef == 0.3
     assert vars(second.counters) == vars(first.counters)
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -286,9 +286,9 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     rows = rows_of(Path("run"))
     assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
     policy = klrl.load_policy("ref")
-    from klrl.experiment import Experiment
+    from klrl.training import Training
 
-    reference = Experiment(stored_config(Path("run"))).reference
+    reference = Training(stored_config(Path("run"))).reference
     assert all(
         torch.equal(a, b)
         for a, b in zip(policy.state_dict().values(), reference.state_dict().values(), strict=True)
@@ -303,11 +303,11 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     from klrl.load import describe_policy
     from klrl.run_folder import RunFolder
 
-    resumed = Experiment(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-    resumed.take_up(resumed._checkpoints(RunFolder(Path("run"))))
+    resumed = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
+    resumed.load(resumed.checkpoints(RunFolder(Path("run"))))
     assert describe_policy(stored_config(Path("run")))["normalize"] is True
     for name, value in policy.state_dict().items():
-        assert torch.equal(resumed.reference.state_dict()[name], value), name
+        assert torch.equal(resumed.parts.reference.state_dict()[name], value), name
 
 
 def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None:
@@ -356,23 +356,23 @@ def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(
 def test_a_run_that_diverges_stops_with_the_place_and_keeps_its_checkpoint(settings) -> None:
     from klrl.run_folder import RunFolder
 
-    experiment = Experiment(settings("frames=1024", "checkpoint.every=1"))
-    charge = experiment.charge_kl
+    experiment = Training(settings("frames=1024", "checkpoint.every=1"))
+    charge = experiment.parts.charge_kl
 
     def poisoned(batch):
         if experiment.counters.iteration == 3:
             batch["next", "reward"][0, 0] = float("inf")
         return charge(batch)
 
-    experiment.charge_kl = poisoned
+    experiment.parts.charge_kl = poisoned
     with pytest.raises(NonFiniteError):
         experiment.train(RunFolder(Path("run")))
     assert manifest_of(Path("run"))["status"] == "failed"
     assert len(rows_of(Path("run"))) == 3
-    good = Experiment(settings("frames=1024"))
-    good._checkpoints(RunFolder(Path("run"))).load_last(torch.device("cpu"))
+    good = Training(settings("frames=1024"))
+    good.checkpoints(RunFolder(Path("run"))).load_last(torch.device("cpu"))
     assert good.counters.iteration == 3
-    assert all(p.isfinite().all() for p in good.agent.modules.parameters())
+    assert all(p.isfinite().all() for p in good.parts.agent.modules.parameters())
 
 
 def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
@@ -386,7 +386,7 @@ def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
     assert len({manifest_of(job)["wandb_id"] for job in jobs}) == 4
     told = [inspect(job) for job in jobs]
     assert {t["run"][0]["run_group"] for t in told} == {folder.name}
-    modes = [(stored_config(j).kl.mode, stored_config(j).seed) for j in jobs]
+    modes = [(stored_config(j).kl.name, stored_config(j).seed) for j in jobs]
     assert modes == [("legacy", 0), ("legacy", 1), ("retrieve", 0), ("retrieve", 1)]
 
 
@@ -428,12 +428,12 @@ def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None
 def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
     from klrl.run_folder import RunFolder
 
-    experiment = Experiment(settings("logger=wandb"))
+    experiment = Training(settings("logger=wandb"))
 
     def fail(batch):
         raise NonFiniteError("reward of nothing")
 
-    experiment.charge_kl = fail
+    experiment.parts.charge_kl = fail
     with pytest.raises(NonFiniteError):
         experiment.train(RunFolder(Path("run")))
     assert inspect(Path("run"))["exit"][0]["exit_code"] == 1
@@ -454,12 +454,12 @@ def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
 def test_evaluation_is_gymnasiums_return_of_the_same_policy(settings) -> None:
     """A policy that always answers 1 Nm, played by hand with the same seeds."""
     config = settings()
-    experiment = Experiment(config)
+    experiment = Training(config)
     with torch.no_grad():
-        experiment.agent.policy_net.head.weight.zero_()
-        experiment.agent.policy_net.head.bias.fill_(1.0)
+        experiment.parts.agent.policy_net.head.weight.zero_()
+        experiment.parts.agent.policy_net.head.bias.fill_(1.0)
     result = evaluate_policy(
-        experiment.agent, config.env, episodes=3, seed=17, device=torch.device("cpu")
+        experiment.parts.agent, config.env, episodes=3, seed=17, device=torch.device("cpu")
     )
     expected = []
     for copy in range(3):

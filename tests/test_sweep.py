@@ -15,6 +15,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
+from klrl.compose import job_config
 from klrl.config import JoblibConfig
 from klrl.loggers import read_rows
 from klrl.metrics import TIMES
@@ -248,16 +249,16 @@ def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) ->
 
 
 def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> None:
-    import klrl.experiment
+    import klrl.training
 
-    real = klrl.experiment.run
+    real = klrl.training.start
 
     def broken(config, *args, **kwargs):
         if config.seed == 0:
             raise KeyError("of a library")
         return real(config, *args, **kwargs)
 
-    monkeypatch.setattr(klrl.experiment, "run", broken)
+    monkeypatch.setattr(klrl.training, "start", broken)
     assert sweep("seed=0,1") == 1
     caught = capfd.readouterr()
     assert "Traceback" in caught.err, "whoever mends it needs all of it"
@@ -293,13 +294,13 @@ def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, si
 
 
 def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
-    import klrl.experiment
+    import klrl.training
     from klrl.errors import ConfigError
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")
 
-    monkeypatch.setattr(klrl.experiment, "run", refuse)
+    monkeypatch.setattr(klrl.training, "start", refuse)
     assert sweep("seed=0,1") == 2
     assert "late: refused" in capsys.readouterr().err
     assert not Path("outputs/a").exists()
@@ -336,14 +337,18 @@ def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None
 
 
 def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
-    """Outcomes come in while further jobs are still being handed out."""
+    """Outcomes come in while further jobs are still being handed out.
+
+    The jobs were checked on another machine, which had an environment that this one lacks.
+    """
+    config = job_config(["env=gym", "env.id=Penduulm-v1"])
     jobs = [
-        Job(f"{i}", tmp_path / f"{i}", ("kl.coff=1",), "a", tmp_path, ("", "")) for i in range(16)
+        Job(f"{i}", tmp_path / f"{i}", (), config, "a", tmp_path, "elsewhere") for i in range(16)
     ]
     outcomes = list(launch(JoblibConfig(name="joblib", n_jobs=2), jobs, tmp_path))
     assert {o.name for o in outcomes} == {job.name for job in jobs}
     assert {o.status for o in outcomes} == {"refused"}
-    assert "did you mean kl.coef?" in str(outcomes[0].error)
+    assert "did you mean Pendulum-v1?" in str(outcomes[0].error)
 
 
 def test_a_worker_that_dies_takes_no_other_job_with_it(capfd, tmp_path) -> None:

@@ -27,14 +27,14 @@ UNCOLLECTED = "ignore:no action_log_prob in the data:UserWarning"
 
 def kl_config(mode: str, apply: str = "rollout", estimator: str = "k1"):
     if mode == "legacy":
-        return LegacyKLConfig("legacy", COEF, apply)
-    return RetrieveKLConfig("retrieve", COEF, apply, estimator, "reward", True)
+        return LegacyKLConfig(COEF, apply, name="legacy")
+    return RetrieveKLConfig(COEF, apply, estimator, "reward", True, name="retrieve")
 
 
 def moved_agent(env_id: str, distribution: str):
     """A policy, a reference that it has moved away from, and their environment's settings."""
-    config = EnvConfig(env_id, {}, 3, True, 1.0)
-    actor = GaussianActorConfig(distribution, [8], "tanh", False, init_std=1.0)
+    config = EnvConfig(env_id, {}, 3, True, 1.0, name="gym")
+    actor = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=distribution)
     agent = make_agent(actor, make_env(config, seed=0), normalize=True, separate=False)
     reference = freeze(agent.actor)
     with torch.no_grad():

@@ -32,9 +32,9 @@ COPIES, STEPS = 3, 130
 
 def make_actor(distribution: str, env, activation: str = "tanh") -> Agent:
     plain = {"hidden": [16, 16], "activation": activation, "share_trunk": False}
-    config: ActorConfig = ActorConfig(distribution="categorical", **plain)
+    config: ActorConfig = ActorConfig(name="categorical", **plain)
     if distribution != "categorical":
-        config = GaussianActorConfig(distribution=distribution, init_std=0.7, **plain)
+        config = GaussianActorConfig(name=distribution, init_std=0.7, **plain)
     agent = make_agent(config, env, normalize=True, separate=False)
     with torch.no_grad():
         for parameter in agent.modules.parameters():
@@ -134,7 +134,7 @@ def test_the_same_actions_give_the_same_batch(case: str) -> None:
 def test_actions_are_draws_of_the_policy(distribution: str) -> None:
     """Standardised samples are standard normal; frequencies are the mean probabilities."""
     env_id = "CartPole-v1" if distribution == "categorical" else "Pendulum-v1"
-    env = make_env(EnvConfig(env_id, {}, 8, True, 1.0), seed=0)
+    env = make_env(EnvConfig(env_id, {}, 8, True, 1.0, name="gym"), seed=0)
     agent = make_actor(distribution, env)
     batch = VectorRollout(env, agent, 2500, CPU).collect()
     if distribution == "categorical":
@@ -154,7 +154,7 @@ def test_actions_are_draws_of_the_policy(distribution: str) -> None:
 @pytest.mark.parametrize("distribution", ["normal", "tanh_normal", "categorical"])
 def test_numpy_and_torch_act_alike(distribution: str, activation: str) -> None:
     env_id = "CartPole-v1" if distribution == "categorical" else "Hopper-v5"
-    env = make_env(EnvConfig(env_id, {}, 5, True, 1.0), seed=0)
+    env = make_env(EnvConfig(env_id, {}, 5, True, 1.0, name="gym"), seed=0)
     agent = make_actor(distribution, env, activation)
     assert agent.normalizer is not None
     agent.normalizer.update(3 + 2 * torch.randn(50, agent.normalizer.mean.shape[0]))
@@ -180,12 +180,12 @@ def test_numpy_and_torch_act_alike(distribution: str, activation: str) -> None:
 
 
 def test_gelu_acts_in_torch() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=0)
+    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
     assert isinstance(make_acting(make_actor("normal", env, "gelu"), CPU), TorchActing)
 
 
 def test_numpy_follows_weights_that_are_replaced() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=0)
+    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
     agent = make_actor("normal", env)
     acting = make_acting(agent, CPU)
     observation = np.ones((1, 3), np.float32)
@@ -199,9 +199,11 @@ def test_numpy_follows_weights_that_are_replaced() -> None:
 
 @pytest.mark.parametrize(("name", "transform"), [("InitTracker", InitTracker())])
 def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0), seed=0, transforms=(transform,))
+    env = make_env(
+        EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0, transforms=(transform,)
+    )
     agent = make_actor("normal", env)
-    rollout, why = make_rollout(CollectorConfig("vector", 4), env, agent, CPU)
+    rollout, why = make_rollout(CollectorConfig(4, name="vector"), env, agent, CPU)
     assert isinstance(rollout, TorchRLRollout)
     assert why is not None
     assert name in why
@@ -210,7 +212,7 @@ def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> No
 
 
 def test_a_simulator_that_diverges_is_named() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0), seed=0)
+    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0)
     agent = make_actor("normal", env)
     rollout = VectorRollout(env, agent, 4, CPU)
     step = env.base_env.step_native
@@ -227,17 +229,17 @@ def test_a_simulator_that_diverges_is_named() -> None:
 
 
 def test_the_stock_collector_is_still_a_choice(settings) -> None:
-    from klrl.experiment import Experiment
+    from klrl.training import Training
 
     for name, kind in (("torchrl", TorchRLRollout), ("vector", VectorRollout)):
-        rollout = Experiment(settings(f"collector={name}"))._make_rollout()
+        rollout = Training(settings(f"collector={name}")).parts.rollout(0)
         assert type(rollout) is kind
         assert isinstance(rollout.collect(), TensorDict)
         rollout.close()
 
 
 def test_nn_modules_other_than_mlps_act_in_torch() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0), seed=0)
+    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
     agent = make_actor("normal", env)
     agent.policy_net.trunk.append(nn.LayerNorm(16))
     assert isinstance(make_acting(agent, CPU), TorchActing)

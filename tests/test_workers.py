@@ -38,8 +38,8 @@ def policies(where: str) -> tuple[nn.Module, nn.Module]:
     if where == "two heads":
         return moved(two_headed_actor())
     family = "tanh_normal" if where == "tanh" else "auto"
-    env = make_env(EnvConfig(GYM[where], {}, 1, True, 1.0), seed=0)
-    config = GaussianActorConfig(family, [8], "tanh", False, init_std=1.0)
+    env = make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=0)
+    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=family)
     return moved(make_agent(config, env, normalize=True, separate=False).actor)
 
 
@@ -54,7 +54,7 @@ def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -
         for part in inside:
             env.append_transform(part)
         return env
-    return make_env(EnvConfig(GYM[where], {}, 1, True, 1.0), seed=3, transforms=inside)
+    return make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=3, transforms=inside)
 
 
 def collect(env: EnvBase, actor: nn.Module, steps: int = 6):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers.common import Clock
-from benchmarks.peers.klrl_timed import make_config, run_quietly, timed
+from benchmarks.peers.klrl_timed import make_config, run_quietly, time_training
 from benchmarks.peers.lm import checksum, finish, make_parser
 
 
@@ -45,8 +45,6 @@ def make_words(args: argparse.Namespace) -> list[str]:
 
 def train(words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
     """Run; the reward of each iteration and what was asked in the first."""
-    import klrl.language.experiment as language
-
     config = make_config(words, clock)
     rewards: list[float] = []
     asked: list[int] = []
@@ -54,9 +52,11 @@ def train(words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
     def see(experiment: Any, batch: Any) -> None:
         rewards.append(float(batch["next", "reward_raw"].mean()))
         if not asked:
-            asked.append(checksum([prompt.row["digits"] for prompt in experiment.rollout.asked]))
+            asked.append(
+                checksum([prompt.row["digits"] for prompt in experiment.parts.collector.asked])
+            )
 
-    language.LanguageExperiment = timed(language.LanguageExperiment, clock, see)
+    time_training(clock, see)
     run_quietly(config)
     return rewards, asked[0]
 

@@ -14,7 +14,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from benchmarks.peers.common import Clock, make_parser, report
-from benchmarks.peers.klrl_timed import make_config, run_quietly, timed
+from benchmarks.peers.klrl_timed import make_config, run_quietly, time_training
 
 MODES = ("false", "jit", "aot")
 
@@ -82,8 +82,6 @@ def time_simulator(clock: Clock) -> None:
 
 def train(args: argparse.Namespace, clock: Clock) -> dict[str, Any]:
     """Run; returns what of the job is to be reported."""
-    import klrl.experiment
-
     config = make_config(make_words(args), clock)
     args.n, args.t = config.env.num_envs, config.collector.steps
 
@@ -94,12 +92,12 @@ def train(args: argparse.Namespace, clock: Clock) -> dict[str, Any]:
             clock.ended(experiment.counters.frames, returns.tolist())
 
     time_simulator(clock)
-    klrl.experiment.Experiment = timed(klrl.experiment.Experiment, clock, see)
+    time_training(clock, see)
     run_quietly(config)
     return {
         "collector": config.collector.name,
         "compile": getattr(config.learner, "compile", "false"),
-        "kl": config.kl.mode,
+        "kl": config.kl.name,
         "loss": config.loss.name,
     }
 

@@ -12,32 +12,33 @@ from typing import Any
 from benchmarks.peers.common import Clock
 
 #: What of an iteration is booked as what; the rollout's ``collect`` as ``rollout``.
-PHASES = {
-    "estimate_advantage": "advantage",
-    "charge_kl": "kl",
-    "move_anchor": "kl",
-    "learn": "update",
-}
+PHASES = {"move_anchor": "kl", "learn": "update"}
+PHASES_OF_PARTS = {"estimate_advantage": "advantage", "charge_kl": "kl"}
 
 
-def timed(kind: type, clock: Clock, see: Callable[[Any, Any], None]) -> type:
-    """A kind of experiment with its phases booked; an iteration ends where ``save`` begins.
+def time_training(clock: Clock, see: Callable[[Any, Any], None]) -> None:
+    """Book the phases of the runs to come; an iteration ends where ``save`` begins.
 
-    ``see(experiment, batch)`` is called with every rollout, before its row is made. Checkpoints,
+    ``see(training, batch)`` is called with every rollout, before its row is made. Checkpoints,
     one before the first iteration and one at the end, are left out.
     """
 
-    class Timed(kind):
+    import klrl.training
+
+    class Timed(klrl.training.Training):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            for step, phase in PHASES.items():
-                setattr(self, step, clock.timed(phase, getattr(self, step)))
-            self.begun = False
+            for owner, phases in ((self, PHASES), (self.parts, PHASES_OF_PARTS)):
+                for step, phase in phases.items():
+                    setattr(owner, step, clock.timed(phase, getattr(owner, step)))
+            make, self.begun = self.parts.rollout, False
 
-        def _make_rollout(self, *args: Any) -> Any:
-            rollout = super()._make_rollout(*args)
-            rollout.collect = clock.timed("rollout", rollout.collect)
-            return rollout
+            def timed_rollout(*args: Any) -> Any:
+                rollout = make(*args)
+                rollout.collect = clock.timed("rollout", rollout.collect)
+                return rollout
+
+            self.parts.rollout = timed_rollout
 
         def make_row(self, batch: Any, *rest: Any) -> Any:
             see(self, batch)
@@ -50,12 +51,12 @@ def timed(kind: type, clock: Clock, see: Callable[[Any, Any], None]) -> type:
             clock.resume() if self.begun else clock.start()
             self.begun = True
 
-    return Timed
+    klrl.training.Training = Timed
 
 
 def make_config(words: Sequence[str], clock: Clock) -> Any:
     """The job of a command line; klrl's imports end here."""
-    import klrl.experiment  # noqa: F401
+    import klrl.training  # noqa: F401
     from klrl.__main__ import compose
     from klrl.checks import to_config
 
@@ -66,7 +67,8 @@ def make_config(words: Sequence[str], clock: Clock) -> Any:
 
 def run_quietly(config: Any) -> None:
     """The run, in a folder that is thrown away; stdout is left for the line of JSON."""
-    import klrl.experiment
+    from klrl.run_folder import RunFolder
+    from klrl.training import start
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        klrl.experiment.run(config, Path(folder) / "run")
+        start(config, RunFolder(Path(folder) / "run"))

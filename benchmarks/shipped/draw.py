@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.shipped.tables import Row
+from klrl.curves import COLOURS
 from klrl.report.curves import curve
-from klrl.report.pictures import COLOURS
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
 

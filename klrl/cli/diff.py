@@ -11,12 +11,17 @@ def diff_command(argv: list[str]) -> int:
     Raises:
         ConfigError: a folder that holds no run that can be read.
     """
-    parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
 
     from klrl.diff import as_text, compare, read
 
     first, second = map(read, args.runs)
     print(as_text(compare(first, second)))
     return 0
+
+
+def parser() -> Parser:
+    """The argument list."""
+    made = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
+    made.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from klrl.cli.wrapper import DONE, FAILED, Parser
 
 def doctor_command(argv: list[str]) -> int:
     """Run every check and print the tables; returns 1 where a line of klrl's own is off."""
-    args = _parse(argv)
+    args = parser().parse_args(argv)
 
     from klrl.doctor.__main__ import examine
     from klrl.doctor.lines import off, table
@@ -32,16 +31,17 @@ def doctor_command(argv: list[str]) -> int:
     return DONE
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(
+def parser() -> Parser:
+    """The argument list."""
+    made = Parser(
         prog="klrl doctor",
         description="Are this machine's KL numbers true? Estimators, gradients, placements, "
         "controllers and beta rules against enumeration and closed forms.",
     )
-    parser.add_argument(
+    made.add_argument(
         "--parity",
         action="store_true",
         help="only kl=legacy against kl=retrieve, on one trajectory",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list of lines")
-    return parser.parse_args(argv)
+    made.add_argument("--json", action="store_true", help="print one JSON list of lines")
+    return made

@@ -15,7 +15,7 @@ def evaluate_command(argv: list[str]) -> int:
         ConfigError: no such run or checkpoint, or a task that the policy cannot play.
         NonFiniteError, RewardError: the evaluation failed.
     """
-    args = _parse(argv)
+    args = parser().parse_intermixed_args(argv)
 
     from klrl.checks import check_device_name
     from klrl.preflight import check_device, find_run
@@ -46,26 +46,27 @@ def evaluate_command(argv: list[str]) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def parser() -> Parser:
+    """The argument list."""
     from klrl.evaluate import EPISODES, RESPONSES
 
-    parser = Parser(
+    made = Parser(
         prog="klrl evaluate",
         description="Play a run's policy; a language policy answers its evaluation split.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    made.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
-    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=other)
+    made.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"
-    parser.add_argument("--episodes", type=_positive, default=None, help=many)
-    parser.add_argument(
+    made.add_argument("--episodes", type=_positive, default=None, help=many)
+    made.add_argument(
         "--sampled", action="store_true", help="language: sample as in training, else greedy"
     )
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser.parse_intermixed_args(argv)
+    made.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    made.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
+    made.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
 
 
 def _positive(text: str) -> int:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from klrl._version import __version__
 from klrl.cli.wrapper import DONE, Command, exit_code
+from klrl.errors import ConfigError
 
 #: command -> what it does; the first is meant where none is named.
 COMMANDS = {
     "run": "train, sweep or go on with a run; may be left out",
     "evaluate": "play the policy of a run",
+    "ls": "runs and sweeps, and how far they have come",
     "report": "compare runs in one offline page",
     "diff": "two runs side by side",
     "plan": "what a sweep would cost",
     "doctor": "are this machine's KL numbers true?",
+    "completion": "a script that completes words in bash or zsh",
 }
 
 _PACKAGES = ("torch", "torchrl", "hydra-core")
@@ -34,11 +38,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         argv: its words; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    name = words.pop(0) if words and words[0] in COMMANDS else "run"
-    if name == "run" and "--version" in words:
+    name = words.pop(0) if words and words[0] in COMMANDS else ""
+    if name in ("", "run") and "--version" in words:
         print(versions())
         sys.exit(DONE)
-    sys.exit(exit_code(f"klrl {name}" if name != "run" else "klrl", command(name), words))
+    told = "klrl" if name in ("", "run") else f"klrl {name}"
+    sys.exit(exit_code(told, command(name) if name else _unnamed, words))
+
+
+def _unnamed(words: list[str]) -> int:
+    """Words without a command are those of ``run``, unless the first is a misspelt command."""
+    first = words[0] if words and words[0].isalpha() else ""
+    close = get_close_matches(first, COMMANDS, n=1, cutoff=0.75)
+    if close:
+        raise ConfigError(f"{first}: no such command; did you mean {close[0]}?")
+    return command("run")(words)
 
 
 def command(name: str) -> Command:

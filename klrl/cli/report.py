@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ def report_command(argv: list[str]) -> int:
     Raises:
         ConfigError: no run can be read, or the report cannot be written.
     """
-    args = _parse(argv)
+    args = parser().parse_args(argv)
 
     from klrl.report.__main__ import write_report
     from klrl.report.runs import find_runs
@@ -36,13 +35,14 @@ def report_command(argv: list[str]) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="klrl report", description="Compare runs in one offline HTML page.")
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
-    parser.add_argument(
+def parser() -> Parser:
+    """The argument list."""
+    made = Parser(prog="klrl report", description="Compare runs in one offline HTML page.")
+    made.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
+    made.add_argument(
         "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
     )
-    return parser.parse_args(argv)
+    return made

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
-from klrl.checks import to_config
 from klrl.compose import check_jobs, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
-from klrl.errors import FAILURES, ConfigError, Interrupted
+from klrl.errors import ConfigError
 from klrl.hints import help_text
 from klrl.preflight import check_machine
-from klrl.run_folder import new_folder
-from klrl.sweep.words import is_own
-
-
-class _Refused(BaseException):
-    """A ConfigError on its way through Hydra, which would print an Exception and exit with 1."""
-
-
-class _Failed(BaseException):
-    """A failed run's line on its way through Hydra, which would print a traceback around it."""
+from klrl.run_folder import RunFolder
+from klrl.sweep.single import run_in_folder
+from klrl.sweep.words import is_own, key_of
 
 
 def run_command(argv: list[str]) -> int:
@@ -38,29 +27,14 @@ def run_command(argv: list[str]) -> int:
         NonFiniteError, RewardError, WorkerError: a run failed.
         Interrupted: a signal came.
     """
-    try:
-        return _main(argv)
-    except _Failed as failed:
-        raise (failed.__cause__ or failed) from None
-
-
-def _full_errors() -> bool:
-    return os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
-
-
-def _main(argv: list[str]) -> int:
     args = parse_args(argv)
     register_schemas()
     if args.help:
         print(help_text(args.config_dir))
         return 0
-    overrides = args.overrides
-    flags = [word for word in argv if word not in args.given]
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
-        if args.cfg:
-            job_config(_without_hydra(overrides), args.config_dir, args.config_name)
-        _hydra_main([*flags, *overrides], _print_only)
-        return 0
+        return _show(argv, args)
+    overrides = args.overrides
     resumed = _value_of("resume", overrides)
     if resumed is not None:
         return _resume(resumed, overrides, args)
@@ -68,75 +42,23 @@ def _main(argv: list[str]) -> int:
         from klrl.sweep.run import run_sweep
 
         return run_sweep(overrides, args)
-    _refuse_sweep_words(overrides)
-    check_jobs([_without_hydra(overrides)], args)
-    return _launch(flags, overrides)
+    return _single(overrides, args)
+
+
+def _show(argv: list[str], args: argparse.Namespace) -> int:
+    """What Hydra prints itself; nothing runs."""
+    if args.cfg:
+        words = [word for word in args.overrides if not key_of(word).startswith("hydra")]
+        job_config(words, args.config_dir, args.config_name)
+    flags = [word for word in argv if word not in args.given]
+    _hydra_main([*flags, *args.overrides], lambda cfg: None)
+    return 0
 
 
 def _value_of(key: str, overrides: list[str]) -> str | None:
     words = [word.lstrip("+") for word in overrides]
     given = [word.split("=", 1)[1] for word in words if word.startswith(f"{key}=")]
     return given[-1] if given and given[-1] not in ("", "null") else None
-
-
-def _refuse_sweep_words(overrides: Sequence[str]) -> None:
-    """A single job reads nothing of a sweep's."""
-    for word in filter(is_own, overrides):
-        raise ConfigError(f"{word}: only a sweep reads it; add -m, or drop it")
-
-
-# ----------------------------------------------------------------------------------------- jobs
-
-
-def _without_hydra(overrides: Sequence[str]) -> list[str]:
-    return [word for word in overrides if not word.startswith(("hydra.run", "hydra.sweep"))]
-
-
-def _launch(flags: list[str], overrides: list[str]) -> int:
-    """Give the run a folder of its own and hand over to Hydra."""
-    key = "hydra.run.dir"
-    if _value_of("hydra.sweep.dir", overrides) is not None:
-        raise ConfigError(f"hydra.sweep.dir: a single run never reads it; give {key}")
-    given = _value_of(key, overrides)
-    folder = Path(given) if given is not None else None
-    if folder is not None and any(folder.glob("**/manifest.json")):
-        raise ConfigError(f"{key}={folder}: holds a run already; give another, or resume={folder}")
-    before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
-    try:
-        if folder is None:
-            folder = new_folder()
-            overrides = [*overrides, f"{key}={folder}"]
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{key}={given or 'outputs'}: cannot be written: {error}") from error
-    try:
-        _hydra_main([*flags, *overrides], _job)
-    except _Refused as refused:
-        _remove_unstarted(folder, before)
-        raise ConfigError(str(refused)) from refused.__cause__
-    except (ConfigError, KeyboardInterrupt, Interrupted):
-        _remove_unstarted(folder, before)
-        raise
-    return 0
-
-
-def _remove_unstarted(folder: Path, before: set[Path] | None) -> None:
-    """Leave nothing of a job that was refused or stopped before it began.
-
-    Args:
-        folder: the run's.
-        before: what was in it already, and stays; None where it was made for this command.
-    """
-    if any(folder.glob("**/manifest.json")):
-        return
-    if before is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in set(folder.iterdir()) - before:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
 
 
 def _hydra_main(argv: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -150,24 +72,36 @@ def _hydra_main(argv: list[str], task: Callable[[DictConfig], None]) -> None:
         sys.argv = before
 
 
-def _print_only(cfg: DictConfig) -> None:
-    """Hydra prints the config itself; nothing runs."""
+# ----------------------------------------------------------------------------------------- jobs
 
 
-def _job(cfg: DictConfig) -> None:
-    """One job, in the run folder that Hydra made."""
-    from hydra.core.hydra_config import HydraConfig
+def _single(overrides: list[str], args: argparse.Namespace) -> int:
+    """One job, started as the jobs of a sweep are, in this process."""
+    words = _job_words(overrides)
+    (checked,) = check_jobs([words], args)
+    given = _value_of("hydra.run.dir", overrides)
+    run_in_folder(given, checked.config, words, argv=sys.orig_argv)
+    return 0
 
-    from klrl.experiment import run
 
-    try:
-        run(to_config(cfg), Path(HydraConfig.get().runtime.output_dir))
-    except ConfigError as error:
-        raise _Refused(str(error)) from error
-    except FAILURES as error:
-        if _full_errors():
-            raise
-        raise _Failed(str(error)) from error
+def _job_words(overrides: Sequence[str]) -> list[str]:
+    """What a single job reads; of Hydra's own settings that is where its folder shall be.
+
+    Raises:
+        ConfigError: a word that only a sweep, or only Hydra's own runner, reads.
+    """
+    words = []
+    for word in overrides:
+        key = key_of(word)
+        if is_own(word):
+            raise ConfigError(f"{word}: only a sweep reads it; add -m, or drop it")
+        if key == "hydra.sweep.dir":
+            raise ConfigError(f"{key}: a single run never reads it; give hydra.run.dir")
+        if key.startswith("hydra") and key != "hydra.run.dir":
+            raise ConfigError(f"{word}: a run never reads it; drop it")
+        if key != "hydra.run.dir":
+            words.append(word)
+    return words
 
 
 def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
@@ -179,7 +113,7 @@ def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
     words = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
     folder, config = resumed_config(path, words)
     check_machine(config, resumed=True)
-    from klrl.experiment import run
+    from klrl.training import start
 
-    run(config, folder, resume=True)
+    start(config, RunFolder(folder), resume=True)
     return 0

@@ -5,10 +5,22 @@ torch or gymnasium, so that help and config errors answer at once.
 
 To add a setting: a field in the dataclass of its group (``control``, ``language``, ``kl``,
 ``learning``, ``record``, ``sweep``; outside any group ``jobs.RootConfig``), and a commented line in
-the YAML of each choice that has it. To add a choice with settings of its own: a dataclass there, in
-``groups.SCHEMAS`` and among the names below.
+the YAML of each choice that has it. To add a choice: a line in ``choices.py``, and where it has
+settings of its own a dataclass there and among the names below.
 """
 
+from klrl.config.choices import (
+    ALL_CHOICES,
+    CHOICES,
+    CONTROL,
+    GROUPS,
+    LANGUAGE,
+    SWEEP,
+    SWEEP_GROUPS,
+    choice_of,
+    choices_for,
+    factory,
+)
 from klrl.config.control import (
     ActorConfig,
     CollectorConfig,
@@ -16,17 +28,9 @@ from klrl.config.control import (
     GaussianActorConfig,
     RayCollectorConfig,
 )
-from klrl.config.fields import choice, number
-from klrl.config.groups import (
-    DISCRIMINATORS,
-    GROUPS,
-    SCHEMAS,
-    SWEEP_GROUPS,
-    SWEEP_SCHEMAS,
-    conf_dir,
-    register_schemas,
-)
-from klrl.config.jobs import Config, JobConfig, LanguageConfig, RootConfig
+from klrl.config.fields import ChoiceConfig, choice, number
+from klrl.config.groups import conf_dir, register_schemas
+from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig, RootConfig
 from klrl.config.kl import (
     AdaptiveControllerConfig,
     CheckpointReferenceConfig,
@@ -69,11 +73,14 @@ from klrl.config.sweep import (
 )
 
 __all__ = [
-    "DISCRIMINATORS",
+    "ALL_CHOICES",
+    "CHOICES",
+    "CONTROL",
     "GROUPS",
-    "SCHEMAS",
+    "JOBS",
+    "LANGUAGE",
+    "SWEEP",
     "SWEEP_GROUPS",
-    "SWEEP_SCHEMAS",
     "ActorConfig",
     "AdamWConfig",
     "AdaptiveControllerConfig",
@@ -81,6 +88,7 @@ __all__ = [
     "CausalLMConfig",
     "CheckpointConfig",
     "CheckpointReferenceConfig",
+    "ChoiceConfig",
     "ClipConfig",
     "CollectorConfig",
     "Config",
@@ -119,7 +127,10 @@ __all__ = [
     "TextConfig",
     "WandbConfig",
     "choice",
+    "choice_of",
+    "choices_for",
     "conf_dir",
+    "factory",
     "number",
     "register_schemas",
 ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import choice, number
+from klrl.config.fields import ChoiceConfig, choice, number
 
 
 @dataclass
-class EnvConfig:
+class EnvConfig(ChoiceConfig):
     """A Gymnasium environment and its copies in this process."""
 
     id: str = MISSING
@@ -22,10 +22,9 @@ class EnvConfig:
 
 
 @dataclass
-class ActorConfig:
+class ActorConfig(ChoiceConfig):
     """An MLP policy and its critic; the distribution follows the action space."""
 
-    distribution: str = MISSING
     hidden: list[int] = MISSING
     activation: str = choice("tanh", "relu", "elu", "silu", "gelu")
     share_trunk: bool = MISSING
@@ -40,11 +39,13 @@ class GaussianActorConfig(ActorConfig):
 
 
 @dataclass
-class CollectorConfig:
+class CollectorConfig(ChoiceConfig):
     """Rollouts in this process."""
 
-    name: str = MISSING
     steps: int = number(ge=1)
+
+    #: Whether the copies of the environment are made in other processes.
+    elsewhere: ClassVar[bool] = False
 
 
 @dataclass
@@ -53,3 +54,5 @@ class RayCollectorConfig(CollectorConfig):
 
     workers: int = number(ge=1)
     cpus_per_worker: int = number(ge=1)
+
+    elsewhere: ClassVar[bool] = True

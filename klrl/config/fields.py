@@ -1,11 +1,18 @@
-"""How a setting declares its range."""
+"""How a setting declares its range, and what every choice of a group has."""
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
+
+
+@dataclass
+class ChoiceConfig:
+    """What every choice has: its own name, as :data:`klrl.config.choices.CHOICES` has it."""
+
+    name: str = field(default=MISSING, kw_only=True)
 
 
 def number(
@@ -28,3 +35,16 @@ def number(
 def choice(*allowed: str) -> Any:
     """Declare a setting with a closed list of values."""
     return field(default=MISSING, metadata={"allowed": allowed, "optional": False})
+
+
+def added(setting: Any, before: Any) -> Any:
+    """Declare a setting that older runs do not have.
+
+    Args:
+        setting: what :func:`number` or :func:`choice` declared.
+        before: the value that does what was done before the setting was there. Stored runs
+            without it are read with this value, and with this value it is no part of a job's
+            identity: sweeps that were begun before it go on.
+    """
+    metadata = {**setting.metadata, "added": before}
+    return field(default=before, metadata=metadata)

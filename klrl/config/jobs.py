@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
+from klrl.config.choices import CONTROL, LANGUAGE
 from klrl.config.control import ActorConfig, CollectorConfig, EnvConfig
 from klrl.config.fields import number
 from klrl.config.kl import ControllerConfig, KLConfig, ReferenceConfig
@@ -64,10 +65,13 @@ class JobConfig(ABC):
     learner: LearnerConfig
     optim: OptimConfig
     logger: LoggerConfig
+    env: Any
+    actor: Any
+    advantage: Any
+    collector: Any
 
-    #: What ``frames`` counts, the x-axis of the record; and what a mean KL is a mean over.
-    axis: ClassVar[str]
-    unit: ClassVar[str]
+    #: The kind of job, as :mod:`klrl.domains` knows it.
+    domain: ClassVar[str]
 
     @property
     @abstractmethod
@@ -99,7 +103,7 @@ class Config(JobConfig):
     advantage: AdvantageConfig
     collector: CollectorConfig
 
-    axis, unit = "frames", "frame"
+    domain = CONTROL
 
     @property
     def frames_per_iteration(self) -> int:
@@ -121,7 +125,7 @@ class LanguageConfig(JobConfig):
     advantage: AdvantageConfig | GroupConfig
     collector: SamplerConfig
 
-    axis, unit = "samples", "token"
+    domain = LANGUAGE
 
     @property
     def frames_per_iteration(self) -> int:
@@ -131,4 +135,8 @@ class LanguageConfig(JobConfig):
     @property
     def title(self) -> str:
         """Task and reward."""
-        return f"{self.env.task}, reward {self.env.reward}"
+        return f"{self.env.name}, reward {self.env.reward}"
+
+
+#: domain -> its job
+JOBS: dict[str, type[Config] | type[LanguageConfig]] = {CONTROL: Config, LANGUAGE: LanguageConfig}

@@ -7,14 +7,12 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import choice, number
+from klrl.config.fields import ChoiceConfig, choice, number
 
 
 @dataclass
-class ReferenceConfig:
+class ReferenceConfig(ChoiceConfig):
     """The policy at the start of training."""
-
-    kind: str = MISSING
 
 
 @dataclass
@@ -40,10 +38,8 @@ class PeriodicReferenceConfig(ReferenceConfig):
 
 
 @dataclass
-class KLConfig:
+class KLConfig(ChoiceConfig):
     """No KL to a reference: nothing measured, nothing charged."""
-
-    mode: str = MISSING
 
 
 @dataclass
@@ -64,10 +60,8 @@ class RetrieveKLConfig(LegacyKLConfig):
 
 
 @dataclass
-class ControllerConfig:
+class ControllerConfig(ChoiceConfig):
     """A fixed kl.coef."""
-
-    kind: str = MISSING
 
 
 @dataclass

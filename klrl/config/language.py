@@ -7,14 +7,13 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import choice, number
+from klrl.config.fields import ChoiceConfig, choice, number
 
 
 @dataclass
-class LanguageEnvConfig:
+class LanguageEnvConfig(ChoiceConfig):
     """Prompts and a reward function; a response is an episode of one step."""
 
-    task: str = MISSING
     reward: str = MISSING
     reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045 (OmegaConf reads this annotation)
 
@@ -48,10 +47,9 @@ class LoraConfig:
 
 
 @dataclass
-class CausalLMConfig:
+class CausalLMConfig(ChoiceConfig):
     """A causal language model of ``transformers``."""
 
-    distribution: str = MISSING
     model: Optional[str] = None  # noqa: UP045
     dtype: str = choice("float32", "bfloat16", "float64")
     gradient_checkpointing: bool = MISSING
@@ -60,10 +58,9 @@ class CausalLMConfig:
 
 
 @dataclass
-class SamplerConfig:
+class SamplerConfig(ChoiceConfig):
     """Responses to prompts, sampled in this process."""
 
-    name: str = MISSING
     prompts: int = number(ge=1)
     group_size: int = number(ge=1)
     max_new_tokens: int = number(ge=1)

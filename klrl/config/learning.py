@@ -7,11 +7,11 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import choice, number
+from klrl.config.fields import ChoiceConfig, choice, number
 
 
 @dataclass
-class AdvantageConfig:
+class AdvantageConfig(ChoiceConfig):
     """Generalised advantage estimation."""
 
     gamma: float = number(ge=0, le=1)
@@ -19,17 +19,16 @@ class AdvantageConfig:
 
 
 @dataclass
-class GroupConfig:
+class GroupConfig(ChoiceConfig):
     """The scores of the other responses to the prompt as the baseline."""
 
     baseline: str = choice("normalized", "leave_one_out")
 
 
 @dataclass
-class LossConfig:
+class LossConfig(ChoiceConfig):
     """What both policy losses share."""
 
-    name: str = MISSING
     entropy_bonus: bool = MISSING
     entropy_coeff: float = number(ge=0)
     samples_mc_entropy: int = number(ge=1)
@@ -67,7 +66,7 @@ class ClipConfig(LossConfig):
 
 
 @dataclass
-class LearnerConfig:
+class LearnerConfig(ChoiceConfig):
     """Epochs over one rollout, each cut into minibatches."""
 
     epochs: int = number(ge=1)
@@ -77,10 +76,9 @@ class LearnerConfig:
 
 
 @dataclass
-class OptimConfig:
+class OptimConfig(ChoiceConfig):
     """Adam."""
 
-    name: str = MISSING
     lr: float = number(gt=0)
     lr_floor: float = number(ge=0)
     eps: float = number(gt=0)

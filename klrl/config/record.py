@@ -7,14 +7,12 @@ from typing import Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import choice, number
+from klrl.config.fields import ChoiceConfig, choice, number
 
 
 @dataclass
-class LoggerConfig:
+class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl`` alone."""
-
-    name: str = MISSING
 
 
 @dataclass

@@ -7,14 +7,12 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import choice, number
+from klrl.config.fields import ChoiceConfig, choice, number
 
 
 @dataclass
-class LauncherConfig:
+class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
-
-    name: str = MISSING
 
 
 @dataclass
@@ -49,10 +47,8 @@ class RayLauncherConfig(LauncherConfig):
 
 
 @dataclass
-class SearchConfig:
+class SearchConfig(ChoiceConfig):
     """Every combination of the values given."""
-
-    name: str = MISSING
 
 
 @dataclass

@@ -16,11 +16,11 @@ from klrl.models import make_agent
 
 def parity_lines() -> Iterator[Line]:
     """Largest difference over 4 x 200 steps of Pendulum, of a policy that left its reference."""
-    config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0)
+    config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0, name="gym")
     for distribution in ("normal", "tanh_normal"):
         torch.manual_seed(0)
         env = make_env(config, seed=0)
-        actor = GaussianActorConfig(distribution, [32], "tanh", False, init_std=1.0)
+        actor = GaussianActorConfig([32], "tanh", False, init_std=1.0, name=distribution)
         agent = make_agent(actor, env, normalize=True, separate=False)
         reference = freeze(agent.actor)
         with torch.no_grad():
@@ -29,8 +29,8 @@ def parity_lines() -> Iterator[Line]:
         batch = env.rollout(200, agent.actor, break_when_any_done=False).detach()
         charged = {}
         modes = (
-            ("legacy", LegacyKLConfig("legacy", 0.5, "rollout")),
-            ("retrieve", RetrieveKLConfig("retrieve", 0.5, "rollout", "k1", "reward", False)),
+            ("legacy", LegacyKLConfig(0.5, "rollout", name="legacy")),
+            ("retrieve", RetrieveKLConfig(0.5, "rollout", "k1", "reward", False, name="retrieve")),
         )
         for name, mode in modes:
             kl = make_reference_kl(mode, agent.actor, reference)

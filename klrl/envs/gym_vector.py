@@ -144,6 +144,10 @@ class VectorGymEnv(EnvBase):
             )
         return tensor
 
+    def seed_first_reset(self, seed: int) -> None:
+        """Seed the next reset; copy i gets seed + i."""
+        self._next_seed = seed
+
     def _set_seed(self, seed: int | None) -> None:
         self._next_seed = seed
 

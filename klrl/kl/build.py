@@ -1,13 +1,15 @@
-"""From the ``kl`` group to what a run does with it: add a mode here, with a YAML and a schema."""
+"""From the ``kl`` group to what a run does with it: a factory for each mode."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torchrl.envs import Compose, Transform
 
-from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
 from klrl.kl.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.kl.legacy import KLRewardTransform
 from klrl.kl.measure import AnnotatedReference
@@ -60,30 +62,30 @@ class ReferenceKL(nn.Module):
         return self.get_buffer("_coef")
 
 
+Reference: TypeAlias = ProbabilisticTensorDictSequential | AnnotatedReference
+
+
 def make_reference_kl(
-    config: KLConfig,
-    actor: ProbabilisticTensorDictSequential,
-    reference: ProbabilisticTensorDictSequential | AnnotatedReference,
+    config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL | None:
-    """Build the transform of ``kl.mode``; None for ``kl=none``.
+    """Build the transform of ``kl``; None for ``kl=none``.
 
     Args:
         config: the kl group.
         actor: the live policy, not copied.
         reference: the frozen policy, not copied: where it moves, the transform follows.
     """
-    if isinstance(config, RetrieveKLConfig):
-        return _retrieve(config, actor, reference)
-    if isinstance(config, LegacyKLConfig):
-        return _legacy(config, reference)
-    return None
+    return factory("kl", config, CONTROL)(config, actor, reference)
 
 
-def _retrieve(
-    config: RetrieveKLConfig,
-    actor: ProbabilisticTensorDictSequential,
-    reference: ProbabilisticTensorDictSequential | AnnotatedReference,
+def no_kl(config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference) -> None:
+    """``kl=none``: nothing measured, nothing charged."""
+
+
+def retrieve(
+    config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
+    """``kl=retrieve``: log-probs of both, then the KL; arguments as :func:`make_reference_kl`."""
     loss_estimator = None if config.placement == "reward" else config.estimator
     if config.placement == "loss":
         return ReferenceKL(config.coef, loss_estimator=loss_estimator)
@@ -118,9 +120,10 @@ def _retrieve(
     )
 
 
-def _legacy(
-    config: LegacyKLConfig, reference: ProbabilisticTensorDictSequential | AnnotatedReference
+def legacy(
+    config: LegacyKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
+    """``kl=legacy``: one transform; arguments as :func:`make_reference_kl`."""
     transform = KLRewardTransform(
         reference,
         coef=config.coef,

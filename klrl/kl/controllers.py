@@ -1,8 +1,8 @@
 """How ``kl.coef`` moves: once per iteration, on the KL of the whole rollout.
 
 All are bounded, keep their state in checkpoints, and leave a KL that is not finite aside with a
-warning (the runner stops on one). To add one: a class here, a branch in :func:`make_controller`,
-a schema and a YAML.
+warning (the runner stops on one). To add one: a class and its factory here, a line in
+``klrl/config/choices.py``, a schema and a YAML.
 """
 
 from __future__ import annotations
@@ -173,20 +173,23 @@ class DualKLController(_MultipliedKLController):
         self._multiply(math.exp(min(max(step, -50.0), 50.0)))
 
 
-def make_controller(config: ControllerConfig, coef: float, frames: int) -> FixedKLController:
-    """The controller of the group's choice.
-
-    Args:
-        config: the controller group.
-        coef: ``kl.coef``.
-        frames: of the whole run, for a schedule without its own.
-    """
-    if isinstance(config, ScheduleControllerConfig):
-        return ScheduledKLController(coef, config.end, config.frames or frames, config.shape)
-    if isinstance(config, AdaptiveControllerConfig):
-        return AdaptiveKLController(
-            coef, config.target, config.horizon, config.coef_min, config.coef_max
-        )
-    if isinstance(config, DualControllerConfig):
-        return DualKLController(coef, config.target, config.lr, config.coef_min, config.coef_max)
+def fixed(config: ControllerConfig, coef: float, frames: int) -> FixedKLController:
+    """``controller=fixed``."""
     return FixedKLController(coef)
+
+
+def schedule(config: ScheduleControllerConfig, coef: float, frames: int) -> ScheduledKLController:
+    """``controller=schedule``, over the whole run where it has no frames of its own."""
+    return ScheduledKLController(coef, config.end, config.frames or frames, config.shape)
+
+
+def adaptive(config: AdaptiveControllerConfig, coef: float, frames: int) -> AdaptiveKLController:
+    """``controller=adaptive``."""
+    return AdaptiveKLController(
+        coef, config.target, config.horizon, config.coef_min, config.coef_max
+    )
+
+
+def dual(config: DualControllerConfig, coef: float, frames: int) -> DualKLController:
+    """``controller=dual``."""
+    return DualKLController(coef, config.target, config.lr, config.coef_min, config.coef_max)

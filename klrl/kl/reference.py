@@ -8,7 +8,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from klrl.config import EMAReferenceConfig, PeriodicReferenceConfig, ReferenceConfig
+from klrl.config import (
+    CheckpointReferenceConfig,
+    EMAReferenceConfig,
+    PeriodicReferenceConfig,
+    ReferenceConfig,
+)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -26,8 +31,19 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
     return deepcopy(actor).requires_grad_(requires_grad).eval()
 
 
+#: What a reference starts as: the policy, another run's policy, the policy without its adapters.
+THE_POLICY, OTHER_RUN, NO_ADAPTERS = "policy", "run", "adapters"
+
+
 class ReferenceRule:
-    """How the reference moves after an iteration: not at all (``initial``, ``checkpoint``)."""
+    """How the reference moves after an iteration: here not at all.
+
+    Args:
+        source: what it starts as: :data:`THE_POLICY`, :data:`OTHER_RUN` or :data:`NO_ADAPTERS`.
+    """
+
+    def __init__(self, source: str = THE_POLICY) -> None:
+        self.source = source
 
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
         """Change the reference in place.
@@ -50,6 +66,7 @@ class EMAReference(ReferenceRule):
     """
 
     def __init__(self, decay: float) -> None:
+        super().__init__()
         self.decay = decay
 
     @torch.no_grad()
@@ -69,6 +86,7 @@ class PeriodicReference(ReferenceRule):
     """
 
     def __init__(self, every: int) -> None:
+        super().__init__()
         self.every = every
 
     @torch.no_grad()
@@ -78,13 +96,29 @@ class PeriodicReference(ReferenceRule):
             reference.load_state_dict(actor.state_dict())
 
 
-def make_reference_rule(config: ReferenceConfig) -> ReferenceRule:
-    """The rule of ``reference``."""
-    if isinstance(config, EMAReferenceConfig):
-        return EMAReference(config.decay)
-    if isinstance(config, PeriodicReferenceConfig):
-        return PeriodicReference(config.every)
+def initial(config: ReferenceConfig) -> ReferenceRule:
+    """``reference=initial``."""
     return ReferenceRule()
+
+
+def checkpoint(config: CheckpointReferenceConfig) -> ReferenceRule:
+    """``reference=checkpoint``."""
+    return ReferenceRule(OTHER_RUN)
+
+
+def ema(config: EMAReferenceConfig) -> EMAReference:
+    """``reference=ema``."""
+    return EMAReference(config.decay)
+
+
+def periodic(config: PeriodicReferenceConfig) -> PeriodicReference:
+    """``reference=periodic``."""
+    return PeriodicReference(config.every)
+
+
+def adapter_off(config: ReferenceConfig) -> ReferenceRule:
+    """``reference=adapter_off``."""
+    return ReferenceRule(NO_ADAPTERS)
 
 
 def memory_bytes(reference: nn.Module) -> int:

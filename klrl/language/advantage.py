@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDictBase
 
-from klrl.config import GroupConfig, LanguageConfig
+from klrl.config import LANGUAGE, AdvantageConfig, GroupConfig, LanguageConfig, factory
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.charge import CHARGED, TokenKL
 from klrl.language.group import group_advantage, token_gae
@@ -15,20 +15,23 @@ from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
 from klrl.language.token_loss import kl_to_go
 
+Advantage = Callable[[TensorDictBase], TensorDictBase]
 
-def make_token_advantage(
-    config: LanguageConfig, policy: Policy, kl: TokenKL | None
-) -> Callable[[TensorDictBase], TensorDictBase]:
-    """The advantage group's choice.
+
+def make_token_advantage(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage:
+    """The choice of ``advantage``.
 
     Returns:
         A function that writes ``advantage`` [B, R, 1], and with a value head ``value_target`` and
         ``state_value`` [B, R, 1].
     """
-    advantage = config.advantage
-    if isinstance(advantage, GroupConfig):
-        return _against_group(advantage.baseline, config.collector.group_size, kl)
-    value_head = policy.value_head
+    return factory("advantage", config.advantage, LANGUAGE)(config, policy, kl)
+
+
+def gae(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage:
+    """``advantage=gae``: per token; arguments as :func:`make_token_advantage`."""
+    advantage, value_head = config.advantage, policy.value_head
+    assert isinstance(advantage, AdvantageConfig)
     assert value_head is not None
 
     @torch.no_grad()
@@ -44,10 +47,11 @@ def make_token_advantage(
     return estimate
 
 
-def _against_group(
-    baseline: str, group_size: int, kl: TokenKL | None
-) -> Callable[[TensorDictBase], TensorDictBase]:
-    @torch.no_grad()
+def group(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage:
+    """``advantage=group``: against the other responses to the prompt; arguments as above."""
+    assert isinstance(config.advantage, GroupConfig)
+    baseline, group_size = config.advantage.baseline, config.collector.group_size
+
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         mask, score = response_mask(batch), batch[SCORE].flatten()
         to_go, coef = torch.zeros(mask.shape, device=score.device), 0.0

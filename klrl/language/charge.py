@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.config import LANGUAGE, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
 from klrl.errors import NonFiniteError
 from klrl.kl.divergence import ESTIMATORS, masked_mean
 from klrl.language import token_loss as terms
@@ -27,11 +29,9 @@ EXACT = ("kl", "exact")
 CHARGED = ("next", "kl_penalty")
 
 
+@dataclass
 class TokenKL:
     """How a language run charges KL(policy||reference): ``kl.*`` but for the reference itself.
-
-    Args:
-        config: the kl group; ``legacy`` is k1 in the reward.
 
     Attributes:
         coef: reward per nat.
@@ -39,11 +39,9 @@ class TokenKL:
         placement: reward, loss or split.
     """
 
-    def __init__(self, config: LegacyKLConfig) -> None:
-        self.coef = float(config.coef)
-        self.estimator, self.placement = "k1", "reward"
-        if isinstance(config, RetrieveKLConfig):
-            self.estimator, self.placement = config.estimator, config.placement
+    coef: float
+    estimator: str
+    placement: str
 
     @property
     def loss_estimator(self) -> str | None:
@@ -52,8 +50,22 @@ class TokenKL:
 
 
 def make_token_kl(config: KLConfig) -> TokenKL | None:
-    """None for ``kl=none``."""
-    return TokenKL(config) if isinstance(config, LegacyKLConfig) else None
+    """The choice of ``kl``; None for ``kl=none``."""
+    return factory("kl", config, LANGUAGE)(config)
+
+
+def no_kl(config: KLConfig) -> None:
+    """``kl=none``: nothing measured, nothing charged."""
+
+
+def legacy(config: LegacyKLConfig) -> TokenKL:
+    """``kl=legacy``: k1 in the reward."""
+    return TokenKL(float(config.coef), "k1", "reward")
+
+
+def retrieve(config: RetrieveKLConfig) -> TokenKL:
+    """``kl=retrieve``."""
+    return TokenKL(float(config.coef), config.estimator, config.placement)
 
 
 @torch.no_grad()

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from klrl.config import (
-    AdvantageConfig,
-    CausalLMConfig,
     GroupConfig,
     LanguageConfig,
-    LanguageEnvConfig,
-    SamplerConfig,
     SortDigitsConfig,
     TextConfig,
 )
@@ -21,47 +14,6 @@ from klrl.unread import Unread
 MOST_DIGITS = 64
 #: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
 BASE_CONTEXT = 256
-#: The choices that go with a language ``env``, and those that go with no other.
-_GOES_WITH = {"actor": "causal_lm", "collector": "sampler"}
-
-
-def check_kinds(parts: Mapping[str, Any]) -> None:
-    """Refuse a language environment with a control policy, and the other way round.
-
-    Args:
-        parts: group -> its typed settings.
-
-    Raises:
-        ConfigError: with the choice to make.
-    """
-    env, actor, collector = parts["env"], parts["actor"], parts["collector"]
-    language = isinstance(env, LanguageEnvConfig)
-    named = f"env={env.task}" if isinstance(env, LanguageEnvConfig) else f"env.id={env.id}"
-    for group, found in (
-        ("actor", isinstance(actor, CausalLMConfig)),
-        ("collector", isinstance(collector, SamplerConfig)),
-    ):
-        mine = actor.distribution if group == "actor" else collector.name
-        mine = "mlp" if mine == "auto" else mine
-        if language and not found:
-            raise ConfigError(
-                f"{group}={mine}: {named} is a language task; choose {group}={_GOES_WITH[group]}, "
-                f"or start from experiment={env.task}"
-            )
-        if found and not language:
-            raise ConfigError(
-                f"{group}={mine}: {named} is a control task; choose env=sort_digits or env=text, "
-                f"or another {group}"
-            )
-    if not language and not isinstance(parts["advantage"], AdvantageConfig):
-        raise ConfigError(
-            f"advantage=group: {named} has no groups of responses; choose advantage=gae"
-        )
-    if not language and parts["reference"].kind == "adapter_off":
-        raise ConfigError(
-            f"reference=adapter_off: {named} is a control task, without adapters; choose "
-            "reference=initial"
-        )
 
 
 def check_language(c: LanguageConfig) -> None:
@@ -132,7 +84,7 @@ def _check_groups(c: LanguageConfig) -> None:
 
 def _check_adapters(c: LanguageConfig) -> None:
     lora = c.actor.lora
-    if c.reference.kind == "adapter_off" and lora.r == 0 and c.kl.mode != "none":
+    if c.reference.name == "adapter_off" and lora.r == 0 and c.kl.name != "none":
         raise ConfigError(
             "reference=adapter_off: actor.lora.r=0 has no adapters to switch off; set "
             "actor.lora.r=8, or choose reference=initial"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from klrl.config import LanguageConfig
+from klrl.evaluate import RESPONSES
 from klrl.language.batch import make_batch
-from klrl.language.policy import Policy
+from klrl.language.load import prompt_limit
+from klrl.language.policy import Policy, trained_policy
 from klrl.language.prompts import PromptBatch
 from klrl.language.rollout import decoding_of, texts_of
 from klrl.language.sampler import CacheSampler
-from klrl.language.tasks import Task
+from klrl.language.tasks import Task, make_task
 from klrl.metrics import Row
+from klrl.models.actor import device_of
 
 #: Prompts answered at a time.
 AT_A_TIME = 256
@@ -105,3 +109,28 @@ def _answers(
     sampler = CacheSampler(policy.model, policy.special, shared=False)
     found = sampler(ids, mask, 1, decoding, generator)
     return texts_of(policy, make_batch(ids, mask, found, 1))
+
+
+def evaluate_language_run(
+    folder: Path,
+    config: LanguageConfig,
+    *,
+    episodes: int | None,
+    sampled: bool,
+    which: str,
+    seed: int,
+    device: str,
+) -> LanguageEvaluation:
+    """:func:`klrl.evaluate.evaluate_run` of a language run; ``config`` names the task."""
+    task = make_task(config.env, config.seed)
+    policy = trained_policy(folder, which, str(device_of(device)))
+    longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
+    return evaluate_language(
+        config,
+        policy,
+        task,
+        episodes=episodes or RESPONSES,
+        limit=prompt_limit(policy.causal.context, longest, setting),
+        sampled=sampled,
+        seed=seed,
+    )

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.config import ClipConfig, KLPENConfig, LanguageConfig
+from klrl.config import LanguageConfig, factory
 from klrl.kl.divergence import masked_mean
 from klrl.language import token_loss as terms
 from klrl.language.batch import (
@@ -22,14 +22,15 @@ from klrl.language.batch import (
 )
 from klrl.language.causal_lm import head
 from klrl.language.exact import exact_token_kl, log_probs_and_exact_kl
-from klrl.language.optimizer import OPTIMIZERS
+from klrl.language.loss import TokenLoss
+from klrl.language.optimizer import Optimizer
 from klrl.language.policy import Policy
 from klrl.language.reference import Reference
 from klrl.language.rollout import REF_STATES, STATES
 from klrl.language.scoring import Layout
 from klrl.language.vocabulary import NextTokens, response_log_probs, token_entropy
 from klrl.learner import Learned, require_finite
-from klrl.losses import BetaRule, line_search, make_beta_rule
+from klrl.losses import BetaRule, line_search
 
 #: Prompts scored at a time where no gradient is needed, as many as a minibatch at least.
 PROMPTS_WITHOUT_GRADIENT = 32
@@ -83,8 +84,11 @@ class LanguageLearner:
     ) -> None:
         self.config, self.policy, self.layout = config, policy, layout
         self.reference, self.estimator = reference, estimator
-        self.optimizer = OPTIMIZERS[config.optim.name](config.optim, policy.parameters)
-        self.beta_rule: BetaRule = make_beta_rule(config.loss)
+        self.loss: TokenLoss = factory("loss", config.loss, config.domain)(config.loss)
+        self.optimizer: Optimizer = factory("optim", config.optim, config.domain)(
+            config.optim, policy.parameters
+        )
+        self.beta_rule: BetaRule = self.loss.beta_rule()
         self.say: Callable[[str], None] = lambda _: None
         self._reduce = terms.REDUCTIONS[config.loss.reduction]
         self._old_head: nn.Module = head(policy.model)  # type: ignore[assignment]
@@ -100,18 +104,17 @@ class LanguageLearner:
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
-        optim, loss = self.config.optim, self.config.loss
+        optim, loss = self.config.optim, self.loss
         lr = optim.lr + (optim.lr_floor - optim.lr) * min(progress, 1.0)
         beta = self.beta_rule.beta
         self._old_head = self._keep_head()
         before = [p.detach().clone() for p in self.policy.actor_parameters]
-        target_kl = loss.target_kl if isinstance(loss, ClipConfig) else None
         made: list[Tensor] = []
         epochs = 0
         while epochs < self.config.learner.epochs:
             epochs += 1
             made += self._epoch(batch, lr, kl_coef)
-            if target_kl and self.kl_old(batch) > 1.5 * target_kl:
+            if loss.target_kl and self.kl_old(batch) > 1.5 * loss.target_kl:
                 break
         metrics = torch.stack(made).double().cpu()
         require_finite(metrics, tuple(MEASURES.values()), self.config.learner.minibatches)
@@ -119,7 +122,7 @@ class LanguageLearner:
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
         alpha = 1.0
-        if isinstance(loss, KLPENConfig) and line_search.due(loss.line_search, kl_old, loss.dtarg):
+        if line_search.due(loss.line_search, kl_old, loss.dtarg):
             parameters, measure = self.policy.actor_parameters, lambda: self.kl_old(batch)
             alpha, kl_old = line_search.search(parameters, before, measure, kl_old, loss.dtarg)
         mean = dict(zip(MEASURES, metrics.mean(0).tolist(), strict=True))
@@ -156,11 +159,8 @@ class LanguageLearner:
         if c.normalize_advantage:
             advantage = _normalized(advantage, mask)
         kl_old = self._kl_old(scored, batch)
-        if isinstance(c, ClipConfig):
-            gain = terms.clip_gain(scored.log_prob, old_log_prob, advantage, mask, c.clip_epsilon)
-        else:
-            beta = self.beta_rule.beta
-            gain = terms.klpen_gain(scored.log_prob, old_log_prob, advantage, kl_old, mask, beta)
+        beta = self.beta_rule.beta
+        gain = self.loss.gain(scored.log_prob, old_log_prob, advantage, kl_old, mask, beta)
         objective = -self._reduce(gain, mask)
         critic = self._critic(scored.policy.states, batch, mask)
         entropy, policy_entropy = self._entropy(scored.policy, batch, mask)
@@ -226,8 +226,8 @@ class LanguageLearner:
 
     def _kl_old(self, scored: Scored, batch: TensorDictBase) -> Tensor:
         """KL(old||new) per token [B, R]: exact or k3 for KLPEN; for clip k3, only measured."""
-        c, mask = self.config.loss, response_mask(batch)
-        if isinstance(c, KLPENConfig) and c.kl_old == "exact":
+        mask = response_mask(batch)
+        if self.loss.exact_kl_old:
             return exact_token_kl(self._old(batch), scored.policy, mask)
         return terms.sampled_kl_old(scored.log_prob, on_response(batch, LOG_PROBS), mask)
 

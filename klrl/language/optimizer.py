@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +67,3 @@ def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Optimizer:
 def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Optimizer:
     """``optim=adamw``."""
     return Optimizer(config, parameters, config.weight_decay)
-
-
-#: ``optim.name`` -> what makes the optimiser.
-OPTIMIZERS: dict[str, Callable[[Any, list[nn.Parameter]], Optimizer]] = {
-    "adam": adam,
-    "adamw": adamw,
-}

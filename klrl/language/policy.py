@@ -125,6 +125,11 @@ def trained_policy(
     return policy
 
 
+def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu") -> CausalLM:
+    """:func:`klrl.load.load_policy` of a language run."""
+    return trained_policy(run, which, device).causal
+
+
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:
     """The settings of a language run.
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 
+from klrl.callbacks import Callback
 from klrl.checkpoint import Counters
+from klrl.config import SamplerConfig
 from klrl.kl.divergence import masked_mean
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.charge import CHARGED, EXACT, TokenKL
 from klrl.language.rollout import GOLD, PromptRollout
 from klrl.learner import Learned
 from klrl.metrics import Row, check_row, learned_row
+
+if TYPE_CHECKING:
+    from klrl.training import Training
 
 
 def language_row(
@@ -65,6 +70,30 @@ def language_row(
     if GOLD in batch.keys(include_nested=True):
         row["reward/gold"] = float(batch[GOLD].double().mean())
     return check_row(row)
+
+
+class ShownSamples(Callback):
+    """Some responses: of the first iteration, then every ``collector.samples_every``.
+
+    Args:
+        config: the collector group.
+        tokenizer: of the policy.
+        rollout: the run's, which holds the texts of the latest batch.
+    """
+
+    def __init__(
+        self, config: SamplerConfig, tokenizer: Any, rollout: Callable[[], PromptRollout]
+    ) -> None:
+        self._config, self._tokenizer, self._rollout = config, tokenizer, rollout
+
+    def iterated(self, training: Training, row: Row, batch: TensorDictBase) -> None:
+        """Record them when they are due."""
+        every, iteration = self._config.samples_every, training.counters.iteration
+        if every == 0 or (iteration % every and iteration != 1):
+            return
+        count, rollout = self._config.samples_count, self._rollout()
+        samples = shown_samples(training.counters, batch, rollout, self._tokenizer, count)
+        training.recorder.samples(samples)
 
 
 def shown_samples(

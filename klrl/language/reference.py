@@ -16,8 +16,9 @@ from klrl.config import (
     LoraConfig,
     SortDigitsConfig,
 )
+from klrl.config.stored import renamed
 from klrl.errors import ConfigError
-from klrl.kl.reference import freeze, memory_bytes
+from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, freeze, memory_bytes
 from klrl.language.causal_lm import head
 from klrl.language.lora import adapter_off
 from klrl.language.policy import Policy, language_config, make_policy, trained_policy
@@ -92,13 +93,14 @@ Reference = CopiedReference | AdapterOff
 
 
 def make_reference(
-    config: LanguageConfig, policy: Policy, described: Mapping[str, Any] | None
+    config: LanguageConfig, source: str, policy: Policy, described: Mapping[str, Any] | None
 ) -> tuple[Reference | None, Mapping[str, Any] | None]:
     """pi_ref of the group's choice, and how to build it again on resume.
 
     Args:
         config: the job.
-        policy: as it starts; copied for ``initial``, ``ema`` and ``periodic``.
+        source: what it starts as; see :class:`klrl.kl.reference.ReferenceRule`.
+        policy: as it starts.
         described: on resume, what this run noted of a reference from another run.
 
     Returns:
@@ -107,12 +109,14 @@ def make_reference(
     Raises:
         ConfigError: no such run, or its vocabulary is another one.
     """
-    if config.kl.mode == "none":
+    if config.kl.name == "none":
         return None, None
-    if config.reference.kind == "adapter_off":
+    if source == NO_ADAPTERS:
         return AdapterOff(policy.model), None
-    if isinstance(config.reference, CheckpointReferenceConfig):
+    if source == OTHER_RUN:
+        assert isinstance(config.reference, CheckpointReferenceConfig)
         return _of_another_run(config, config.reference, policy, described)
+    assert source == THE_POLICY, source
     return CopiedReference(freeze(policy.model)), None
 
 
@@ -142,21 +146,22 @@ def _of_another_run(
 
 def _like(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
     """The same job with the network of another run."""
-    actor = dict(described["actor"])
+    told = renamed(described)
+    actor = told["actor"]
     network = CausalLMConfig(**{**actor, "lora": LoraConfig(**actor["lora"])})
-    env = SortDigitsConfig(**described["env"]) if "env" in described else config.env
+    env = SortDigitsConfig(**told["env"]) if "env" in told else config.env
     return replace(config, actor=network, env=env)
 
 
 def starts_at_reference(config: LanguageConfig) -> bool:
     """Whether KL(pi_0 || pi_ref) must be 0 in a fresh run."""
-    kind = config.reference.kind
+    kind = config.reference.name
     return kind != "checkpoint" and not (kind == "adapter_off" and config.actor.init is not None)
 
 
 def checkpointed(config: LanguageConfig) -> bool:
     """Whether a checkpoint must hold the reference: it moves, or cannot be made from the model."""
-    kind = config.reference.kind
+    kind = config.reference.name
     return kind != "adapter_off" and (kind != "initial" or config.actor.init is not None)
 
 
@@ -165,4 +170,4 @@ def needs_base(config: LanguageConfig) -> bool:
 
     With LoRA it holds the adapters alone; and a reference that it does not hold is made from them.
     """
-    return bool(config.actor.lora.r) or (config.kl.mode != "none" and not checkpointed(config))
+    return bool(config.actor.lora.r) or (config.kl.name != "none" and not checkpointed(config))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from klrl.config import LanguageEnvConfig, SortDigitsConfig, TextConfig
-from klrl.errors import ConfigError
+from klrl.config import LANGUAGE, LanguageEnvConfig, SortDigitsConfig, TextConfig, factory
 from klrl.language.jsonl import read_jsonl
 from klrl.language.prompts import Prompt, PromptStream, ShuffledEpochs, Tokenizer, check_prompts
 from klrl.language.rewards import Reward
@@ -63,20 +62,25 @@ def make_task(config: LanguageEnvConfig, seed: int) -> Task:
     Raises:
         ConfigError: the data or the reward function cannot be read.
     """
+    return factory("env", config, LANGUAGE)(config, seed)
+
+
+def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
+    """``env=sort_digits``; arguments as :func:`make_task`."""
+    problems = (config.shortest, config.longest, config.shots)
+    return Task(
+        train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
+        # The same problems for every run.
+        evaluate=SortDigits(*problems, seed=0, split="eval"),
+        reward=Reward(config.reward, config.reward_timeout),
+        gold=None if config.reward == "exact" else Reward("exact", None),
+        checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
+    )
+
+
+def text(config: TextConfig, seed: int) -> Task:
+    """``env=text``; arguments as :func:`make_task`."""
     reward = Reward(config.reward, config.reward_timeout)
-    if isinstance(config, SortDigitsConfig):
-        problems = (config.shortest, config.longest, config.shots)
-        gold = None if config.reward == "exact" else Reward("exact", None)
-        return Task(
-            train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
-            # The same problems for every run.
-            evaluate=SortDigits(*problems, seed=0, split="eval"),
-            reward=reward,
-            gold=gold,
-            checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
-        )
-    if not isinstance(config, TextConfig):
-        raise ConfigError(f"env={config.task}: no such task; choose sort_digits or text")
     prompts = read_jsonl(config.data)
     held_out = prompts
     if config.eval_data is not None:

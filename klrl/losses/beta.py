@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 
-from klrl.config import KLPENConfig, LossConfig
+from klrl.config import KLPENConfig
 
 
 class BetaRule:
@@ -104,13 +104,13 @@ def step(kl: float, config: KLPENConfig) -> float:
     return factor(kl, config.dtarg, config.increment, config.decrement)
 
 
-def make_beta_rule(config: LossConfig) -> BetaRule:
-    """The rule of ``loss.beta_rule``; a fixed 0 for losses without beta."""
-    if not isinstance(config, KLPENConfig):
-        return BetaRule()
-    rules: dict[str, type[DoublingBeta] | type[ForwardBeta]] = {
-        "doubling": DoublingBeta,
-        "proportional": ProportionalBeta,
-        "forward": ForwardBeta,
-    }
-    return rules[config.beta_rule](config)
+BETA_RULES: dict[str, type[DoublingBeta] | type[ForwardBeta]] = {
+    "doubling": DoublingBeta,
+    "proportional": ProportionalBeta,
+    "forward": ForwardBeta,
+}
+
+
+def make_beta_rule(config: KLPENConfig) -> BetaRule:
+    """The rule of ``loss.beta_rule``."""
+    return BETA_RULES[config.beta_rule](config)

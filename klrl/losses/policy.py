@@ -10,13 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from klrl.config import ClipConfig, KLPENConfig, LossConfig
+from klrl.config import CONTROL, ClipConfig, KLPENConfig, LossConfig, factory
 from klrl.losses import functional as terms
+from klrl.losses.beta import BetaRule, make_beta_rule
 from klrl.models.distributions import Family
 
 Minibatch = Mapping[str, Tensor]
@@ -181,6 +181,10 @@ class PolicyLoss(ABC):
         return self.family.kl({k: batch[k] for k in self.family.param_keys}, params)
 
     @abstractmethod
+    def beta_rule(self) -> BetaRule:
+        """What moves beta, new."""
+
+    @abstractmethod
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
@@ -203,6 +207,10 @@ class KLPENLoss(PolicyLoss):
             line_search=config.line_search,
             dtarg=config.dtarg,
         )
+
+    def beta_rule(self) -> BetaRule:
+        """The rule of ``loss.beta_rule``."""
+        return make_beta_rule(self.config)
 
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
@@ -247,6 +255,10 @@ class ClipLoss(PolicyLoss):
             dtarg=math.inf,
         )
 
+    def beta_rule(self) -> BetaRule:
+        """A fixed 0: no KL(old||new) is charged."""
+        return BetaRule()
+
     def gain(
         self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
     ) -> Tensor:
@@ -271,5 +283,4 @@ def make_loss(
     config: LossConfig, family: Family, reference_estimator: str | None = None
 ) -> PolicyLoss:
     """The loss of the group's choice; arguments as :class:`PolicyLoss`."""
-    kind: type[Any] = KLPENLoss if isinstance(config, KLPENConfig) else ClipLoss
-    return kind(config, family, reference_estimator)
+    return factory("loss", config, CONTROL)(config, family, reference_estimator)

@@ -21,7 +21,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
-from klrl.config import ActorConfig, GaussianActorConfig
+from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
 from klrl.errors import ConfigError
 from klrl.models.distributions import Categorical, Family, Normal, TanhNormalFamily
 from klrl.models.mlp import ObservationNormalizer, PolicyNet, ValueNet, mlp
@@ -124,16 +124,62 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
     Raises:
         ConfigError: the distribution does not fit the action space.
     """
+    return factory("actor", config, CONTROL)(config, env, normalize=normalize, separate=separate)
+
+
+def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=mlp``: categorical for discrete actions, else normal; arguments as above."""
+    discrete = isinstance(env.action_spec_unbatched, CategoricalSpec)
+    return (categorical_agent if discrete else normal_agent)(config, env, **how)
+
+
+def normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=normal``; arguments as :func:`make_agent`."""
+    spec = _continuous(config, env)
+    return _agent(config, env, Normal(), spec.shape[-1], config.init_std, **how)
+
+
+def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=tanh_normal``; arguments as :func:`make_agent`."""
+    spec = _continuous(config, env)
+    if not isinstance(spec, Bounded):
+        raise ConfigError("actor=tanh_normal: the environment's actions have no finite bounds")
+    family = TanhNormalFamily(spec.space.low, spec.space.high)
+    return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
+
+
+def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=categorical``; arguments as :func:`make_agent`."""
     spec = env.action_spec_unbatched
+    if not isinstance(spec, CategoricalSpec):
+        raise ConfigError(f"actor={config.name}: the environment's actions are continuous")
+    return _agent(config, env, Categorical(), spec.n, None, **how)
+
+
+def _continuous(config: ActorConfig, env: EnvBase) -> TensorSpec:
+    spec = env.action_spec_unbatched
+    if isinstance(spec, CategoricalSpec):
+        raise ConfigError(f"actor={config.name}: the environment's actions are discrete")
+    return spec
+
+
+def _agent(
+    config: ActorConfig,
+    env: EnvBase,
+    family: Family,
+    outputs: int,
+    init_std: float | None,
+    *,
+    normalize: bool,
+    separate: bool,
+) -> Agent:
+    """Actor and critic of a family, whose network has so many outputs."""
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    family, outputs = make_family(config.distribution, spec)
     normalizer = ObservationNormalizer(size) if normalize else None
     sizes = [size, *config.hidden]
     policy_trunk = mlp(sizes, config.activation)
     value_trunk = policy_trunk if config.share_trunk else mlp(sizes, config.activation)
     shared: nn.Module = normalizer or nn.Identity()
-    gaussian = isinstance(family, Normal)
-    init_std = config.init_std if gaussian and isinstance(config, GaussianActorConfig) else None
     policy = PolicyNet(shared, policy_trunk, outputs, init_std)
     value = ValueNet(shared, value_trunk, detach_trunk=separate)
     actor = ProbabilisticTensorDictSequential(
@@ -141,23 +187,6 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
     )
     critic = TensorDictModule(value, ["observation"], ["state_value"])
     return Agent(actor, critic, family, normalizer)
-
-
-def make_family(distribution: str, spec: TensorSpec) -> tuple[Family, int]:
-    """The distribution for an action spec, and how many outputs its network needs."""
-    discrete = isinstance(spec, CategoricalSpec)
-    if distribution == "auto":
-        distribution = "categorical" if discrete else "normal"
-    if (distribution == "categorical") != discrete:
-        kind = "discrete" if discrete else "continuous"
-        raise ConfigError(f"actor={distribution}: the environment's actions are {kind}")
-    if distribution == "categorical":
-        return Categorical(), spec.n
-    if distribution == "normal":
-        return Normal(), spec.shape[-1]
-    if not isinstance(spec, Bounded):
-        raise ConfigError("actor=tanh_normal: the environment's actions have no finite bounds")
-    return TanhNormalFamily(spec.space.low, spec.space.high), spec.shape[-1]
 
 
 def _sampler(family: Family) -> ProbabilisticTensorDictModule:

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 from klrl.compose import check_jobs, sweep_settings
-from klrl.config import JobConfig, LauncherConfig, OptunaConfig, register_schemas
+from klrl.config import LauncherConfig, OptunaConfig, register_schemas
+from klrl.domains import domain_of
 from klrl.errors import ConfigError
 from klrl.plan.estimate import (
     Planned,
@@ -27,7 +28,7 @@ from klrl.plan.estimate import (
 from klrl.plan.probe import Cost
 from klrl.progress import duration
 from klrl.run_folder import RunFolder
-from klrl.sweep.jobs import Identity, Standing, identity, make_jobs, stand
+from klrl.sweep.jobs import Standing, make_jobs, stand
 from klrl.sweep.run import check_launcher, named
 from klrl.sweep.words import expand, split_words
 
@@ -78,7 +79,7 @@ def print_plan(args: argparse.Namespace) -> None:
         return
     at_once = slots(plan.launcher, len(plan.jobs), os.cpu_count() or 1)
     together = at_once if on_this_machine(plan.launcher) else 1
-    costs = measured(plan.jobs, min(together, os.cpu_count() or 1), args.config_dir)
+    costs = measured(plan.jobs, min(together, os.cpu_count() or 1))
     print(table(plan.jobs, costs))
     needed = memory(costs, at_once)
     seconds = sweep_seconds(plan.jobs, costs, plan.launcher, at_once)
@@ -102,28 +103,27 @@ def make_plan(args: argparse.Namespace) -> Plan:
         trial = space.jobs([dimension.middle for dimension in space.dimensions])
         checked = check_jobs(trial, args) * search.trials
         check_launcher(launcher, checked)
-        jobs = [Planned("trial", tuple(w), config) for _, w, config in checked]
+        jobs = [Planned("trial", tuple(words), config) for words, config in checked]
         return Plan(jobs, 0, launcher)
     checked = check_jobs(expand(words.job) if args.multirun else [words.job], args)
     check_launcher(launcher, checked)
     folder = Path("outputs") / words.name if words.name else Path(words.folder or "outputs/.new")
     made = make_jobs(folder, named(words, checked))
-    configs = {identity(config): config for _, _, config in checked}
     standing = stand(made)
-    return Plan(_planned(standing, configs), len(standing.finished), launcher)
+    return Plan(_planned(standing), len(standing.finished), launcher)
 
 
-def _planned(standing: Standing, configs: Mapping[Identity, JobConfig]) -> list[Planned]:
+def _planned(standing: Standing) -> list[Planned]:
     jobs = []
     for job in standing.open:
         run = RunFolder(job.folder)
-        config = configs[job.identity]
-        done = int(run.manifest.get(config.axis, 0)) if run.exists else 0
-        jobs.append(Planned(job.name, job.words, config, done))
+        axis = domain_of(job.config).axis
+        done = int(run.manifest.get(axis, 0)) if run.exists else 0
+        jobs.append(Planned(job.name, job.words, job.config, done))
     return jobs
 
 
-def measured(jobs: Sequence[Planned], at_once: int, config_dir: str | None) -> dict[str, Cost]:
+def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
     """The cost of each kind of job, with as many side by side as will run side by side."""
     costs = {}
     longest = {}
@@ -131,21 +131,20 @@ def measured(jobs: Sequence[Planned], at_once: int, config_dir: str | None) -> d
         longest[kind_of(job.config)] = job
     for kind, job in longest.items():
         print(f"  measuring {job.name} for {SECONDS:g} s ...", file=sys.stderr, flush=True)
-        cost = _probe(job, 1, config_dir)
+        cost = _probe(job, 1)
         if cost.start > _COMPILED or at_once > 1:
-            cost = _probe(job, at_once, config_dir)
+            cost = _probe(job, at_once)
         costs[kind] = cost
     return costs
 
 
-def _probe(job: Planned, copies: int, config_dir: str | None) -> Cost:
+def _probe(job: Planned, copies: int) -> Cost:
     """Measure a job in so many processes at a time; the mean of what they found.
 
     Raises:
         ConfigError: it fails.
     """
-    asked = {"words": list(job.words), "seconds": SECONDS}
-    asked |= {"config_dir": config_dir, "config_name": None}
+    asked = {"settings": asdict(job.config), "seconds": SECONDS}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "klrl.plan.probe"],

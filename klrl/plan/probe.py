@@ -1,6 +1,6 @@
 """Runs one job for some seconds, in a process of its own, and tells what its parts took.
 
-    python -m klrl.plan.probe < request.json     {"words": [...], "seconds": 4, ...}
+    python -m klrl.plan.probe < request.json     {"settings": {...}, "seconds": 4}
 
 The answer is the last line of stdout: a :class:`Cost` as JSON. The job runs twice: what the first
 time takes longer is paid once per process, not once per job.
@@ -11,17 +11,25 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from klrl.callbacks import Callback
+from klrl.checks import to_config
 from klrl.config import JobConfig, WandbConfig
+from klrl.config.stored import typed
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from klrl.metrics import Row
+    from klrl.training import Training
 
 #: Of the first run, which is there for what a process pays once.
 _FIRST_SECONDS = 0.2
@@ -52,25 +60,38 @@ class Cost:
     mode: str = "false"
 
 
-class _Clock:
-    """Times calls of one kind."""
+class _Watch(Callback):
+    """Times a run, and ends it after some seconds of iterations, at least three.
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
+    Args:
+        seconds: of iterations.
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds.append(time.perf_counter() - started)
+    Attributes:
+        evaluations, checkpoints: seconds of each.
+        stamps: when each iteration was done, and the seconds of evaluations and checkpoints before.
+    """
 
-        return timed
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.evaluations: list[float] = []
+        self.checkpoints: list[float] = []
+        self.stamps: list[tuple[float, float]] = []
 
     @property
-    def mean(self) -> float:
-        return sum(self.seconds) / len(self.seconds) if self.seconds else 0.0
+    def beside(self) -> float:
+        """Seconds of evaluations and checkpoints so far."""
+        return sum(self.evaluations) + sum(self.checkpoints)
+
+    def evaluated(self, training: Training, row: Row, seconds: float) -> None:
+        self.evaluations.append(seconds)
+
+    def saved(self, training: Training, which: str, seconds: float) -> None:
+        self.checkpoints.append(seconds)
+
+    def iterated(self, training: Training, row: Row, batch: TensorDictBase) -> None:
+        self.stamps.append((time.perf_counter(), self.beside))
+        if len(self.stamps) > 3 and self.stamps[-1][0] - self.stamps[0][0] > self._seconds:
+            training.stop()
 
 
 class Measured(NamedTuple):
@@ -87,58 +108,49 @@ def measure(config: JobConfig, seconds: float) -> Measured:
     It is stopped as Ctrl-C would stop it, in a temporary folder that does not stay.
     """
     from klrl.errors import Interrupted
-    from klrl.experiment import make_experiment
     from klrl.run_folder import RunFolder
+    from klrl.training import Training
 
     began = time.perf_counter()
-    training = make_experiment(config)  # type: ignore[arg-type]
-    evaluation, checkpoint, stamps = _Clock(), _Clock(), []
-    # The loop's own steps, timed from outside: nothing in the run knows that it is a probe.
-    training.evaluation = evaluation.around(training.evaluation)  # type: ignore[method-assign]
-    checkpoints, make_row = training._checkpoints, training.make_row
-
-    def timed_checkpoints(files: RunFolder) -> Any:
-        made = checkpoints(files)
-        made.save = checkpoint.around(made.save)  # type: ignore[method-assign]
-        return made
-
-    def stamped_row(*args: Any, **kwargs: Any) -> Any:
-        stamps.append((time.perf_counter(), sum(evaluation.seconds) + sum(checkpoint.seconds)))
-        if len(stamps) > 3 and stamps[-1][0] - stamps[0][0] > seconds:
-            signal.raise_signal(signal.SIGINT)
-        return make_row(*args, **kwargs)
-
-    training._checkpoints = timed_checkpoints  # type: ignore[method-assign]
-    training.make_row = stamped_row  # type: ignore[method-assign]
+    training, watch = Training(config), _Watch(seconds)
     with tempfile.TemporaryDirectory(prefix="klrl-plan-") as folder:
         with suppress(Interrupted):
-            training.train(RunFolder(Path(folder)))
+            training.train(RunFolder(Path(folder)), callbacks=[watch])
         ended = time.perf_counter()
-    (first, before), (last, after) = stamps[0], stamps[-1]
-    iteration = (last - first - (after - before)) / max(len(stamps) - 1, 1)
-    rest = ended - began - sum(evaluation.seconds) - sum(checkpoint.seconds)
-    if config.eval.every and not evaluation.seconds:
-        training.evaluation()
+    (first, before), (last, after) = watch.stamps[0], watch.stamps[-1]
+    iteration = (last - first - (after - before)) / max(len(watch.stamps) - 1, 1)
+    rest = ended - began - watch.beside
+    evaluations = watch.evaluations
+    if config.eval.every and not evaluations:
+        evaluations = [_seconds_of(training.parts.evaluation)]
     cost = Cost(
         start=0.0,
-        job=max(rest - iteration * len(stamps), 0.0),
+        job=max(rest - iteration * len(watch.stamps), 0.0),
         iteration=iteration,
-        evaluation=evaluation.mean,
-        checkpoint=checkpoint.mean,
-        mode=str(getattr(training.learner, "mode", "false")),
+        evaluation=_mean(evaluations),
+        checkpoint=_mean(watch.checkpoints),
+        mode=training.parts.learner.mode,
     )
-    return Measured(cost, len(stamps), sum(evaluation.seconds) + sum(checkpoint.seconds))
+    return Measured(cost, len(watch.stamps), watch.beside)
 
 
-def probe(words: list[str], seconds: float, config_dir: str | None, name: str | None) -> Cost:
-    """Measure a job whose words are given, in this process, from its start on."""
+def _seconds_of(function: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds) if seconds else 0.0
+
+
+def probe(settings: dict[str, Any], seconds: float) -> Cost:
+    """Measure a job whose checked settings are given, in this process, from its start on."""
     imported = _age()
     began = time.perf_counter()
     import torch
 
-    from klrl.compose import job_config
-
-    config = job_config(words, config_dir, name)
+    config = to_config(typed(settings))
     if isinstance(config.logger, WandbConfig):
         config.logger.mode = "offline"  # a probe is no run of anybody's project
     torch.set_num_threads(config.threads)
@@ -162,5 +174,5 @@ def _age() -> float:
 
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
-    found = probe(asked["words"], asked["seconds"], asked["config_dir"], asked["config_name"])
+    found = probe(asked["settings"], asked["seconds"])
     print("\n" + json.dumps(asdict(found)))

@@ -5,7 +5,8 @@ Run before anything is written. torch is imported only where a CUDA device is as
 
 from __future__ import annotations
 
-from klrl.config import Config, JobConfig, LanguageConfig, RayCollectorConfig, WandbConfig
+from klrl.config import Config, JobConfig, LanguageConfig, WandbConfig
+from klrl.domains import domain_of
 from klrl.preflight.env import check_env
 from klrl.preflight.install import check_device, check_language_packages, check_wandb, wandb_mode
 from klrl.preflight.ray import check_ray_machine
@@ -41,16 +42,22 @@ def check_machine(
     """
     if isinstance(config.logger, WandbConfig):
         check_wandb(config.logger)
-    if isinstance(config, LanguageConfig):
-        check_language_packages(config)
-        from klrl.language.machine import check_language_machine
-
-        check_language_machine(config, resumed=resumed)
-    else:
-        assert isinstance(config, Config)
-        if isinstance(config.collector, RayCollectorConfig):
-            check_ray_machine()
-        check_env(config.env, config.actor, overridden)
-        if not resumed:
-            check_other_runs(config)
+    domain_of(config).preflight(config, overridden, resumed=resumed)
     check_device(config.device)
+
+
+def check_control(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
+    """The part of a control job; arguments as :func:`check_machine`."""
+    if config.collector.elsewhere:
+        check_ray_machine()
+    check_env(config.env, config.actor, overridden)
+    if not resumed:
+        check_other_runs(config)
+
+
+def check_language(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
+    """The part of a language job; arguments as :func:`check_machine`."""
+    check_language_packages(config)
+    from klrl.language.machine import check_language_machine  # needs those packages
+
+    check_language_machine(config, resumed=resumed)

@@ -21,12 +21,12 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     _check_spaces(env.id, space, made.observation_space)
     _check_a_step(env, made)
     made.close()
-    if actor.distribution in ("normal", "tanh_normal") and discrete:
+    if actor.name in ("normal", "tanh_normal") and discrete:
         raise ConfigError(
-            f"actor={actor.distribution}: the actions of env.id={env.id} are discrete; "
+            f"actor={actor.name}: the actions of env.id={env.id} are discrete; "
             "choose actor=categorical or actor=mlp"
         )
-    if actor.distribution == "categorical" and not discrete:
+    if actor.name == "categorical" and not discrete:
         raise ConfigError(
             f"actor=categorical: the actions of env.id={env.id} are continuous; "
             "choose actor=normal, tanh_normal or mlp"
@@ -46,7 +46,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> tuple[str, int, Any]:
     made = _make(env)
     discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
     auto = "categorical" if discrete else "normal"
-    family = auto if actor.distribution == "auto" else actor.distribution
+    family = auto if actor.name == "mlp" else actor.name
     size = gymnasium.spaces.flatdim(made.observation_space)
     action = made.action_space.n if discrete else made.action_space.shape
     made.close()
@@ -93,7 +93,7 @@ def _check_a_step(env: EnvConfig, made: Any) -> None:
 def _check_bounds(env_id: str, actor: ActorConfig, space: Any) -> None:
     import numpy as np
 
-    if actor.distribution == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
+    if actor.name == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
         raise ConfigError(
             f"actor=tanh_normal: the actions of env.id={env_id} have no finite bounds to scale to; "
             "choose actor=normal"
@@ -110,7 +110,14 @@ def _check_id(env_id: str) -> None:
             importlib.import_module(module)
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=0.6)
+        foreign = isinstance(error, gymnasium.error.NamespaceNotFound)
+        cutoff = 0.8 if foreign else 0.6
+        close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=cutoff)
+        if not close and not module:
+            raise ConfigError(
+                f"env.id={env_id}: not registered; an environment that a module registers is given "
+                f"as env.id=module:{name}"
+            ) from error
         hint = f"did you mean {close[0]}?" if close else "see gymnasium.registry for the known ids"
         reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error

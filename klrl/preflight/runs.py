@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from klrl.config import CheckpointReferenceConfig, Config, LanguageConfig
+from klrl.config import CheckpointReferenceConfig, Config
 from klrl.errors import ConfigError
 from klrl.preflight.env import policy_kind
 from klrl.run_folder import RunFolder, lives_here
@@ -17,6 +18,20 @@ def find_run(path: str, setting: str) -> Path:
 
     Raises:
         ConfigError: no such folder, no run in it, or a run that never wrote a checkpoint.
+    """
+    run = find_manifest(path, setting)
+    if not (run / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
+    if not any(run.glob("checkpoints/*/*/manifest.json")):
+        raise ConfigError(f"{setting}={path}: the run wrote no checkpoint; give another run")
+    return run
+
+
+def find_manifest(path: str, setting: str) -> Path:
+    """The run folder behind a setting; it must hold a manifest.
+
+    Raises:
+        ConfigError: no such folder, or no run in it.
     """
     run = Path(path).expanduser()
     if not run.is_dir():
@@ -29,21 +44,17 @@ def find_run(path: str, setting: str) -> Path:
         raise ConfigError(
             f"{setting}={path}: its manifest.json is broken ({error}); give another run"
         ) from error
-    if not (run / ".hydra" / "config.yaml").is_file():
-        raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
-    if not any(run.glob("checkpoints/*/*/manifest.json")):
-        raise ConfigError(f"{setting}={path}: the run wrote no checkpoint; give another run")
     return run
 
 
-def other_runs(config: Config | LanguageConfig) -> list[tuple[str, str, Path]]:
+def other_runs(config: Any) -> list[tuple[str, str, Path]]:
     """The runs whose policies this one takes, as (setting, its value, folder).
 
     Raises:
         ConfigError: a run or its checkpoint is missing.
     """
     others, found = [], []
-    if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.mode != "none":
+    if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.name != "none":
         others.append(("reference.path", config.reference.path, config.reference.which))
     if config.actor.init is not None:
         others.append(("actor.init", config.actor.init, "last"))

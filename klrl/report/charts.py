@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from klrl.metrics import PANELS, Metric, heading, metric_of, metrics_of
 from klrl.report.curves import curve
 from klrl.report.frontier import frontier
-from klrl.report.measures import kl_metric, per_kl, reward_metric, unit_of_kl, unit_of_reward
+from klrl.report.measures import compared_by, kl_metric, reward_metric
 from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line, line_value
@@ -41,6 +42,7 @@ class Chart:
         title: what it shows.
         x: label of the x-axis, with its unit.
         y: label of the y-axis, with its unit.
+        digits: of values of x and of y, as :func:`klrl.metrics.number` has them.
         log: whether y is logarithmic; values that are not positive are left out.
         series: index of the setting -> its points by x.
         front: indices of the settings on the Pareto front, by x; None for learning curves.
@@ -50,6 +52,7 @@ class Chart:
     title: str
     x: str
     y: str
+    digits: tuple[int, int]
     log: bool
     series: dict[int, list[Point]]
     front: list[int] | None = None
@@ -57,29 +60,26 @@ class Chart:
 
 
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
-    """Return, KLs, coefficients and speed against frames; charts without data are left out."""
+    """A chart per metric that declares a panel, against the axis; those without data left out."""
     runs = [run for setting in settings for run in setting.runs]
-    unit = f"KL, nats per {unit_of_kl(runs)}"
-    reward, kl = reward_metric(runs), kl_metric(runs)
-    of = f"return {unit_of_reward(runs)}"
-    ref = f"KL, nats per {per_kl(runs)}"
-    axis = runs[0].axis
-    kinds = (
-        ("Return, training", reward, of, False),
-        ("Return, evaluation", "eval/return", "mean return", False),
-        ("Gold score, training", "reward/gold", "gold score per response", False),
-        ("Gold score, evaluation", "eval/gold", "gold score per response", False),
-        ("KL(policy||reference)", kl, ref, True),
-        ("KL(old||new)", "kl/old/exact", unit, True),
-        ("kl.coef", "kl/ref/coef", "kl.coef, reward per nat", True),
-        ("loss.beta", "kl/old/beta", "loss.beta", True),
-        ("Throughput", f"time/{axis}_per_second", f"{axis} per second", False),
-    )
+    domain = runs[0].domain
+    axis = metric_of(domain.axis, domain)
     charts = []
-    for title, metric, y, log in kinds:
-        series = _series(settings, metric)
-        charts.append(Chart(title, axis, y, log, series, floor=_floor(series) if log else None))
+    for declared in metrics_of(domain).values():
+        if declared.panel is None:
+            continue
+        metric = metric_of(compared_by(runs, declared.name), domain)
+        log, series = PANELS[declared.panel].log, _series(settings, metric.name)
+        floor = _floor(series) if log else None
+        title, digits = heading(metric.title), _digits(axis, metric)
+        charts.append(Chart(title, axis.title, metric.unit, digits, log, series, floor=floor))
     return [chart for chart in charts if chart.series]
+
+
+def _digits(x: Metric, y: Metric) -> tuple[int, int]:
+    assert x.digits is not None
+    assert y.digits is not None
+    return x.digits, y.digits
 
 
 def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
@@ -109,16 +109,16 @@ def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
     for reward model overoptimization", whose x-axis this is).
     """
     runs = [run for line in lines for run in line.setting.runs]
-    charts = [_frontier_chart(lines, "return", "Reward", f"final return {unit_of_reward(runs)}")]
+    charts = [_frontier_chart(lines, "return", "Reward", reward_metric(runs))]
     if any(line.estimates.get("gold") for line in lines):
-        gold = _frontier_chart(lines, "gold", "Gold score", "final gold score per response")
-        charts.append(gold)
+        charts.append(_frontier_chart(lines, "gold", "Gold score", "reward/gold"))
     return charts
 
 
-def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart:
-    """A measure against sqrt(KL(policy||reference)), one point per setting."""
+def _frontier_chart(lines: Sequence[Line], key: str, what: str, name: str) -> Chart:
+    """A metric's measure against sqrt(KL(policy||reference)), one point per setting."""
     runs = [run for line in lines for run in line.setting.runs]
+    of_y, of_x = (metric_of(each, runs[0].domain) for each in (name, kl_metric(runs)))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
         gain, kl = line.estimates[key], line.estimates["kl_ref"]
@@ -127,8 +127,9 @@ def _frontier_chart(lines: Sequence[Line], key: str, what: str, y: str) -> Chart
             points[i] = [Point(root.value, gain, root)]
     return Chart(
         f"{what} against sqrt(KL(policy||reference))",
-        f"sqrt(KL(policy||reference)), KL in nats per {per_kl(runs)}",
-        y,
+        f"sqrt(KL(policy||reference)), KL in {of_x.unit}",
+        f"final {of_y.unit}",
+        _digits(of_x, of_y),
         False,
         points,
         frontier(lines, key),

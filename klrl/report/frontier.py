@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from klrl.report.measures import final, kl_metric, per_kl, reward_metric
+from klrl.metrics import Metric, metric_of
+from klrl.report.measures import final, kl_metric, reward_metric
 from klrl.report.runs import Run
 from klrl.report.settings import Setting, identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve, pareto_front
@@ -37,12 +38,14 @@ class EqualKL:
     Attributes:
         levels: KLs, nats.
         families: name -> an estimate per level; None outside the family's range.
-        per: what the KL is a mean over.
+        kl: the metric that the levels are of.
+        reward: the metric that the estimates are of.
     """
 
     levels: list[float]
     families: dict[str, list[Estimate | None]]
-    per: str = "frame"
+    kl: Metric
+    reward: Metric
 
 
 def equal_kl(settings: Sequence[Setting]) -> EqualKL:
@@ -57,11 +60,11 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     """
     runs = [run for setting in settings for run in setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    kl, reward = kl_metric(runs), reward_metric(runs)
+    kl, reward = (metric_of(each(runs), runs[0].domain) for each in (kl_metric, reward_metric))
     stripped = [_without_knobs(run) for run in runs]
     titles = names_of(stripped)
     for run, family in zip(runs, stripped, strict=True):
-        point = (max(final(run, kl), 0.0) ** 0.5, final(run, reward))
+        point = (max(final(run, kl.name), 0.0) ** 0.5, final(run, reward.name))
         if np.isfinite(point).all():
             seeds = families.setdefault(titles[identity(family)], {})
             seeds.setdefault(run.seed, []).append(point)
@@ -72,19 +75,19 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     }
     usable = {name: seeds for name, seeds in usable.items() if seeds}
     if not usable:
-        return EqualKL([], {})
+        return EqualKL([], {}, kl, reward)
     every = [points[:, 0] for seeds in usable.values() for points in seeds]
     low, high = max(roots.min() for roots in every), min(roots.max() for roots in every)
     if low >= high:
-        return EqualKL([], {})
+        return EqualKL([], {}, kl, reward)
     roots = low + (high - low) * np.array([0.25, 0.5, 0.75])
     answer = {
         name: estimate_curve(np.stack([at_equal_cost(p[:, 0], p[:, 1], roots) for p in seeds]))
         for name, seeds in usable.items()
     }
-    return EqualKL([float(root**2) for root in roots], answer, per_kl(runs))
+    return EqualKL([float(root**2) for root in roots], answer, kl, reward)
 
 
 def _without_knobs(run: Run) -> Run:
     kept = {key: value for key, value in run.settings.items() if key not in KNOBS}
-    return Run(run.path, run.status, run.seed, kept, run.columns, run.command, run.manifest)
+    return replace(run, settings=kept)

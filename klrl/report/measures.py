@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from klrl.metrics import Metric, metric_of
 from klrl.report.runs import Run
 
 #: KL(old||new) is in band within this factor of loss.dtarg, from the iteration after these on.
@@ -17,7 +18,14 @@ WARM_UP = 10
 _REWARDS = ("reward/episode", "reward/raw")
 #: Closed forms first: k3 is unbiased too, and like them never negative.
 _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
-_SPEEDS = ("time/samples_per_second", "time/frames_per_second")
+
+#: A measure that is no metric of a row.
+_IN_BAND = Metric(
+    "in_band",
+    "in band",
+    "share of iterations",
+    "iterations after the tenth with KL(old||new) within a factor 1.5 of loss.dtarg",
+)
 
 
 @dataclass(frozen=True)
@@ -26,14 +34,14 @@ class Measure:
 
     Attributes:
         key: its name in the CSV.
-        title: its name on the page.
-        unit: its unit.
+        metric: what it is a number of; says its title, unit and digits.
+        how: the iterations come to one number; empty where the unit says it.
         of: the number; NaN where the run has none.
     """
 
     key: str
-    title: str
-    unit: str
+    metric: Metric
+    how: str
     of: Callable[[Run], float]
 
 
@@ -74,37 +82,39 @@ def seconds(run: Run) -> float:
 
 
 def speed(run: Run) -> float:
-    """Median frames (samples) per second over the iterations."""
-    for metric in _SPEEDS:
-        values = column(run, metric)
-        if np.isfinite(values).any():
-            return float(np.nanmedian(values))
-    return float("nan")
+    """Median throughput of the iterations, on the run's axis."""
+    values = column(run, _speed_metric(run))
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
+
+
+def _speed_metric(run: Run) -> str:
+    return f"time/{run.axis}_per_second"
 
 
 def measures(runs: Sequence[Run]) -> list[Measure]:
     """The columns of the table for runs of one task."""
-    reward, kl, per = reward_metric(runs), kl_metric(runs), per_kl(runs)
+    reward, kl, rate = reward_metric(runs), kl_metric(runs), _speed_metric(runs[0])
     found = [
-        Measure("return", "final return", unit_of_reward(runs), lambda run: final(run, reward)),
-        Measure("eval_return", "evaluation", "last return", lambda run: _last(run, "eval/return")),
-        Measure("gold", "gold score", "per response", lambda run: final(run, "reward/gold")),
-        Measure("eval_gold", "evaluation", "last gold", lambda run: _last(run, "eval/gold")),
-        Measure("kl_ref", "KL(policy||reference)", f"nats per {per}", lambda run: final(run, kl)),
-        Measure(
-            "kl_old",
-            "KL(old||new)",
-            f"nats per {unit_of_kl(runs)}",
-            lambda run: final(run, "kl/old/exact"),
-        ),
-        Measure("coef", "kl.coef", "at the end", lambda run: _last(run, "kl/ref/coef")),
-        Measure("beta", "loss.beta", "at the end", lambda run: _last(run, "kl/old/beta")),
-        Measure("in_band", "in band", "share of iterations", in_band),
-        Measure("speed", "throughput", f"{runs[0].axis} per second", speed),
-        Measure("seconds", "time", "seconds", seconds),
+        _of("return", reward, "final", runs),
+        _of("eval_return", "eval/return", "last", runs),
+        _of("gold", "reward/gold", "final", runs),
+        _of("eval_gold", "eval/gold", "last", runs),
+        _of("kl_ref", kl, "final", runs),
+        _of("kl_old", "kl/old/exact", "final", runs),
+        _of("coef", "kl/ref/coef", "last", runs),
+        _of("beta", "kl/old/beta", "last", runs),
+        Measure("in_band", _IN_BAND, "", in_band),
+        Measure("speed", metric_of(rate, runs[0].domain), "median", speed),
+        Measure("seconds", metric_of("time/iteration", runs[0].domain), "sum", seconds),
     ]
     gold = any("reward/gold" in run.columns or "eval/gold" in run.columns for run in runs)
     return [measure for measure in found if gold or "gold" not in measure.key]
+
+
+def _of(key: str, name: str, how: str, runs: Sequence[Run]) -> Measure:
+    """The final or the last value of a metric."""
+    ways: dict[str, Callable[[Run, str], float]] = {"final": final, "last": _last}
+    return Measure(key, metric_of(name, runs[0].domain), how, lambda run: ways[how](run, name))
 
 
 def _last(run: Run, metric: str) -> float:
@@ -123,24 +133,14 @@ def kl_metric(runs: Sequence[Run]) -> str:
     return _shared([run for run in runs if any(name in run.columns for name in _KLS)], _KLS)
 
 
+def compared_by(runs: Sequence[Run], name: str) -> str:
+    """The metric that stands for a declared one among these runs."""
+    by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
+    return by(runs) if by else name
+
+
 def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
     for name in names:
         if runs and all(name in run.columns for run in runs):
             return name
     return names[1]
-
-
-def unit_of_reward(runs: Sequence[Run]) -> str:
-    """What the final reward is a mean over."""
-    whole = "response" if runs[0].axis == "samples" else "episode"
-    return f"per {whole if reward_metric(runs) == 'reward/episode' else unit_of_kl(runs)}"
-
-
-def per_kl(runs: Sequence[Run]) -> str:
-    """What the KL(policy||reference) of :func:`kl_metric` is a mean over."""
-    return "response" if kl_metric(runs).endswith("_seq") else unit_of_kl(runs)
-
-
-def unit_of_kl(runs: Sequence[Run]) -> str:
-    """What a per-step KL is a mean over."""
-    return "token" if runs[0].axis == "samples" else "frame"

@@ -5,13 +5,17 @@
   const tasks = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
 
-  const exact = (v) => String(+v.toPrecision(5));
-  const interval = (low, high) => (low ?? null) === null ? "" : ` (${exact(low)} to ${exact(high)})`;
+  // As klrl.metrics.number: significant digits, large numbers in full; 0 digits for a count.
+  const number = (v, digits) => digits === 0 || Math.abs(v) >= 10 ** digits - 0.5
+    ? (Math.round(v) || 0).toLocaleString("en") : String(+v.toPrecision(digits));
+  const estimate = (v, low, high, digits) => number(v, digits) +
+    ((low ?? null) === null ? "" : ` (${number(low, digits)} to ${number(high, digits)})`);
 
   function told(task, chart, [s, p]) {
     const seeds = p[2] === null ? "1 seed, no interval" : `95 % intervals over ${p[4]} seeds`;
-    return `${task.settings[s.i]}\n${chart.x}: ${exact(p[0])}${interval(p[5], p[6])}\n` +
-      `${chart.y}: ${exact(p[1])}${interval(p[2], p[3])}\n${seeds}`;
+    const [ofX, ofY] = chart.digits;
+    return `${task.settings[s.i]}\n${chart.x}: ${estimate(p[0], p[5], p[6], ofX)}\n` +
+      `${chart.front ? "" : `${chart.title}, `}${chart.y}: ${estimate(p[1], p[2], p[3], ofY)}\n${seeds}`;
   }
 
   function show(figure, chart, task, drawn, found, x, y) {

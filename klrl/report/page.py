@@ -15,7 +15,14 @@ from klrl.report.jobs import Job, count
 from klrl.report.measures import Measure
 from klrl.report.runs import Found
 from klrl.report.summary import Line
-from klrl.report.tables import commands, differences, equal_table, jobs_table, summary_table
+from klrl.report.tables import (
+    commands,
+    differences,
+    equal_table,
+    jobs_table,
+    metrics_table,
+    summary_table,
+)
 
 #: How to read the page: what is shown, and what it says.
 _READING = (
@@ -90,7 +97,10 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
         found: all runs and sweeps, for their commands.
     """
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
-    links += ['<a href="#jobs">Other jobs</a>', '<a href="#commands">Commands</a>']
+    links += [
+        f'<a href="#{part.lower().split()[-1]}">{part}</a>'
+        for part in ("Other jobs", "Metrics", "Commands")
+    ]
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
     told = f"{count(counted, 'run')} counted of {len(found.runs)}"
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs}) or ["?"]
@@ -103,6 +113,7 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
         "" if tasks else _nothing(jobs),
         *(_section(i, task) for i, task in enumerate(tasks)),
         jobs_table(jobs, found.skipped),
+        metrics_table([run for run in found.runs if run.rows]),
         commands(found),
         '<div id="tip" role="status"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
@@ -151,8 +162,8 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
         {"i": i, "points": [[_round(point.x), *_numbers(point)] for point in points]}
         for i, points in chart.series.items()
     ]
-    words = {"title": chart.title, "x": chart.x, "y": chart.y, "log": chart.log}
-    return {**words, "floor": chart.floor, "front": chart.front, "series": series}
+    words = {"title": chart.title, "x": chart.x, "y": chart.y, "digits": chart.digits}
+    return {**words, "log": chart.log, "floor": chart.floor, "front": chart.front, "series": series}
 
 
 def _numbers(point: Point) -> list[float | None]:

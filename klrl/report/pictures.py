@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from klrl.curves import COLOURS
 from klrl.report.charts import Chart, Point
 from klrl.report.statistics import Estimate
 
-#: Okabe and Ito's colours, told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 #: Settings beyond the colours are told apart by lines and shapes, as on the page.
 _LINES = ("-", "--", ":", "-.")
 _SHAPES = ("o", "s", "^", "D")

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from klrl.domains import Domain, recorded_domain
 from klrl.errors import ConfigError
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep
 from klrl.run_folder import RunFolder, by_dotted_key
@@ -37,6 +38,7 @@ class Run:
         columns: metric -> [rows]; NaN where a row does not have it.
         command: the words that started it.
         manifest: all that ``manifest.json`` says; ``error`` of a run that failed.
+        domain: what its record is told in: axis, units, digits.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Run:
     columns: dict[str, NDArray[np.float64]]
     command: str
     manifest: dict[str, Any]
+    domain: Domain
 
     @property
     def rows(self) -> int:
@@ -59,8 +62,8 @@ class Run:
 
     @property
     def axis(self) -> str:
-        """The x-axis: samples for language, else frames."""
-        return "samples" if "samples" in self.columns else "frames"
+        """The metric that is the x-axis."""
+        return self.domain.axis
 
 
 @dataclass(frozen=True)
@@ -140,15 +143,29 @@ def read_run(folder: Path) -> Run:
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["klrl"] = manifest.get("klrl", "?")
     metrics = folder / "metrics.jsonl"
+    columns = read_columns(metrics) if metrics.exists() else {}
     return Run(
         path=folder,
         status=RunFolder(folder).status,
         seed=seed,
         settings=settings,
-        columns=read_columns(metrics) if metrics.exists() else {},
+        columns=columns,
         command=command_line(manifest.get("argv", [])),
         manifest=manifest,
+        domain=_domain(folder, manifest, columns),
     )
+
+
+def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> Domain:
+    try:
+        domain = recorded_domain(manifest, columns)
+    except KeyError as error:
+        raise Unreadable(
+            f"{folder}: its manifest.json names the domain {error}, which this klrl does not know"
+        ) from error
+    if columns and domain.axis not in columns:
+        raise Unreadable(f"{folder / 'metrics.jsonl'}: its rows have no {domain.axis}")
+    return domain
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -181,7 +198,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     A last line that was cut off is left out, as resume does.
 
     Raises:
-        Unreadable: another line is no row, or rows have no x-axis.
+        Unreadable: another line is no row.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -200,8 +217,6 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
                 break
             raise Unreadable(f"{path}: line {number + 1} is no row ({error})") from error
         count += 1
-    if count and not {"frames", "samples"} & columns.keys():
-        raise Unreadable(f"{path}: rows have neither frames nor samples")
     return {name: column[:count] for name, column in columns.items()}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from klrl.domains import Domain
+from klrl.metrics import METRICS, Metric, metric_of
 from klrl.report.frontier import KNOBS, EqualKL
 from klrl.report.jobs import Job, count_states
 from klrl.report.measures import Measure
-from klrl.report.runs import Found
+from klrl.report.runs import Found, Run
 from klrl.report.settings import Setting, differing, show
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line
@@ -24,9 +26,12 @@ def equal_table(equal: EqualKL) -> str:
         )
     head = [
         "family",
-        *(f"KL = {level:.4g}<small>nats per {equal.per}</small>" for level in equal.levels),
+        *(f"KL = {equal.kl.show(each)}<small>{equal.kl.unit}</small>" for each in equal.levels),
     ]
-    rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
+    rows = [
+        [escape(name), *(_cell(value, equal.reward) for value in row)]
+        for name, row in equal.families.items()
+    ]
     note = (
         f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; final reward "
         "is linear in sqrt(KL) between them, seed by seed."
@@ -38,31 +43,32 @@ def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
     """Every measure of every setting, with its interval."""
     head = ["setting", "seeds"]
     for measure in measures:
-        head.append(f"{escape(measure.title)}<small>{escape(measure.unit)}</small>")
-    head.insert(3, "worst seed<small>final return</small>")
+        head.append(_head(measure.metric.title, measure))
+    # The final score comes first; see measures().
+    score = measures[0]
+    head.insert(3, _head("worst seed", score))
     rows = []
     for line in lines:
-        cells = [_cell(line.estimates[measure.key]) for measure in measures]
-        cells.insert(1, "" if line.worst is None else _number(line.worst))
+        cells = [_cell(line.estimates[each.key], each.metric) for each in measures]
+        cells.insert(1, "" if line.worst is None else score.metric.show(line.worst))
         rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
     return f"<h3>Numbers</h3>{_table('Numbers', head, rows)}"
 
 
-def _cell(value: Estimate | None) -> str:
+def _head(title: str, measure: Measure) -> str:
+    """Title, unit, and how the iterations come to one number, below each other."""
+    below = (f"<small>{escape(text)}</small>" for text in (measure.metric.unit, measure.how))
+    return escape(title) + "".join(below)
+
+
+def _cell(value: Estimate | None, metric: Metric) -> str:
     if value is None:
         return ""
     # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
     interval = ""
     if value.low is not None and value.high is not None and value.low != value.high:
-        interval = f"<small>{_number(value.low, 4)} to {_number(value.high, 4)}</small>"
-    return f"{_number(value.value)}{interval}"
-
-
-def _number(value: float, digits: int = 5) -> str:
-    """Significant digits; large numbers in full, since 1.2346e+05 is hard to read in a column."""
-    if 10**digits <= abs(value) < 1e12:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
+        interval = f"<small>{metric.show(value.low)} to {metric.show(value.high)}</small>"
+    return f"{metric.show(value.value)}{interval}"
 
 
 def differences(settings: Sequence[Setting]) -> str:
@@ -116,6 +122,25 @@ def _job_row(job: Job) -> Iterable[str]:
     )
     bad = ' class="bad"' * job.state.startswith(("failed", "refused"))
     return [f"<span{bad}>{state}</span>{'; counted' * job.counted}", *others]
+
+
+def metrics_table(runs: Sequence[Run]) -> str:
+    """The section of what the rows of ``metrics.jsonl`` hold, by domain where there are two."""
+    domains: dict[Domain, list[Run]] = {}
+    for run in runs:
+        domains.setdefault(run.domain, []).append(run)
+    parts = ['<section id="metrics"><h2>Metrics</h2>']
+    for domain, of in domains.items():
+        if len(domains) > 1:
+            parts.append(f"<h3>{escape(', '.join(dict.fromkeys(run.task for run in of)))}</h3>")
+        recorded = dict.fromkeys(name for run in of for name in run.columns)
+        names = [name for name in METRICS if name in recorded]
+        names += [name for name in recorded if name not in METRICS]
+        each = [metric_of(name, domain) for name in names]
+        rows = [map(escape, (m.name, m.title, m.unit, m.what)) for m in each]
+        head = ["metric", "title", "unit", "what it is"]
+        parts.append(_table("Metrics", head, rows, ' class="words"'))
+    return "".join(parts) + "</section>"
 
 
 def commands(found: Found) -> str:

@@ -12,9 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.envs import TransformedEnv
 
-from klrl.config import CollectorConfig
 from klrl.models import Agent
-from klrl.rollout import make_rollout
+from klrl.rollout import native_rollout
 
 #: A rollout or a policy on its way: plain arrays, which Ray carries without a copy.
 Arrays = dict[Any, np.ndarray]
@@ -47,8 +46,7 @@ class RolloutWorker(BaseCollector):
         torch.manual_seed(seed)
         self._agent = agent
         (make_env,) = create_env_fn
-        config = CollectorConfig("vector", steps)
-        self._rollout, _why = make_rollout(config, make_env(), agent, torch.device("cpu"))
+        self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
 
     def __bool__(self) -> bool:
         """True: Ray asks when something failed, and TorchRL's ``__len__`` fails without frames."""

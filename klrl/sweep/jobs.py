@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from klrl._version import __version__
 from klrl.config import JobConfig
+from klrl.config.identity import Identity, identity, settings_hash
 from klrl.errors import ConfigError
-from klrl.run_folder import RunFolder, by_dotted_key, config_hash
-
-#: (hash of the resolved settings, klrl's version)
-Identity = tuple[str, str]
+from klrl.resume import stored_config
+from klrl.run_folder import RunFolder, by_dotted_key
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,24 @@ class Job:
         name: of its folder.
         folder: absolute.
         words: as on the command line.
+        config: its settings, checked.
         group: the sweep, for wandb.
-        cwd: where relative paths among the words start.
-        identity: two jobs that share it compute the same thing.
-        config_dir: the user's own choices.
-        config_name: another primary config.
+        cwd: where relative paths among the settings start.
+        host: where they were checked against the machine.
     """
 
     name: str
     folder: Path
     words: tuple[str, ...]
+    config: JobConfig
     group: str
     cwd: Path
-    identity: Identity
-    config_dir: str | None = None
-    config_name: str | None = None
+    host: str
+
+    @property
+    def identity(self) -> Identity:
+        """Two jobs that share it compute the same thing."""
+        return identity(self.config)
 
     @property
     def log(self) -> Path:
@@ -83,15 +85,19 @@ class Standing:
         return [*self.begun, *self.new]
 
 
-def identity(config: JobConfig) -> Identity:
-    """Equal for two jobs that compute the same thing: settings without logger, and version."""
-    return config_hash(config), __version__
-
-
 def recorded_identity(run: RunFolder) -> Identity:
-    """The same of a run that was begun."""
+    """The same of a run that was begun.
+
+    0.1.0 noted a hash over its own spelling of the settings; here they are read back. Where they
+    cannot be, the identity is that of no job.
+    """
     manifest = run.manifest
-    return str(manifest.get("config_hash")), str(manifest.get("klrl"))
+    if "numerics" in manifest:
+        return Identity(str(manifest.get("config_hash")), int(manifest["numerics"]))
+    try:
+        return Identity(settings_hash(stored_config(run.path)), 1)
+    except (ConfigError, OSError):
+        return Identity(str(manifest.get("config_hash")), 0)
 
 
 def recorded(folder: Path) -> dict[Identity, Path]:
@@ -127,20 +133,12 @@ def stand(jobs: Iterable[Job]) -> Standing:
     return standing
 
 
-def make_jobs(
-    folder: Path,
-    named: Sequence[tuple[str, Sequence[str], JobConfig]],
-    *,
-    config_dir: str | None = None,
-    config_name: str | None = None,
-) -> list[Job]:
+def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
     """Give each job its folder: the one that holds its identity already, else one of its name.
 
     Args:
         folder: the sweep's.
         named: name, words and checked settings of each job; a repeated job counts once.
-        config_dir: the user's own choices.
-        config_name: another primary config.
 
     Raises:
         ConfigError: a folder of a job's name holds a job with other settings.
@@ -159,11 +157,10 @@ def make_jobs(
             name=path.name,
             folder=path.resolve(),
             words=tuple(words),
+            config=config,
             group=folder.name,
             cwd=Path.cwd(),
-            identity=mine,
-            config_dir=str(Path(config_dir).resolve()) if config_dir else None,
-            config_name=config_name,
+            host=platform.node(),
         )
     return list(jobs.values())
 
@@ -174,18 +171,17 @@ def _why_other(path: Path, mine: Identity, config: JobConfig) -> str:
     if not run.exists:
         return "two jobs of this sweep would share it; give another value a name of its own"
     theirs = recorded_identity(run)
-    if theirs[0] == mine[0]:
+    if theirs.settings == mine.settings:
         return (
-            f"holds this job of klrl {theirs[1]}, this is {mine[1]}; give another sweep=NAME, or "
-            "move that folder away"
+            f"holds this job of klrl {run.manifest.get('klrl')}, whose numbers are no longer this "
+            f"version's ({theirs.numerics}, now {mine.numerics}); give another sweep=NAME, or move "
+            "that folder away"
         )
     changed = ", ".join(_differences(path, config)) or "other settings"
     return f"holds a job with {changed}; give another sweep=NAME, or move that folder away"
 
 
 def _differences(path: Path, config: JobConfig) -> list[str]:
-    from klrl.resume import stored_config
-
     theirs, ours = (flat_settings(c) for c in (stored_config(path), config))
     keys = [k for k in ours | theirs if ours.get(k) != theirs.get(k) and not k.startswith("logger")]
     return [f"{key}={theirs.get(key)} (not {ours.get(key)})" for key in sorted(keys)[:3]]

@@ -1,4 +1,4 @@
-"""Where the jobs of a sweep run. To add a launcher: a function here, a YAML, a schema.
+"""Where the jobs of a sweep run. To add a launcher: a function here, its line in the registry.
 
 A launcher takes jobs and yields each one's outcome as it ends. It is closed early where the sweep
 is stopped at once.
@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig, SubmititConfig
+from klrl.config import (
+    SWEEP,
+    JoblibConfig,
+    LauncherConfig,
+    RayLauncherConfig,
+    SubmititConfig,
+    factory,
+)
 from klrl.sweep.jobs import Job, Outcome
 from klrl.sweep.worker import run_job, run_logged
 
@@ -29,31 +36,26 @@ def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
         jobs: to run, in this order.
         folder: the sweep's.
     """
-    if isinstance(config, JoblibConfig):
-        return _joblib(config, jobs)
-    if isinstance(config, SubmititConfig):
-        return _submitit(config, jobs, folder)
-    if isinstance(config, RayLauncherConfig):
-        return _ray(config, jobs)
-    return _local(jobs)
+    return factory("launcher", config, SWEEP)(config, jobs, folder)
 
 
 def is_parallel(config: LauncherConfig) -> bool:
     """Whether jobs run in processes of their own, and talk into ``log.txt``."""
-    return type(config) is not LauncherConfig
+    return config.name != "local"
 
 
-def _local(jobs: Sequence[Job]) -> Iterator[Outcome]:
-    """One after the other, in this process."""
+def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+    """``launcher=local``: one after the other, in this process."""
     for job in jobs:
         yield run_job(job)
 
 
-def _joblib(config: JoblibConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
-    """On the cores of this machine, by joblib's loky processes, which serve many jobs each.
+def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+    """``launcher=joblib``: on the cores of this machine, by joblib's loky processes.
 
-    Where one of them dies (out of memory, a crash in native code), loky ends its neighbours too.
-    All that were running are taken up once more; a job that was there twice is the likely reason.
+    A process serves many jobs. Where one dies (out of memory, a crash in native code), loky ends
+    its neighbours too. All that were running are taken up once more; a job that was there twice is
+    the likely reason.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -83,11 +85,14 @@ def _died(job: Job) -> Outcome:
     )
 
 
-def _submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
-    """By SLURM's queue, or submitit's local stand-in. A job that is preempted is queued again."""
-    import submitit
+def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+    """``launcher=submitit``: by SLURM's queue, or submitit's local stand-in.
 
-    executor = submitit.AutoExecutor(folder=folder / ".submitit", cluster=config.cluster)
+    A job that is preempted is queued again.
+    """
+    from submitit import AutoExecutor
+
+    executor = AutoExecutor(folder=folder / ".submitit", cluster=config.cluster)
     executor.update_parameters(name=f"klrl-{folder.name}", **_submitit_parameters(config))
     names = {}
     with executor.batch():
@@ -142,28 +147,28 @@ def _result_of(handle: Any, job: Job) -> Outcome:
         return Outcome(job.name, "failed", f"{type(error).__name__}: {text}")
 
 
-def _ray(config: RayLauncherConfig, jobs: Sequence[Job]) -> Iterator[Outcome]:
-    """On a Ray cluster (its address, or ``RAY_ADDRESS``), else this machine's own, on loopback."""
+def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+    """``launcher=ray``: on a cluster (its address, or ``RAY_ADDRESS``), else on this machine."""
     from klrl.ray_start import start_ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not config.address and "RAY_ADDRESS" not in os.environ:
         options["num_cpus"] = config.cpus
-    ray = start_ray(config.address, **options)
-    task = ray.remote(run_logged).options(
+    started = start_ray(config.address, **options)
+    task = started.remote(run_logged).options(
         num_cpus=config.cpus_per_job, num_gpus=config.gpus_per_job, max_retries=1
     )
     running = {task.remote(job): job for job in jobs}
     try:
         while running:
-            ended, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK)
+            ended, _ = started.wait(list(running), num_returns=1, timeout=_LOOK)
             for handle in ended:
                 job = running.pop(handle)
                 try:
-                    yield ray.get(handle)
-                except ray.exceptions.RayError as error:
+                    yield started.get(handle)
+                except started.exceptions.RayError as error:
                     yield Outcome(job.name, "failed", f"{type(error).__name__}: see {job.log.name}")
     finally:
         for handle in running:
-            ray.cancel(handle, force=True)
-        ray.shutdown()  # of a cluster: leaves it
+            started.cancel(handle, force=True)
+        started.shutdown()  # of a cluster: leaves it

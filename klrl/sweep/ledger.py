@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from klrl._version import __version__
+from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.loggers import read_rows
+from klrl.metrics import METRICS, Row, metric_of
 from klrl.progress import duration
 from klrl.run_folder import RunFolder
 from klrl.sweep.jobs import Job, Outcome
@@ -57,7 +59,7 @@ class Ledger:
                 "name": job.name,
                 "folder": job.folder.name,
                 "overrides": list(job.words),
-                "identity": job.identity[0],
+                "identity": job.identity.settings,
                 "status": self._status.get(job.name, ("waiting", None))[0],
                 "error": self._status.get(job.name, ("waiting", None))[1],
             }
@@ -70,10 +72,17 @@ class Ledger:
 
     def table(self) -> str:
         """One line per job, what did not finish last, and a sum."""
-        rows = [_line(job, *self._status.get(n, ("waiting", None)), self._seconds.get(n))
-                for n, job in self.jobs.items()]  # fmt: skip
+        domains: dict[Domain, None] = {}
+        rows = []
+        for name, job in self.jobs.items():
+            # One job's rows at a time: a sweep may have a thousand.
+            recorded = _recorded(job)
+            if recorded:
+                domains[recorded[1]] = None
+            status, error = self._status.get(name, ("waiting", None))
+            rows.append(_line(job, status, error, self._seconds.get(name), recorded))
         rows.sort(key=lambda row: row[1] != "finished")
-        heads = ("job", "state", "frames", "time", "return", "KL(ref)", "")
+        heads = _heads(list(domains) or [CONTROL])
         widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(6)]
         lines = [
             "  ".join(
@@ -92,17 +101,45 @@ class Ledger:
         return f"{len(states)} job{'s' * (len(states) != 1)}: {', '.join(parts)}"
 
 
-def _line(job: Job, status: str, error: str | None, seconds: float | None) -> tuple[str, ...]:
-    frames, value, kl = "", "", ""
+#: The KL of the table.
+_KL = "kl/ref/exact"
+#: Rows, and the domain that they are of.
+Recorded = tuple[list[Row], Domain]
+
+
+def _recorded(job: Job) -> Recorded | None:
+    """What a job recorded; None where it recorded nothing."""
+    path = job.folder / "metrics.jsonl"
+    rows = read_rows(path) if path.exists() else []
+    if not rows:
+        return None
+    run = RunFolder(job.folder)
+    return rows, recorded_domain(run.manifest if run.exists else {}, rows[-1])
+
+
+def _heads(domains: Sequence[Domain]) -> tuple[str, ...]:
+    """Of the columns; ``frames/samples`` where jobs of both domains have rows."""
+    axis = "/".join(domain.axis for domain in domains)
+    score = "/".join(domain.score for domain in domains)
+    return "job", "state", axis, "time", score, METRICS[_KL].short, ""
+
+
+def _line(
+    job: Job, status: str, error: str | None, seconds: float | None, recorded: Recorded | None
+) -> tuple[str, ...]:
+    frames, score, kl = "", "", ""
     took = "" if seconds is None or status == "waiting" else duration(seconds)
-    if status != "refused" and (job.folder / "metrics.jsonl").exists():
-        rows = read_rows(job.folder / "metrics.jsonl")
-        last: Mapping[str, Any] = rows[-1] if rows else {}
-        frames = f"{last.get('frames', last.get('samples', 0)):,.0f}"
-        value = _number(final_return(rows))
-        kl = _number(last.get("kl/ref/exact"))
+    if status != "refused" and recorded:
+        rows, domain = recorded
+        frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
+        score = _shown(final_return(rows), "eval/return", domain)
+        kl = _shown(rows[-1].get(_KL), _KL, domain)
         took = took or duration(sum(row["time/iteration"] for row in rows))
-    return job.name, status, frames, took, value, kl, error or ""
+    return job.name, status, frames, took, score, kl, error or ""
+
+
+def _shown(value: float | None, name: str, domain: Domain) -> str:
+    return "" if value is None else metric_of(name, domain).show(value)
 
 
 def final_return(rows: Sequence[Mapping[str, Any]], metric: str | None = None) -> float | None:
@@ -115,16 +152,14 @@ def final_return(rows: Sequence[Mapping[str, Any]], metric: str | None = None) -
     return None
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
     """What is said when a job beside others ends."""
     line = f"[{done}/{total}] {job.name}: {outcome.status}"
     if outcome.error:
         return f"{line}: {outcome.error}"
-    if RunFolder(job.folder).exists and (job.folder / "metrics.jsonl").exists():
-        found = final_return(read_rows(job.folder / "metrics.jsonl"))
-        line += f", return {_number(found)}" if found is not None else ""
+    recorded = _recorded(job)
+    if recorded:
+        rows, domain = recorded
+        found = final_return(rows)
+        line += f", {domain.score} {_shown(found, 'eval/return', domain)}" * (found is not None)
     return f"{line}, {duration(outcome.seconds)}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from klrl.compose import Checked, check_jobs, sweep_settings
-from klrl.config import LauncherConfig, OptunaConfig
+from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.errors import ConfigError, Interrupted
 from klrl.run_folder import new_folder
 from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
@@ -39,28 +39,38 @@ def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
     """
     words = split_words(overrides)
     launcher, search = sweep_settings(words.own, args)
-    if isinstance(search, OptunaConfig):
-        from klrl.sweep.search import run_search
+    return factory("search", search, SWEEP)(words, search, launcher, overrides, args)
 
-        return run_search(words, search, launcher, overrides, args)
+
+def run_grid(
+    words: SweepWords,
+    config: SearchConfig,
+    launcher: LauncherConfig,
+    overrides: Sequence[str],
+    args: argparse.Namespace,
+) -> int:
+    """``search=grid``: every combination of the values given; the exit code.
+
+    Args:
+        words: of the sweep and its jobs.
+        config: of ``search``.
+        launcher: of ``launcher``.
+        overrides: all words, as they came.
+        args: Hydra's flags.
+    """
     checked = check_jobs(expand(words.job), args)
     check_launcher(launcher, checked)
     with sweep_folder(words) as folder:
-        jobs = make_jobs(
-            folder,
-            named(words, checked),
-            config_dir=args.config_dir,
-            config_name=args.config_name,
-        )
+        jobs = make_jobs(folder, named(words, checked))
         ledger = Ledger(folder, command_of(overrides, args), jobs)
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
 
-def named(words: SweepWords, checked: Sequence[Checked]) -> list[Checked]:
+def named(words: SweepWords, checked: Sequence[Checked]) -> list[tuple[str, list[str], JobConfig]]:
     """Jobs with their folder's names."""
     swept = swept_keys(words.job)
-    return [(job_name(job, swept), job, config) for _, job, config in checked]
+    return [(job_name(job.words, swept), job.words, job.config) for job in checked]
 
 
 def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None:
@@ -70,7 +80,7 @@ def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None
         ConfigError: collection in further processes, from a process that shares the machine.
     """
     if launcher.name in ("joblib", "ray"):
-        for _, _, config in checked:
+        for _, config in checked:
             if config.collector.name == "ray":
                 raise ConfigError(
                     f"launcher={launcher.name}: its jobs share the cores, and collector=ray would "

@@ -237,13 +237,8 @@ class Search:
         """The jobs of a trial, one per seed."""
         checked = check_jobs(self._space.jobs(trial.user_attrs["words"]), self._args)
         swept = [*(d.key for d in self._space.dimensions), "seed"]
-        named = [(job_name(words, swept), words, config) for _, words, config in checked]
-        return make_jobs(
-            self._folder,
-            named,
-            config_dir=self._args.config_dir,
-            config_name=self._args.config_name,
-        )
+        named = [(job_name(words, swept), words, config) for words, config in checked]
+        return make_jobs(self._folder, named)
 
     def tell(self, number: int, jobs: Sequence[Job], ledger: Ledger) -> str:
         """Give the study a trial's mean over its seeds, or that it failed; what to say of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from klrl.compose import keys
 from klrl.errors import FAILURES, ConfigError, Interrupted, first_line
+from klrl.preflight import check_machine
 from klrl.run_folder import RunFolder
 from klrl.sweep.jobs import Job, Outcome
 
@@ -60,11 +63,9 @@ def _outcome(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> None:
-    from klrl.compose import job_config
-    from klrl.experiment import run
+    from klrl.training import start
 
     os.chdir(job.cwd)
-    config = job_config(list(job.words), job.config_dir, job.config_name)
     begun = RunFolder(job.folder).exists
     resume = begun and any(job.folder.glob("checkpoints/*/*/manifest.json"))
     if begun and not resume:
@@ -72,7 +73,9 @@ def _run(job: Job) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     near = job.folder.is_relative_to(job.cwd)
     folder = job.folder.relative_to(job.cwd) if near else job.folder
-    run(config, folder, group=job.group, resume=resume, words=job.words)
+    if job.host != platform.node():
+        check_machine(job.config, keys(job.words), resumed=resume)
+    start(job.config, RunFolder(folder, job.words), group=job.group, resume=resume)
 
 
 def own_process_group() -> None:

@@ -1,0 +1,215 @@
+"""klrl from Python: what the command line does, as functions.
+
+    import klrl
+
+    run = klrl.run("env=pendulum", "kl.coef=0.1")
+    run.rows[-1]["kl/ref/exact"]; run.evaluate(episodes=100).row; run.figure()
+
+Nothing here imports torch before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from klrl.checks import check_config, to_config
+from klrl.compose import allow_env_kwargs, check_words, job_config, keys
+from klrl.config import JobConfig
+from klrl.domains import recorded_domain
+from klrl.errors import ConfigError
+from klrl.loggers import read_rows
+from klrl.preflight import check_machine
+from klrl.preflight.runs import find_manifest
+from klrl.resume import stored_config
+from klrl.run_folder import RunFolder
+from klrl.sweep.single import run_in_folder
+from klrl.sweep.words import quote_paths
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from klrl.callbacks import Callback
+    from klrl.evaluate import Evaluated
+    from klrl.metrics import Row
+
+#: Hydra composes in state of the process's.
+_composing = threading.Lock()
+
+
+class Run(os.PathLike[str]):
+    """A run folder, read when it is asked.
+
+    Args:
+        folder: the run's.
+
+    Attributes:
+        folder: the same.
+
+    Raises:
+        ConfigError: there is no run in it.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = find_manifest(str(folder), "folder")
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        about = self.summary
+        score = "" if about["return"] is None else f", return {about['return']:.5g}"
+        return f"Run({str(self.folder)!r}: {about['status']}, {about['frames']:,} frames{score})"
+
+    @property
+    def config(self) -> JobConfig:
+        """Its settings, typed."""
+        return stored_config(self.folder)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What ``manifest.json`` says: versions, device, status, error."""
+        return RunFolder(self.folder).manifest
+
+    @property
+    def rows(self) -> list[Row]:
+        """One dictionary per iteration, as ``metrics.jsonl`` has them; see docs/architecture.md."""
+        metrics = RunFolder(self.folder).metrics
+        return read_rows(metrics) if metrics.exists() else []
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """``status``, ``frames`` (language: samples) done, and the last recorded values.
+
+        ``return`` (of the last evaluation, else of training), ``kl/ref/exact``, ``kl/ref/coef``,
+        ``kl/old/exact``, ``kl/old/beta``: None where the run has none.
+        """
+        rows = self.rows
+        axis = recorded_domain(self.manifest, rows[-1] if rows else {}).axis
+        last = {name: value for row in rows for name, value in row.items()}
+        names = ("kl/ref/exact", "kl/ref/coef", "kl/old/exact", "kl/old/beta")
+        return {
+            "status": RunFolder(self.folder).status,
+            "frames": int(last.get(axis, 0)),
+            "return": last.get("eval/return", last.get("reward/episode")),
+            **{name: last.get(name) for name in names},
+        }
+
+    def policy(self, which: str = "last", device: str = "cpu") -> Any:
+        """The trained policy, frozen; see :func:`klrl.load.load_policy`."""
+        from klrl.load import load_policy
+
+        return load_policy(self.folder, which, device)
+
+    def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluated:
+        """Play the policy; arguments as :func:`klrl.evaluate.evaluate_run`.
+
+        Args:
+            episodes: how many; None: as the command line.
+            words: another task, as in ``"env.kwargs.g=14"``.
+            how: ``sampled``, ``which``, ``seed``, ``device``.
+
+        Returns:
+            ``returns`` (one per episode), ``row`` (``eval/return``, ``eval/return_std``).
+        """
+        from klrl.evaluate import evaluate_run
+
+        return evaluate_run(self.folder, words, episodes=episodes, **how)
+
+    def figure(self) -> Figure:
+        """Return, KLs and coefficients, as ``curves.png`` has them."""
+        from klrl.curves import curves_figure
+
+        rows = self.rows
+        domain = recorded_domain(self.manifest, rows[-1] if rows else {})
+        return curves_figure(rows, f"{self.config.title}  {self.folder.name}", domain)
+
+
+def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
+    """The settings of a job, typed and checked; change them and give them to :func:`run`.
+
+    Args:
+        overrides: words as on the command line, as in ``"env=hopper"``, ``"kl.coef=0.1"``.
+        config_dir: a folder with choices of your own.
+
+    Raises:
+        ConfigError: a word or a value is refused.
+    """
+    words = _words(overrides, config_dir)
+    with _composing:
+        return job_config(words, str(config_dir) if config_dir else None)
+
+
+def run(
+    *overrides: str | JobConfig | DictConfig,
+    folder: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    config_dir: str | Path | None = None,
+) -> Run:
+    """Train one policy and record the run, as ``klrl`` on the command line does.
+
+    Args:
+        overrides: words as on the command line; or one config, from :func:`compose` or Hydra.
+        folder: the run folder; default a new one below ``outputs/``.
+        callbacks: hooks of the loop, see :class:`klrl.callbacks.Callback`.
+        config_dir: a folder with choices of your own, for words.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: something cannot be run; nothing was recorded.
+        RewardError: a reward function failed; the last good checkpoint is kept.
+        NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
+        Interrupted: Ctrl-C, SIGTERM or ``training.stop()`` came; the checkpoint is written.
+    """
+    words: list[str] | None = None
+    if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
+        config = overrides[0]
+        check_config(config)
+    elif len(overrides) == 1 and isinstance(overrides[0], DictConfig):
+        config = to_config(overrides[0])
+    else:
+        words = _words(overrides, config_dir)
+        config = compose(*words, config_dir=config_dir)
+    check_machine(config, keys(words or ()))
+    given = None if folder is None else str(folder)
+    return Run(run_in_folder(given, config, words, setting="folder", callbacks=callbacks))
+
+
+def load_run(folder: str | Path) -> Run:
+    """A run that was made before.
+
+    Raises:
+        ConfigError: there is no run in the folder.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(f"load_run: {folder!r} is no path; give a run folder")
+    return Run(Path(folder))
+
+
+def _words(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
+    """Words as Hydra's grammar wants them.
+
+    Raises:
+        ConfigError: something that is no word, or no setting of a single job.
+    """
+    for word in given:
+        if not isinstance(word, str):
+            raise ConfigError(
+                f"{_shown(word)}: not a setting; give words, as in klrl.run('env=pendulum', "
+                "'kl.coef=0.1'), or one config from klrl.compose"
+            )
+    words = [str(word) for word in given]
+    check_words(words, str(config_dir) if config_dir else None)
+    return quote_paths(allow_env_kwargs(words))
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

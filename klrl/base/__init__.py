@@ -1,0 +1,1 @@
+"""What every part of klrl may use and what uses none of them: texts and files."""

@@ -1,0 +1,29 @@
+"""Texts for people: tables in plain text, numbers without a negative zero."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Columns as wide as their widest cell, two spaces apart; no space at the end of a line.
+
+    Args:
+        rows: the cells, the heads among them; a short row is filled up with empty cells.
+        right: the columns that are aligned to the right, counted from 0.
+    """
+    count = max(map(len, rows), default=0)
+    filled = [[*row, *[""] * (count - len(row))] for row in rows]
+    widths = [max(len(row[i]) for row in filled) for i in range(count)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in filled
+    )
+
+
+def fixed(value: float, digits: int) -> str:
+    """A number with so many digits behind its point; what rounds to zero has no sign."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"

@@ -1,0 +1,92 @@
+"""``klrl ls [FOLDER]``: runs and sweeps, and how far they have come."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from klrl.base.text import fixed, text_table
+from klrl.cli.wrapper import Parser
+from klrl.listing import Entry, entries
+
+_HEADS = ("", "state", "progress", "", "return", "KL(ref)", "started", "")
+_RIGHT = (2, 3, 4, 5)
+
+
+def ls_command(argv: list[str]) -> int:
+    """Print a line for each run and each sweep of a folder; returns the exit code.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    args = parser().parse_args(argv)
+    folder = Path(args.folder).expanduser()
+    found = entries(folder)
+    if args.json:
+        print(json.dumps([_told(entry) for entry in found], indent=1))
+    elif found:
+        print(text_table([_HEADS, *(_cells(entry, folder) for entry in found)], right=_RIGHT))
+    else:
+        print(f"{args.folder}: no runs")
+    return 0
+
+
+def parser() -> Parser:
+    """The argument list."""
+    made = Parser(
+        prog="klrl ls",
+        description="Runs and sweeps of a folder, the newest last; of a sweep's folder, its jobs.",
+    )
+    made.add_argument(
+        "folder", nargs="?", default="outputs", metavar="FOLDER", help="default: outputs"
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON list")
+    return made
+
+
+def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
+    """A line of the table."""
+    name = entry.path.name if entry.path == folder else str(entry.path.relative_to(folder))
+    return (
+        name,
+        entry.state,
+        _progress(entry),
+        f"{_percent(entry)}%" if entry.unit and entry.total else "",
+        "" if entry.score is None else fixed(entry.score, entry.digits),
+        "" if entry.kl is None else fixed(entry.kl, 4),
+        _local(entry.started),
+        entry.note or ", ".join(f"{count} {state}" for state, count in entry.jobs.items()),
+    )
+
+
+def _progress(entry: Entry) -> str:
+    if not entry.unit:
+        return ""
+    total = "" if entry.total is None else f"/{entry.total:,}"
+    return f"{entry.done:,}{total} {entry.unit}"
+
+
+def _percent(entry: Entry) -> int:
+    """Rounded down: only what is done says 100. The last rollout is whole, and may go over."""
+    assert entry.total
+    return min(100 * entry.done // entry.total, 100)
+
+
+def _local(started: str | None) -> str:
+    """In this machine's time, to the minute."""
+    try:
+        return datetime.fromisoformat(started or "").astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return ""
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON; a sweep's has ``jobs``, a run's the numbers of its last rows."""
+    told: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
+    told |= {"done": entry.done, "total": entry.total, "started": entry.started}
+    more: dict[str, Any] = (
+        {"jobs": entry.jobs} if entry.unit == "jobs" else {"return": entry.score, "kl": entry.kl}
+    )
+    return {**told, **more, "note": entry.note}

@@ -1,0 +1,245 @@
+"""The registry: group -> choice -> its schema, who makes it, which domains have it, what counts.
+
+Exact: what is not here is no choice, and nothing stands in for it. A choice is stored by its name
+(``GROUP.name``, set by its YAML), and read back by it. To add one: a line here, a schema where it
+has settings of its own, a YAML of that name in ``conf/GROUP``, and the factory.
+
+Factories are named, not imported: nothing here imports torch. All of a group take the same
+arguments, written above the group.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from klrl.config import control, kl, language, learning, record, sweep
+from klrl.config.fields import ChoiceConfig
+from klrl.errors import ConfigError
+
+CONTROL, LANGUAGE = "control", "language"
+#: Of a sweep's groups, which belong to no job.
+SWEEP = "sweep"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice of a group.
+
+    Attributes:
+        schema: its settings.
+        factories: domain -> "module:factory". Domains that are missing do not have it.
+        free: settings that change no result, and so are no part of a job's identity; ``*``: all.
+    """
+
+    schema: type[ChoiceConfig]
+    factories: Mapping[str, str]
+    free: tuple[str, ...] = ()
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Those that have it."""
+        return tuple(self.factories)
+
+
+def _both(factory: str) -> dict[str, str]:
+    return {CONTROL: factory, LANGUAGE: factory}
+
+
+def _control(factory: str) -> dict[str, str]:
+    return {CONTROL: factory}
+
+
+def _language(factory: str) -> dict[str, str]:
+    return {LANGUAGE: factory}
+
+
+def _sweep(factory: str) -> dict[str, str]:
+    return {SWEEP: factory}
+
+
+#: Groups of a job, in the order in which help shows them.
+CHOICES: dict[str, dict[str, Choice]] = {
+    # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
+    "env": {
+        "gym": Choice(control.EnvConfig, _control("klrl.envs.factory:gym")),
+        "sort_digits": Choice(
+            language.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
+        ),
+        "text": Choice(language.TextConfig, _language("klrl.language.tasks:text")),
+    },
+    # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
+    "actor": {
+        "mlp": Choice(control.GaussianActorConfig, _control("klrl.models.actor:mlp_agent")),
+        "normal": Choice(control.GaussianActorConfig, _control("klrl.models.actor:normal_agent")),
+        "tanh_normal": Choice(
+            control.GaussianActorConfig, _control("klrl.models.actor:tanh_normal_agent")
+        ),
+        "categorical": Choice(control.ActorConfig, _control("klrl.models.actor:categorical_agent")),
+        "causal_lm": Choice(language.CausalLMConfig, _language("klrl.language.policy:make_policy")),
+    },
+    # (config) -> ReferenceRule
+    "reference": {
+        "initial": Choice(kl.ReferenceConfig, _both("klrl.kl.reference:initial")),
+        "checkpoint": Choice(kl.CheckpointReferenceConfig, _both("klrl.kl.reference:checkpoint")),
+        "ema": Choice(kl.EMAReferenceConfig, _both("klrl.kl.reference:ema")),
+        "periodic": Choice(kl.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
+        "adapter_off": Choice(kl.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
+    },
+    # control: (config, actor, reference) -> ReferenceKL | None; language: (config) -> TokenKL
+    "kl": {
+        "none": Choice(
+            kl.KLConfig,
+            {CONTROL: "klrl.kl.build:no_kl", LANGUAGE: "klrl.language.charge:no_kl"},
+        ),
+        "legacy": Choice(
+            kl.LegacyKLConfig,
+            {CONTROL: "klrl.kl.build:legacy", LANGUAGE: "klrl.language.charge:legacy"},
+        ),
+        "retrieve": Choice(
+            kl.RetrieveKLConfig,
+            {CONTROL: "klrl.kl.build:retrieve", LANGUAGE: "klrl.language.charge:retrieve"},
+        ),
+    },
+    # (config, coef, frames) -> a controller
+    "controller": {
+        "fixed": Choice(kl.ControllerConfig, _both("klrl.kl.controllers:fixed")),
+        "schedule": Choice(kl.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
+        "adaptive": Choice(kl.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
+        "dual": Choice(kl.DualControllerConfig, _both("klrl.kl.controllers:dual")),
+    },
+    # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
+    "advantage": {
+        "gae": Choice(
+            learning.AdvantageConfig,
+            {CONTROL: "klrl.advantage:gae", LANGUAGE: "klrl.language.advantage:gae"},
+        ),
+        "group": Choice(learning.GroupConfig, _language("klrl.language.advantage:group")),
+    },
+    # control: (config, family, reference_estimator) -> PolicyLoss; language: (config) -> TokenLoss
+    "loss": {
+        "klpen": Choice(
+            learning.KLPENConfig,
+            {
+                CONTROL: "klrl.losses.policy:KLPENLoss",
+                LANGUAGE: "klrl.language.loss:KLPENTokenLoss",
+            },
+        ),
+        "klpen_held": Choice(
+            learning.KLPENConfig,
+            {
+                CONTROL: "klrl.losses.policy:KLPENLoss",
+                LANGUAGE: "klrl.language.loss:KLPENTokenLoss",
+            },
+        ),
+        "clip": Choice(
+            learning.ClipConfig,
+            {CONTROL: "klrl.losses.policy:ClipLoss", LANGUAGE: "klrl.language.loss:ClipLoss"},
+        ),
+    },
+    # (job, networks, estimator, ...) -> a learner
+    "learner": {
+        "ppo": Choice(
+            learning.LearnerConfig,
+            {CONTROL: "klrl.learner:Learner", LANGUAGE: "klrl.language.learner:LanguageLearner"},
+        ),
+    },
+    # (config, parameters) -> the optimiser
+    "optim": {
+        "adam": Choice(
+            learning.OptimConfig,
+            {CONTROL: "klrl.update:adam", LANGUAGE: "klrl.language.optimizer:adam"},
+        ),
+        "adamw": Choice(
+            learning.AdamWConfig,
+            {CONTROL: "klrl.update:adamw", LANGUAGE: "klrl.language.optimizer:adamw"},
+        ),
+    },
+    # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
+    "collector": {
+        "vector": Choice(control.CollectorConfig, _control("klrl.rollout:vector_rollout")),
+        "torchrl": Choice(control.CollectorConfig, _control("klrl.rollout:torchrl_rollout")),
+        "ray": Choice(control.RayCollectorConfig, _control("klrl.rollout:ray_rollout")),
+        "sampler": Choice(
+            language.SamplerConfig,
+            _language("klrl.language.rollout:PromptRollout"),
+            free=("samples_every", "samples_count"),
+        ),
+    },
+    # (config, opened) -> a context manager that yields loggers
+    "logger": {
+        "wandb": Choice(record.WandbConfig, _both("klrl.loggers:wandb_run"), free=("*",)),
+        "none": Choice(record.LoggerConfig, _both("klrl.loggers:no_run"), free=("*",)),
+    },
+}
+
+#: Groups of a sweep; no job reads them.
+SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
+    # (config, jobs, folder) -> outcomes
+    "launcher": {
+        "local": Choice(sweep.LauncherConfig, _sweep("klrl.sweep.launchers:local")),
+        "joblib": Choice(sweep.JoblibConfig, _sweep("klrl.sweep.launchers:joblib")),
+        "submitit": Choice(sweep.SubmititConfig, _sweep("klrl.sweep.launchers:submitit")),
+        "ray": Choice(sweep.RayLauncherConfig, _sweep("klrl.sweep.launchers:ray")),
+    },
+    # (words, config, launcher, overrides, args) -> exit code
+    "search": {
+        "grid": Choice(sweep.SearchConfig, _sweep("klrl.sweep.run:run_grid")),
+        "optuna": Choice(sweep.OptunaConfig, _sweep("klrl.sweep.search:run_search")),
+    },
+}
+
+GROUPS = tuple(CHOICES)
+SWEEP_GROUPS = tuple(SWEEP_CHOICES)
+ALL_CHOICES = CHOICES | SWEEP_CHOICES
+
+#: The setting that holds a choice's name, in every group.
+NAME = "name"
+
+
+def choice_of(group: str, name: str) -> Choice:
+    """What the registry says of a choice.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    known = ALL_CHOICES[group]
+    if name not in known:
+        raise ConfigError(
+            f"{group}.{NAME}={name}: nothing is registered under this name; "
+            f"klrl/config/choices.py has {', '.join(known)}"
+        )
+    return known[name]
+
+
+def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]:
+    """The function (or class) that makes the chosen part in a domain.
+
+    Args:
+        group: as ``controller``.
+        config: its settings; the name says which choice.
+        domain: control, language, or sweep for a sweep's groups.
+
+    Raises:
+        ConfigError: the choice is not registered, or not for this domain.
+    """
+    choice = choice_of(group, config.name)
+    if domain not in choice.factories:
+        raise ConfigError(
+            f"{group}={config.name}: is no choice for {domain}; choose one of "
+            f"{', '.join(choices_for(group, domain))}"
+        )
+    return resolve(choice.factories[domain])
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """Import what ``module:name`` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def choices_for(group: str, domain: str) -> list[str]:
+    """The names that a domain has in a group."""
+    return [name for name, choice in ALL_CHOICES[group].items() if domain in choice.factories]

@@ -1,0 +1,74 @@
+"""What makes two jobs the same: their settings, and the version of the arithmetic behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from klrl.config.choices import CHOICES, choice_of
+from klrl.config.jobs import JobConfig
+
+#: Moves when equal settings give other rows than before; a release alone does not move it.
+#: 1: since 0.1.0.
+NUMERICS = 1
+
+
+class Identity(NamedTuple):
+    """Equal for two jobs that compute the same thing.
+
+    Attributes:
+        settings: twelve hexadecimal digits over the canonical settings.
+        numerics: :data:`NUMERICS` of the klrl that computes them; 0 where it cannot be told.
+    """
+
+    settings: str
+    numerics: int
+
+
+def identity(config: JobConfig) -> Identity:
+    """Of a job that this klrl would run."""
+    return Identity(settings_hash(config), NUMERICS)
+
+
+def settings_hash(config: JobConfig) -> str:
+    """Twelve hexadecimal digits over :func:`canonical`."""
+    text = json.dumps(canonical(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def canonical(config: JobConfig) -> dict[str, Any]:
+    """The settings that count, in one spelling.
+
+    Left out: what the registry calls free, and a setting that was added later while it has the
+    value that says what was done before it was there (``added`` in :mod:`klrl.config.fields`). A
+    whole number is the same as an int and as a float.
+    """
+    settings: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        settings[f.name] = _canonical(value)
+        if f.name in CHOICES:
+            free = choice_of(f.name, value.name).free
+            kept = {} if "*" in free else settings[f.name]
+            settings[f.name] = {key: each for key, each in kept.items() if key not in free}
+    return settings
+
+
+def _canonical(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        told = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {f.name: _canonical(v) for f, v in told.items() if not _as_before(f, v)}
+    if isinstance(value, dict):
+        return {str(key): _canonical(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _as_before(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a setting that was added later does what was done before it was there."""
+    return "added" in field.metadata and value == field.metadata["added"]

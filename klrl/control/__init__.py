@@ -1,0 +1,1 @@
+"""Control: what is control's alone of a run."""
