@@ -26,13 +26,13 @@ run: $(READY) ## set up, then train: the main job, or ARGS="..."
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-quick: $(READY) ## the tests that start no process and compile nothing (2 minutes)
-	$(PYTEST) -m "not process and not slow"
+quick: $(READY) ## the tests that train no whole run, start no process, compile nothing
+	$(PYTEST) -m "not integration and not slow"
 
-test: $(READY) ## set up, then run the tests, all but the slow ones (8 minutes)
+test: $(READY) ## set up, then run the tests, all but the slow ones
 	$(PYTEST)
 
-test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, the same thing over and over
+test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
 
 smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep

@@ -42,6 +42,7 @@ def test_periodic_copies_when_it_is_due() -> None:
 
 @pytest.mark.parametrize("mode", ["legacy", "retrieve"])
 @pytest.mark.parametrize("apply", ["rollout", "step"])
+@pytest.mark.integration
 def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, apply: str) -> None:
     words = ("reference=periodic", "reference.every=2", f"kl={mode}", f"kl.apply={apply}")
     exits(*QUICK, *words, "frames=320", "hydra.run.dir=run", "optim.lr=0.01", "kl.coef=0.5")
@@ -52,6 +53,7 @@ def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, ap
         assert row["kl/ref/penalty"] == pytest.approx(0.5 * row["kl/ref/k1"], abs=1e-5)
 
 
+@pytest.mark.integration
 def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
     for name, words in (("fixed", []), ("ema", ["reference=ema", "reference.decay=0.5"])):
         exits(*QUICK, *words, "frames=512", "optim.lr=0.01", "kl.coef=0", f"hydra.run.dir={name}")
@@ -61,6 +63,7 @@ def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
 
 @pytest.mark.parametrize("reference", ["ema", "periodic"])
 @pytest.mark.parametrize("controller", ["adaptive", "dual", "schedule"])
+@pytest.mark.integration
 def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, controller) -> None:
     """The first iteration after resume differs in its episodes, not in reference or coefficient."""
     words = (f"reference={reference}", f"controller={controller}", "kl.coef=0.5", "optim.lr=0.01")
@@ -77,6 +80,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     assert scale[0] < after[3]["kl/ref/exact"] < scale[1]
 
 
+@pytest.mark.integration
 def test_the_row_tells_the_coefficient_that_was_charged_and_the_next_one_moves() -> None:
     words = ("controller=dual", "controller.target=0.01", "controller.lr=0.5", "kl.coef=1")
     exits(*QUICK, *words, "frames=256", "hydra.run.dir=run", "optim.lr=0.01")
@@ -89,6 +93,7 @@ def test_the_row_tells_the_coefficient_that_was_charged_and_the_next_one_moves()
         coef *= math.exp(0.5 * (row["kl/ref/exact"] / 0.01 - 1))
 
 
+@pytest.mark.integration
 def test_actor_init_starts_from_a_trained_policy_with_its_normaliser(capsys) -> None:
     exits(*QUICK, "frames=512", "optim.lr=0.01", "hydra.run.dir=trained")
     trained = klrl.load_policy("trained")

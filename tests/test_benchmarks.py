@@ -21,6 +21,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return make_parser("about").parse_args(words)
 
 
+@pytest.mark.integration
 def test_cpu_time_counts_a_child_alive_and_ended():
     before = cpu_seconds()
     child = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 
+import pytest
 import torch
 from tensordict import TensorDictBase
 from torch import nn
@@ -16,6 +17,8 @@ from klrl.envs import make_env
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL, exact_kl, freeze
 from klrl.models import make_agent
 from klrl.models.actor import Agent
+
+pytestmark = pytest.mark.integration
 
 PENDULUM = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
 COEF = 0.4

@@ -141,6 +141,7 @@ def test_versions_are_told_without_importing_what_they_are_of() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.integration
 def test_nothing_is_said_when_the_reader_leaves() -> None:
     """As in ``klrl --help | head -1``: no traceback, and no complaint from Python's own exit."""
     reading, writing = os.pipe()

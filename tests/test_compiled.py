@@ -203,6 +203,7 @@ def kept(package: Path, cache: Path) -> Path:
     return Path(shutil.copy(package, cache))
 
 
+@pytest.mark.integration
 def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
     settings, package, cache, monkeypatch
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
     assert torch.equal(mended, built)
 
 
+@pytest.mark.integration
 def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
     """104 updates to 1e-5."""
     eager, theirs, _ = learn(settings, "false", *PACKAGED)
@@ -237,6 +239,7 @@ def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
         assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
 
 
+@pytest.mark.integration
 def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, monkeypatch) -> None:
     """208 steps, far from paying for a build; a compiler is not needed to load what is there."""
     packaged, _, _ = learn(settings, "aot", *PACKAGED)
@@ -273,6 +276,7 @@ def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypat
     assert (chosen.mode, chosen.why) == ("false", None)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("mode", ["false", "aot"])
 def test_a_resumed_run_goes_on_as_it_began(mode, settings, kept, no_build, tmp_path, capfd) -> None:
     """Eager where it began without the package, which is there by now; and the other way round."""
@@ -317,6 +321,7 @@ def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
     assert package_key(problem, example) == package_key(actual, learner._example)
 
 
+@pytest.mark.integration
 def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
     """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
     torch._dynamo.reset()

@@ -129,6 +129,7 @@ def test_the_users_own_choices() -> None:
     assert candidates(["--config-dir", "mine", "env=mine", "env.num"]) == ["env.num_envs="]
 
 
+@pytest.mark.integration
 def test_the_query_needs_no_torch_and_little_time() -> None:
     code = (
         "import resource, sys\nfrom klrl.__main__ import main\n"
@@ -181,6 +182,7 @@ CUT = [
 ]
 
 
+@pytest.mark.integration
 def test_bash_completes() -> None:
     write_run(Path("outputs/one"))
     write_run(Path("outputs/s=1"))
@@ -196,6 +198,7 @@ def test_bash_completes() -> None:
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.integration
 def test_zsh_completes() -> None:
     """The function of the script, with zsh's own ``compadd`` told to print."""
     script = (

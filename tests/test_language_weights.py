@@ -19,6 +19,8 @@ from klrl.language.weights import base_digest
 from tests.llm_toys import network
 from tests.test_lm_run import QUICK, QUICK_MODEL
 
+pytestmark = pytest.mark.integration
+
 FILE = Path("model/model.safetensors")
 LINE = "actor.model=model does not hold the weights that the run started from; put those files back"
 

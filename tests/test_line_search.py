@@ -68,6 +68,7 @@ def test_proportional_is_its_formula_and_bounded() -> None:
     assert rule.beta == 1e4
 
 
+@pytest.mark.integration
 def test_held_runs_end_near_the_target_and_say_how(tmp_path: Path) -> None:
     words = ("loss=klpen_held", "loss.dtarg=0.01", "optim.lr=0.01", "optim.lr_floor=0.01")
     exits(*QUICK, *words, "frames=1024", "learner.epochs=10", "hydra.run.dir=run")

@@ -413,6 +413,7 @@ def test_reward_transforms_detach() -> None:
         assert out["next", "reward"].requires_grad is not detach
 
 
+@pytest.mark.integration
 def test_importing_the_transforms_loads_neither_ray_nor_transformers() -> None:
     code = (
         "import sys, klrl.kl, klrl.kl.llm; "

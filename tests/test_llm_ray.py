@@ -21,6 +21,8 @@ from tests.llm_toys import chats, network, tokenizer, wrapper
 from tests.test_llm_env import Score, Script, reset
 from tests.test_llm_reward import batch
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 COEF = 0.5

@@ -31,6 +31,8 @@ from klrl.training import Training
 from tests import lm_toys
 from tests.test_run import manifest_of, rows_of, timeless
 
+pytestmark = pytest.mark.integration
+
 QUICK_MODEL = Recipe(
     hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64
 )

@@ -16,6 +16,8 @@ from klrl.evaluate import main as evaluate_main
 from klrl.gym_make import make_gym
 from klrl.seeds import derived_seed
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def run(settings):

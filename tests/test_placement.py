@@ -138,6 +138,7 @@ def test_split_has_the_gradient_of_the_whole_episodes_kl() -> None:
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
+@pytest.mark.integration
 def test_rows_tell_where_it_was_charged(words, in_reward, in_loss, tmp_path) -> None:
     exits(*QUICK, *words, "kl.coef=0.5", "optim.lr=0.01", "frames=192", "hydra.run.dir=run")
     rows = rows_of(tmp_path / "run")
@@ -151,6 +152,7 @@ def test_rows_tell_where_it_was_charged(words, in_reward, in_loss, tmp_path) -> 
         assert rows[-1]["loss/kl_ref"] > 0
 
 
+@pytest.mark.integration
 def test_a_kl_in_the_loss_holds_the_policy_back(tmp_path) -> None:
     words = ("kl.placement=loss", "kl.estimator=exact", "optim.lr=0.01", "frames=512")
     ends = []

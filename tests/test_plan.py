@@ -72,6 +72,8 @@ def told(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.integration
+@pytest.mark.timeout(300)
 def test_it_measures_and_writes_nothing(capsys, monkeypatch) -> None:
     monkeypatch.setattr(plan, "SECONDS", 0.2)
     out = told(capsys, "-m", *JOB, "kl.coef=0,1", "seed=0,1", "launcher=joblib")
@@ -82,6 +84,8 @@ def test_it_measures_and_writes_nothing(capsys, monkeypatch) -> None:
     assert not Path("outputs").exists()
 
 
+@pytest.mark.integration
+@pytest.mark.timeout(300)
 def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
     monkeypatch.setattr(plan, "SECONDS", 0.1)
     with pytest.raises(SystemExit):

@@ -31,6 +31,8 @@ if importlib.util.find_spec("ray") is None:
 from klrl.rollout.ray import RayRollout
 from klrl.rollout.ray_cluster import Cluster
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 SEED, COPIES, STEPS = 17, 4, 70
 PENDULUM = EnvConfig("Pendulum-v1", {}, COPIES, True, 1.0, name="gym")
 TWO = RayCollectorConfig(STEPS, workers=2, cpus_per_worker=1, name="ray")

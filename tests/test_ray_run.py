@@ -19,6 +19,8 @@ from klrl.errors import ConfigError
 from klrl.preflight.ray import check_ray_machine
 from tests.conftest import QUICK
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 

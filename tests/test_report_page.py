@@ -8,7 +8,7 @@ from klrl.report.__main__ import main
 from tests.chromium import CHROMIUM, NONE_HERE, chromium
 from tests.report_toys import rows_of, write_run, write_runs, write_sweep
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NONE_HERE)
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(CHROMIUM is None, reason=NONE_HERE)]
 
 #: Widths of a desk and of a phone, in pixels.
 WIDTHS = (1240, 420)

@@ -16,6 +16,8 @@ from klrl.metrics import TIMES
 from klrl.run_folder import RunFolder
 from klrl.training import Training
 
+pytestmark = pytest.mark.integration
+
 SECOND_PROCESS = """
 import json, sys
 import torch

@@ -28,6 +28,8 @@ from klrl.resume import stored_config
 from klrl.training import Training
 from tests.conftest import QUICK
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 
 def rows_of(folder: Path) -> list[dict]:
     return read_rows(folder / "metrics.jsonl")
@@ -318,12 +320,20 @@ def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None
     assert not any(Path("outputs").glob("*"))
 
 
-@pytest.mark.parametrize("logger", ["none", "wandb"])
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code", "logger"),
+    [
+        (signal.SIGINT, 130, "none"),
+        (signal.SIGTERM, 143, "wandb"),
+        pytest.param(signal.SIGINT, 130, "wandb", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, "none", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(
     signum: int, code: int, logger: str
 ) -> None:
-    words = [w for w in QUICK if not w.startswith("frames")] + [f"logger={logger}"]
+    words = [w for w in QUICK if not w.startswith("frames")]
+    words += [f"logger={logger}", "learner.compile=false"]
     process = child(*words, "frames=10_000_000", "hydra.run.dir=run", "checkpoint.every=100000")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (

@@ -15,6 +15,8 @@ from klrl.errors import Interrupted, NonFiniteError
 from klrl.sweep.search import space_of
 from tests.conftest import QUICK
 
+pytestmark = pytest.mark.integration
+
 SEARCH = ("search=optuna", "kl.coef=tag(log, interval(0.001, 10))", "seed=0,1,2")
 
 

@@ -27,6 +27,8 @@ from klrl.sweep.launchers import launch
 from klrl.sweep.words import expand, job_name, quote_paths
 from tests.conftest import QUICK
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 
 def exits(*words: str) -> int:
     with pytest.raises(SystemExit) as stop:
@@ -263,8 +265,15 @@ def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> No
     assert told() == {"seed=0": "failed", "seed=1": "finished"}
 
 
-@pytest.mark.parametrize("launcher", ["local", "joblib"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("launcher", "signum"),
+    [
+        ("local", signal.SIGTERM),
+        ("joblib", signal.SIGINT),
+        pytest.param("local", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("joblib", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, signum) -> None:
     words = ("seed=0,1,2,3", "frames=20000", f"launcher={launcher}")
     process = child("-m", "sweep=a", *QUICK, *words)

@@ -23,6 +23,8 @@ import klrl.config
 from klrl.loggers import read_rows
 from klrl.resume import stored_config
 
+pytestmark = pytest.mark.integration
+
 FIXTURES = Path(__file__).parent / "fixtures" / "v0_1_0"
 CHOICES: dict[str, dict[str, Any]] = yaml.safe_load((FIXTURES / "choices.yaml").read_text())
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())

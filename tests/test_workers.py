@@ -25,7 +25,10 @@ from tests.test_control_family import COEF, case, moved, transforms
 
 #: Forked workers start in a moment; spawned ones import torch first.
 Workers = partial(ParallelEnv, 2, mp_start_method="fork")
-pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning"),
+]
 GYM = {"pendulum": "Pendulum-v1", "tanh": "Pendulum-v1", "cartpole": "CartPole-v1"}
 
 
