@@ -18,13 +18,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 Points = list[tuple[float, float]]
 
 
-def panels(domain: Domain) -> dict[str, list[Metric]]:
-    """Key of each panel of ``curves.png`` -> its metrics, in the order of their declaration."""
+def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
+    """Title of each panel of ``curves.png`` -> it and its metrics, as they were declared."""
     metrics = metrics_of(domain).values()
     return {
-        key: [metric for metric in metrics if metric.panel == key]
+        heading(fill(panel.title, domain)): (panel, [each for each in metrics if each.panel == key])
         for key, panel in PANELS.items()
-        if panel.in_curves
+        if panel.title is not None
     }
 
 
@@ -48,9 +48,8 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     places = figure.subplots(1, len(drawn), squeeze=False)[0]
-    for axes, (key, metrics) in zip(places, drawn.items(), strict=True):
-        panel = PANELS[key]
-        axes.set_title(heading(fill(panel.title, domain)))
+    for axes, (name, (panel, metrics)) in zip(places, drawn.items(), strict=True):
+        axes.set_title(name)
         axes.set_xlabel(domain.axis)
         axes.grid(alpha=0.3)
         _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})

@@ -25,14 +25,12 @@ class Panel:
     """Metrics that are drawn together in ``curves.png``; in the report each has its own chart.
 
     Attributes:
-        title: above it; ``{score}`` and the like are filled by the domain.
+        title: above it, ``{score}`` filled by the domain; None where the report alone draws it.
         log: whether its y-axis is logarithmic; what is not above 0 is left out there.
-        in_curves: whether ``curves.png`` has it, or the report alone.
     """
 
-    title: str
+    title: str | None
     log: bool
-    in_curves: bool = True
 
 
 #: name -> panel, in the order of ``curves.png``
@@ -40,7 +38,7 @@ PANELS: dict[str, Panel] = {
     "score": Panel("{score}", log=False),
     "kl": Panel("KL", log=True),
     "coefficient": Panel("coefficient", log=True),
-    "speed": Panel("throughput", log=False, in_curves=False),
+    "speed": Panel(None, log=False),
 }
 
 
@@ -53,10 +51,11 @@ class Metric:
 
     Attributes:
         name: in ``metrics.jsonl``.
-        title: what people read in its place.
-        unit: of one value; empty where it has none.
-        what: it is, in a line.
-        digits: significant ones that are printed, 0 for a count; None: those of the domain's score.
+        title: what it is called where people read it.
+        unit: of its values; empty where they have none.
+        what: what it is, in one line.
+        digits: how many significant ones are printed; 0 for a count, None for a score, whose digits
+            are the domain's.
         panel: key of :data:`PANELS` where it is drawn; None where it is not drawn.
         short: its label in the progress line; empty where it is not in it.
         domain: name of the only domain that records it; None where all do.
