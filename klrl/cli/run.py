@@ -13,6 +13,7 @@ import hydra
 from omegaconf import DictConfig
 
 from klrl.checks import to_config
+from klrl.cli.show import show_job
 from klrl.compose import check_jobs, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
 from klrl.errors import FAILURES, ConfigError, Interrupted
@@ -56,6 +57,11 @@ def _main(argv: list[str]) -> int:
         return 0
     overrides = args.overrides
     flags = [word for word in argv if word not in args.given]
+    if args.cfg and args.multirun:
+        raise ConfigError(f"--cfg {args.cfg}: prints one job; drop -m")
+    if args.cfg == "job":
+        print(show_job(_without_hydra(overrides), args), end="")
+        return 0
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         if args.cfg:
             job_config(_without_hydra(overrides), args.config_dir, args.config_name)
