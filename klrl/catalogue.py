@@ -47,8 +47,8 @@ class Setting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAML of each choice of a group; the user's own take the place of klrl's."""
-    folders = [conf_dir() / group] + ([Path(config_dir) / group] if config_dir else [])
+    """The YAML of each choice of a group; of two with one name Hydra takes klrl's."""
+    folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 
 

@@ -41,8 +41,8 @@ The same as klrl env=pendulum ..., where klrl is installed. Other commands, each
   klrl doctor                                       are this machine's KL numbers true?
   klrl completion bash                              completes words: eval "$(klrl completion bash)"
 
-Choose with GROUP=CHOICE, set with KEY=VALUE. All settings of a job with their values:
-  python -m klrl env=hopper --cfg job               their comments stand in conf/GROUP/CHOICE.yaml
+Choose with GROUP=CHOICE, set with KEY=VALUE. To see what there is:
+  python -m klrl env=hopper --cfg job               every setting of a job, with what it does
 """
 FLAGS = """\
 Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR your own choices;

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import hydra
 from omegaconf import DictConfig
 
+from klrl.cli.show import show_job
 from klrl.compose import check_jobs, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
 from klrl.errors import ConfigError
@@ -46,9 +47,14 @@ def run_command(argv: list[str]) -> int:
 
 
 def _show(argv: list[str], args: argparse.Namespace) -> int:
-    """What Hydra prints itself; nothing runs."""
+    """The settings with their comments, or what Hydra prints itself; nothing runs."""
+    words = [word for word in args.overrides if not key_of(word).startswith("hydra")]
+    if args.cfg and args.multirun:
+        raise ConfigError(f"--cfg {args.cfg}: prints one job; drop -m")
+    if args.cfg == "job":
+        print(show_job(words, args), end="")
+        return 0
     if args.cfg:
-        words = [word for word in args.overrides if not key_of(word).startswith("hydra")]
         job_config(words, args.config_dir, args.config_name)
     flags = [word for word in argv if word not in args.given]
     _hydra_main([*flags, *args.overrides], lambda cfg: None)

@@ -1,0 +1,142 @@
+"""``--cfg job``: Hydra's own values, each with the comment of its line in conf/."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import hydra
+import pytest
+import yaml
+
+from klrl.__main__ import main
+from klrl.cli.show import annotated
+from klrl.config import conf_dir
+from klrl.hints import choices
+
+#: What a choice needs beside itself; a language task comes with its experiment.
+NEEDS = {
+    "env=gym": ["env.id=Pendulum-v1"],
+    "env=sort_digits": ["experiment=sort_digits"],
+    "env=text": ["experiment=text", "env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
+    "experiment=text": ["env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
+    "experiment=pendulum_finetune": ["actor.init=outputs/a"],
+}
+WORDS = [
+    *([f"{group}={name}"] for group in ("env", "experiment") for name in choices(group)),
+    ["kl=legacy", "controller=adaptive", "reference=ema", "loss=klpen_held", "optim=adamw"],
+    ["env.kwargs={g: 5.0}", "logger.tags=[a,'b # c']", "actor=tanh_normal", "collector=ray"],
+]
+
+
+def printed(capsys, *words: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    told = capsys.readouterr()
+    assert stop.value.code == code, told.err
+    return told.out if code == 0 else told.err
+
+
+def of_hydra(capsys, monkeypatch, *words: str) -> str:
+    """What Hydra itself prints."""
+    monkeypatch.setattr(sys, "argv", ["klrl", *words])
+    folder = str(conf_dir().resolve())
+    hydra.main(version_base="1.3", config_path=folder, config_name="config")(lambda cfg: None)()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_values_are_hydras_and_every_setting_has_its_comment(capsys, monkeypatch, words) -> None:
+    words = [*words, *(more for word in words for more in NEEDS.get(word, []))]
+    text = printed(capsys, *words, "--cfg", "job")
+    plain = [f"++{w}" if w.startswith("env.kwargs") else w for w in words]
+    theirs = of_hydra(capsys, monkeypatch, *plain, "--cfg", "job")
+    assert yaml.safe_load(text) == yaml.safe_load(theirs)
+    assert re.sub(r"  # .*", "", text) == re.sub(r"  # .*", "", theirs)
+    settings = [line for line in text.splitlines() if re.match(r" *\w+:", line)]
+    for line in settings:
+        key, comment = re.match(r" *(\w+):.*?(?:  # (.*))?$", line).groups()
+        if key in ("g", "lora") or (not line.startswith(" ") and line.endswith(":")):
+            assert comment is None, line
+        else:
+            assert comment in COMMENTS[key], line
+
+
+def _comments() -> dict[str, set[str]]:
+    """Last part of a key -> its comments anywhere in conf/, read line by line."""
+    found: dict[str, set[str]] = {}
+    for path in conf_dir().rglob("*.yaml"):
+        for line in path.read_text("utf-8").splitlines():
+            if match := re.match(r"\s*(?:\w+: \{)?(\w+): .*?  # (.*)$", line):
+                found.setdefault(match[1], set()).add(match[2])
+    return found
+
+
+COMMENTS = _comments()
+
+
+def line_of(text: str, key: str) -> str:
+    return next(line.strip() for line in text.splitlines() if line.strip().startswith(f"{key}:"))
+
+
+def test_the_comment_is_that_of_the_file_that_sets_the_value(capsys) -> None:
+    text = printed(capsys, "env=half_cheetah", "--cfg", "job")
+    assert line_of(text, "id") == "id: HalfCheetah-v5  # 1000 steps an episode, never terminates"
+    assert line_of(text, "init_std").endswith(
+        "  # of actions in [-1, 1]; at 1 a third of them is clipped"
+    )
+    assert line_of(text, "steps") == "steps: 256  # steps of each copy per rollout"
+    text = printed(capsys, "env=half_cheetah", "env.id=Ant-v5", "actor.init_std=2", "--cfg", "job")
+    assert line_of(text, "id").startswith("id: Ant-v5  # a Gymnasium id, or")
+    assert line_of(text, "init_std").startswith("init_std: 2.0  # standard deviation at the start")
+
+
+def test_a_part_alone(capsys, monkeypatch) -> None:
+    for part in ("kl", "actor.hidden", "eval", "_global_"):
+        text = printed(capsys, "--cfg", "job", "--package", part)
+        theirs = of_hydra(capsys, monkeypatch, "--cfg", "job", "--package", part)
+        assert re.sub(r"  # .*", "", text) == theirs
+    assert "coef: 0.1  # reward per nat" in printed(capsys, "--cfg", "job", "-p", "kl")
+    assert printed(capsys, "--cfg", "job", "-p", "kl.coef") == "0.1\n"
+
+
+def test_the_users_own_choice_has_its_own_comments(capsys) -> None:
+    Path("mine/env").mkdir(parents=True)
+    Path("mine/env/mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
+        "env: {id: Pendulum-v1}  # mine\nkl:\n  coef: 3  # dear\nseed: ${eval.every}\n"
+    )
+    words = ("--config-dir", "mine", "env=mine", "--cfg", "job")
+    text = printed(capsys, *words)
+    assert line_of(text, "id") == "id: Pendulum-v1  # mine"
+    assert line_of(text, "coef") == "coef: 3.0  # dear"
+    assert line_of(text, "seed").startswith("seed: ${eval.every}  # seeds parameters")
+    assert line_of(printed(capsys, *words, "--resolve"), "seed").startswith("seed: 10  # seeds")
+
+
+def test_a_text_of_several_lines_and_a_hash_stay_whole() -> None:
+    text = "a: one\n  two\nb: 'x # y'\nc: |\n  d\n"
+    notes = dict.fromkeys("abc", "note")
+    said = annotated(text, notes)
+    assert said == "a: one\n  two\nb: 'x # y'  # note\nc: |\n  d\n"
+    assert yaml.safe_load(said) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--package", "nope"], "klrl: --package nope: the job has no such part; see --cfg job\n"),
+        (["-m"], "klrl: --cfg job: prints one job; drop -m\n"),
+        (["kl.coef=-1"], "klrl: kl.coef=-1.0: out of range; give a finite number >= 0\n"),
+    ],
+    ids=" ".join,
+)
+def test_refusals_in_one_line(capsys, words, told) -> None:
+    assert printed(capsys, *words, "--cfg", "job", code=2) == told
+
+
+def test_the_rest_is_hydras(capsys) -> None:
+    assert printed(capsys, "--cfg", "hydra").startswith("hydra:\n")
+    assert "hydra:\n" in printed(capsys, "--cfg", "all")
+    assert "Defaults List" in printed(capsys, "--info", "defaults")
