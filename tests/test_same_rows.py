@@ -1,0 +1,201 @@
+"""``benchmarks/same_rows.py``: what it tells of two sets of rows, and what its jobs cover."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from benchmarks.same_rows import (
+    JOBS,
+    LEFT_OUT,
+    SLOW_JOBS,
+    Job,
+    choices,
+    closed_lists,
+    compare,
+    differences,
+    not_covered,
+    picked,
+    read_record,
+    read_rows,
+    run_jobs,
+    write_record,
+)
+from klrl.__main__ import compose
+from klrl.checks import to_config
+from klrl.config import GROUPS, conf_dir
+from klrl.metrics import TIMES
+
+ROWS = [
+    {"iteration": 1, "frames": 64, "kl/ref/exact": 0.1, "loss/critic": 2.0},
+    {"iteration": 2, "frames": 128, "kl/ref/exact": 0.2, "loss/critic": 3.0},
+]
+
+
+def changed(iteration: int, **values: float | None) -> list[dict[str, float]]:
+    """The rows with other values in one of them; None leaves a metric out."""
+    rows = [dict(row) for row in ROWS]
+    rows[iteration - 1] |= {key.replace("_", "/"): v for key, v in values.items()}
+    return [{k: v for k, v in row.items() if v is not None} for row in rows]
+
+
+def said(recorded, found, tolerance=0.0) -> list[str]:
+    return [str(difference) for difference in differences("main", recorded, found, tolerance)]
+
+
+# -------------------------------------------------------------------------------------- comparing
+
+
+def test_equal_rows_differ_in_nothing() -> None:
+    assert said(ROWS, changed(1)) == []
+    nan = [{"iteration": 1, "loss/critic": float("nan")}]
+    assert said(nan, [dict(nan[0])]) == []
+
+
+def test_a_difference_is_located() -> None:
+    assert said(ROWS, changed(2, loss_critic=3.0000000000000004)) == [
+        "main, iteration 2, loss/critic: 3.0 recorded, 3.0000000000000004 now"
+    ]
+    nan = float("nan")
+    assert said(ROWS, changed(1, loss_critic=nan)) == [
+        "main, iteration 1, loss/critic: 2.0 recorded, nan now"
+    ]
+
+
+def test_a_metric_of_one_side_alone_is_a_difference() -> None:
+    assert said(ROWS, changed(1, loss_critic=None)) == [
+        "main, iteration 1, loss/critic: 2.0 recorded, nothing now"
+    ]
+    assert said(ROWS, changed(2, loss_new=0.0)) == [
+        "main, iteration 2, loss/new: nothing recorded, 0.0 now"
+    ]
+
+
+def test_a_missing_row_is_told() -> None:
+    assert said(ROWS, ROWS[:1]) == ["main, iteration 2: no such row now"]
+    assert said(ROWS[:1], ROWS) == ["main, iteration 2: a row too many"]
+    assert said([], []) == []
+
+
+@pytest.mark.parametrize(("tolerance", "count"), [(0.0, 1), (0.4e-6, 1), (0.6e-6, 0)])
+def test_the_tolerance_is_a_share_of_the_larger_value(tolerance, count) -> None:
+    assert len(said(ROWS, changed(1, loss_critic=2.000001), tolerance)) == count
+
+
+def test_times_are_left_out(tmp_path: Path) -> None:
+    rows = [{**row, **dict.fromkeys(TIMES, 0.5)} for row in ROWS]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_rows(path) == ROWS
+
+
+def test_the_first_differences_of_each_job_are_told_and_the_rest_counted(capsys) -> None:
+    recorded = {"a": ROWS, "b": ROWS, "c": ROWS}
+    found = {"a": ROWS, "b": changed(1, frames=65, loss_critic=2.5), "c": ROWS[:1]}
+    assert not compare(recorded, found, tolerance=0.0, first=1)
+    assert capsys.readouterr().out.splitlines() == [
+        "b, iteration 1, frames: 64 recorded, 65 now",
+        "b: 1 more",
+        "c, iteration 2: no such row now",
+        "6 rows of 3 jobs: 2 of 3 jobs differ",
+    ]
+    assert compare(recorded, recorded, tolerance=0.0, first=1)
+    assert capsys.readouterr().out == "6 rows of 3 jobs: equal\n"
+
+
+# -------------------------------------------------------------------------------------- recording
+
+
+def test_a_record_is_read_back(tmp_path: Path) -> None:
+    jobs = [Job("a", "env=pendulum"), Job("b", "env=cartpole")]
+    write_record(tmp_path, jobs, {"a": ROWS, "b": ROWS[:1]})
+    assert read_record(tmp_path, jobs[:1]) == {"a": ROWS}
+    assert read_record(tmp_path, jobs) == {"a": ROWS, "b": ROWS[:1]}
+    with pytest.raises(SystemExit, match="b had other words there"):
+        read_record(tmp_path, [jobs[0], Job("b", "env=hopper")])
+    with pytest.raises(SystemExit, match="make it with --record"):
+        read_record(tmp_path / "none", jobs)
+
+
+def test_a_folder_without_klrl_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no klrl/ in it"):
+        run_jobs(JOBS, tmp_path, tmp_path, 2)
+
+
+# --------------------------------------------------------------------------------------- the jobs
+
+
+def is_fresh(job: Job) -> bool:
+    return not job.words.startswith("resume=")
+
+
+@cache
+def composed(job: Job) -> DictConfig:
+    """What the command line makes of a job's words; Hydra wants ++ where a dictionary is open."""
+    return compose(job.words.replace("env.kwargs.", "++env.kwargs.").split())
+
+
+def test_the_jobs_are_valid_and_in_order() -> None:
+    seen: set[str] = set()
+    for job in (*JOBS, *SLOW_JOBS):
+        assert set(job.after) <= seen, job.name
+        seen.add(job.name)
+        read = [w.split("=", 1)[1] for w in job.words.split() if "=runs/" in w]
+        assert {f"runs/{name}" for name in job.after} >= set(read), job.name
+        if is_fresh(job):
+            assert to_config(composed(job)).iterations == 4
+    assert len(JOBS) == 16
+
+
+def test_a_picked_job_brings_those_that_it_reads() -> None:
+    assert [job.name for job in picked(JOBS, ["lm_gae_resumed", "main"])] == [
+        *("lm", "main", "lm_gae", "lm_gae_resumed")
+    ]
+    with pytest.raises(SystemExit, match="choose among lm, main, clip"):
+        picked(JOBS, ["mane"])
+
+
+def test_every_choice_is_covered() -> None:
+    """A new choice in conf/ needs a job, or a reason in LEFT_OUT."""
+    fresh = list(filter(is_fresh, JOBS))
+    assert not_covered(JOBS, map(composed, fresh), conf_dir()) == []
+    fewer = [job for job in fresh if job.name != "held"]
+    missing = ["actor=tanh_normal", "env=half_cheetah", "activation=elu"]
+    assert not_covered(fewer, map(composed, fewer), conf_dir()) == missing
+
+
+def test_what_is_left_out_exists() -> None:
+    for word in LEFT_OUT:
+        key, _, value = word.partition("=")
+        assert (conf_dir() / key / f"{value}.yaml").is_file() or value in closed_lists()[key], word
+
+
+def test_a_new_choice_is_told(tmp_path: Path) -> None:
+    for path in conf_dir().rglob("*.yaml"):
+        copy = tmp_path / path.relative_to(conf_dir())
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    assert not_covered(JOBS, [], tmp_path) == []
+    (tmp_path / "loss" / "spo.yaml").write_text("name: spo\n")
+    assert not_covered(JOBS, [], tmp_path) == ["loss=spo"]
+
+
+def test_the_choices_of_a_job_are_those_that_hydra_makes() -> None:
+    conf = conf_dir()
+    names = {job.name: choices(job, conf) for job in JOBS}
+    assert names["main"]["actor"] == "mlp"
+    assert set(GROUPS) <= set(names["main"])
+    assert names["clip"]["loss"] == "clip"
+    assert names["lm"]["collector"] == "sampler"
+    assert names["lm_gae"] == names["lm"] | {
+        "advantage": "gae",
+        "loss": "klpen_held",
+        "reference": "ema",
+        "controller": "dual",
+        "optim": "adamw",
+    }
+    assert names["clip_resumed"] == {}
