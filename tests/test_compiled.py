@@ -265,6 +265,16 @@ def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, mo
     assert torch.equal(without, eager)
 
 
+def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
+    settings, kept, no_build
+) -> None:
+    """The package of half a rollout is another one, and is not there."""
+    experiment, batch = made(settings, *PACKAGED, "learner.minibatches=8", "learner.compile=auto")
+    assert experiment.learner.mode == "aot"
+    with pytest.raises(AssertionError, match="nothing is to be built here"):
+        experiment.learner.update(batch[:1], 0.0)
+
+
 def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypatch) -> None:
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
