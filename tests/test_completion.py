@@ -36,6 +36,9 @@ QUERIES = {
     "lo": ["logger.", "logger=", "loss.", "loss="],
     "fr": ["frames="],
     "eval.": ["eval.episodes=", "eval.every="],
+    # Set by the choice, never by hand.
+    "kl.m": [],
+    "-m search.n": [],
     "env.kw": ["env.kwargs."],
     "++kl.co": ["++kl.coef="],
     "device=": ["device=auto", "device=cpu", "device=cuda"],
@@ -206,10 +209,11 @@ def test_zsh_completes() -> None:
         'eval "$(klrl completion zsh)"\n'
         'compadd() { print -r -- "${(P@)@[-1]}"; }\n'
         "words=(klrl kl.estimator=); CURRENT=2; PREFIX=kl.estimator=; _klrl\n"
+        "words=(klrl evaluate a --ch); CURRENT=4; PREFIX=--ch; _klrl\n"
         "print -r -- $_comps[klrl]\n"
     )
     told = in_shell("zsh", script).split()
-    assert told == [*(f"kl.estimator={name}" for name in ESTIMATORS), "_klrl"]
+    assert told == [*(f"kl.estimator={name}" for name in ESTIMATORS), "--checkpoint", "_klrl"]
 
 
 def test_the_scripts_are_in_the_package(capsys) -> None:

@@ -16,7 +16,7 @@ from klrl._version import __version__
 from klrl.cli.wrapper import DONE, Command, exit_code
 from klrl.errors import ConfigError
 
-#: command -> what it does; the first is meant where none is named.
+#: command -> what it does; run is meant where none is named.
 COMMANDS = {
     "run": "train, sweep or go on with a run; may be left out",
     "evaluate": "play the policy of a run",
@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(versions())
         sys.exit(DONE)
     told = "klrl" if name in ("", "run") else f"klrl {name}"
-    sys.exit(exit_code(told, command(name) if name else _unnamed, words))
+    # Imported within the wrapper, so that Ctrl-C means the same while that goes on.
+    sys.exit(
+        exit_code(told, lambda words: command(name)(words) if name else _unnamed(words), words)
+    )
 
 
 def _unnamed(words: list[str]) -> int:
