@@ -97,7 +97,11 @@ def test_the_search_moves_the_actor_alone(settings) -> None:
     assert after.alpha != 1.0
     assert abs(math.log(after.kl_old / 0.01)) < abs(math.log(before.kl_old / 0.01))
     for a, b in zip(
-        plain.agent.value_net.parameters(), held.agent.value_net.parameters(), strict=True
+        plain.parts.agent.value_net.parameters(),
+        held.parts.agent.value_net.parameters(),
+        strict=True,
     ):
         assert torch.equal(a, b)
-    assert plain.learner.beta_rule.beta == held.learner.beta_rule.beta, "it sees the KL before"
+    assert plain.parts.learner.beta_rule.beta == held.parts.learner.beta_rule.beta, (
+        "it sees the KL before"
+    )

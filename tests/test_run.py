@@ -192,7 +192,7 @@ def test_two_runs_never_share_a_folder(capsys, settings) -> None:
     assert exits("-m", *QUICK, "hydra.sweep.dir=sweep", "seed=7") == 2
     assert "holds a run already" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="holds a run already"):
-        klrl.run(settings("seed=7"), "run")
+        klrl.run(settings("seed=7"), folder="run")
 
 
 def test_a_sweep_checks_every_jobs_reference_first(capsys) -> None:
@@ -288,7 +288,7 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     policy = klrl.load_policy("ref")
     from klrl.training import Training
 
-    reference = Training(stored_config(Path("run"))).reference
+    reference = Training(stored_config(Path("run"))).parts.reference
     assert all(
         torch.equal(a, b)
         for a, b in zip(policy.state_dict().values(), reference.state_dict().values(), strict=True)
@@ -494,9 +494,9 @@ def test_evaluate_prints_one_json_object(capsys) -> None:
 
 
 def test_from_python_without_hydra(settings) -> None:
-    folder = klrl.run(settings("kl=legacy"))
-    assert folder.parent == Path("outputs")
-    policy = klrl.load_policy(folder)
+    run = klrl.run(settings("kl=legacy"))
+    assert run.folder.parent == Path("outputs")
+    policy = klrl.load_policy(run)
     from tensordict import TensorDict
 
     out = policy(TensorDict({"observation": torch.zeros(5, 3)}, [5]))

@@ -177,12 +177,17 @@ def test_other_settings_under_the_same_name_are_refused(capsys, change: str) -> 
     assert stored_config(Path("outputs/a/seed=0")).frames == 128
 
 
-def test_another_version_of_klrl_is_another_job(capsys) -> None:
+def test_a_release_orphans_no_sweep_but_other_numerics_do(capsys) -> None:
     assert sweep("seed=0") == 0
     manifest = Path("outputs/a/job/manifest.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"klrl": "0.0.1"}))
+    told = json.loads(manifest.read_text()) | {"klrl": "0.0.9"}
+    manifest.write_text(json.dumps(told))
+    assert sweep("seed=0") == 0
+    assert "1 job, 1 finished before" in capsys.readouterr().out
+    manifest.write_text(json.dumps(told | {"numerics": 77}))
     assert sweep("seed=0") == 2
-    assert "holds this job of klrl 0.0.1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "holds this job of klrl 0.0.9, whose numbers are no longer this version's (77" in said
 
 
 def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:

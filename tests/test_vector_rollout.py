@@ -17,13 +17,13 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
-from klrl.config import ActorConfig, CollectorConfig, EnvConfig, GaussianActorConfig
+from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
 from klrl.envs import VectorGymEnv, make_env
 from klrl.errors import NonFiniteError
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from klrl.models import Agent, make_agent
 from klrl.models.distributions import Normal
-from klrl.rollout import TorchRLRollout, VectorRollout, make_rollout
+from klrl.rollout import TorchRLRollout, VectorRollout, native_rollout
 from klrl.rollout.acting import NumpyActing, TorchActing, make_acting
 
 CPU = torch.device("cpu")
@@ -203,10 +203,10 @@ def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> No
         EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0, transforms=(transform,)
     )
     agent = make_actor("normal", env)
-    rollout, why = make_rollout(CollectorConfig(4, name="vector"), env, agent, CPU)
+    said: list[str] = []
+    rollout = native_rollout(env, agent, 4, CPU, said.append)
     assert isinstance(rollout, TorchRLRollout)
-    assert why is not None
-    assert name in why
+    assert name in said[0]
     assert rollout.collect().batch_size == (2, 4)
     rollout.close()
 
