@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from klrl.base.imports import collection_paused
 from klrl.domains import Domain
 from klrl.metrics import PANELS, Metric, Panel, Row, fill, heading, metrics_of
 
@@ -41,8 +42,9 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
         title: above all panels.
         domain: whose metrics the rows hold; its axis is the x-axis.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with collection_paused():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     drawn = panels(domain)
     figure = Figure(figsize=(13, 3.8))

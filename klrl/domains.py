@@ -44,6 +44,11 @@ class Domain:
     digits: int
     does: Mapping[str, str] = field(compare=False, repr=False)
 
+    @property
+    def module(self) -> str:
+        """Where its parts are."""
+        return self.does["parts"].partition(":")[0]
+
     def preflight(
         self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
     ) -> None:

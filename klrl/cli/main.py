@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from klrl._version import __version__
+from klrl.base.imports import collection_paused
 from klrl.cli.wrapper import DONE, Command, exit_code
 from klrl.errors import ConfigError
 
@@ -60,7 +61,8 @@ def _unnamed(words: list[str]) -> int:
 
 def command(name: str) -> Command:
     """The command of a name: ``klrl.cli.NAME.NAME_command``."""
-    return getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
+    with collection_paused():
+        return getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
 
 
 def versions() -> str:

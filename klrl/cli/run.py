@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 import hydra
 from omegaconf import DictConfig
 
-from klrl.base.imports import collection_paused
+from klrl.base.imports import collection_paused, import_for_good
 from klrl.cli.show import show_job
 from klrl.compose import check_jobs, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
+from klrl.domains import domain_of
 from klrl.errors import ConfigError
 from klrl.hints import help_text
 from klrl.preflight import check_machine
@@ -85,8 +86,10 @@ def _hydra_main(argv: list[str], task: Callable[[DictConfig], None]) -> None:
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
     """One job, started as the jobs of a sweep are, in this process."""
     words = _job_words(overrides)
-    (checked,) = check_jobs([words], args)
+    with collection_paused():
+        (checked,) = check_jobs([words], args)
     given = _value_of("hydra.run.dir", overrides)
+    import_for_good("klrl.training", domain_of(checked.config).module)
     run_in_folder(given, checked.config, words, argv=sys.orig_argv)
     return 0
 
@@ -120,7 +123,8 @@ def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
     words = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
     folder, config = resumed_config(path, words)
     check_machine(config, resumed=True)
-    with collection_paused():
-        from klrl.training import start
+    import_for_good("klrl.training", domain_of(config).module)
+    from klrl.training import start
+
     start(config, RunFolder(folder), resume=True)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -11,8 +12,9 @@ from klrl.config.choices import ALL_CHOICES
 from klrl.config.jobs import RootConfig
 
 
+@cache
 def register_schemas() -> None:
-    """Make the dataclasses known to Hydra, in a group of their own so that they are no choices."""
+    """Make the dataclasses known to Hydra, once, in a group of their own: they are no choices."""
     store = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
     store.store(group="schema", name="sweep", node=sweep.SweepRoot)

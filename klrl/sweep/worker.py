@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.base.imports import collection_paused
+from klrl.base.imports import import_for_good
 from klrl.compose import keys
+from klrl.domains import domain_of
 from klrl.errors import FAILURES, ConfigError, Interrupted, first_line
 from klrl.preflight import check_machine
 from klrl.run_folder import RunFolder
@@ -64,8 +65,9 @@ def _outcome(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> None:
-    with collection_paused():
-        from klrl.training import start
+    import_for_good("klrl.training", domain_of(job.config).module)
+    from klrl.training import start
+
     os.chdir(job.cwd)
     begun = RunFolder(job.folder).exists
     resume = begun and any(job.folder.glob("checkpoints/*/*/manifest.json"))
