@@ -45,7 +45,7 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     from matplotlib.figure import Figure
 
     drawn = panels(domain)
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    figure = Figure(figsize=(13, 3.8))
     FigureCanvasAgg(figure)
     places = figure.subplots(1, len(drawn), squeeze=False)[0]
     for axes, (name, (panel, metrics)) in zip(places, drawn.items(), strict=True):
@@ -54,6 +54,8 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
         axes.grid(alpha=0.3)
         _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
     figure.suptitle(title)
+    # Fixed, not constrained: finding the margins would draw everything a second time.
+    figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
     return figure
 
 

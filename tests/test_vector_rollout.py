@@ -23,8 +23,9 @@ from klrl.errors import NonFiniteError
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from klrl.models import Agent, make_agent
 from klrl.models.distributions import Normal
-from klrl.rollout import TorchRLRollout, VectorRollout, native_rollout
+from klrl.rollout import VectorRollout, native_rollout
 from klrl.rollout.acting import NumpyActing, TorchActing, make_acting
+from klrl.rollout.torchrl import TorchRLRollout
 
 CPU = torch.device("cpu")
 COPIES, STEPS = 3, 130

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import hydra
 from omegaconf import DictConfig
 
+from klrl.base.imports import collection_paused
 from klrl.cli.show import show_job
 from klrl.compose import check_jobs, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
@@ -119,7 +120,7 @@ def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
     words = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
     folder, config = resumed_config(path, words)
     check_machine(config, resumed=True)
-    from klrl.training import start
-
+    with collection_paused():
+        from klrl.training import start
     start(config, RunFolder(folder), resume=True)
     return 0

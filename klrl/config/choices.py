@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from klrl.base.imports import collection_paused
 from klrl.config import control, kl, language, learning, record, sweep
 from klrl.config.fields import ChoiceConfig
 from klrl.errors import ConfigError
@@ -237,7 +238,8 @@ def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]
 def resolve(path: str) -> Callable[..., Any]:
     """Import what ``module:name`` names."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    with collection_paused():
+        return getattr(importlib.import_module(module), name)
 
 
 def choices_for(group: str, domain: str) -> list[str]:

@@ -13,10 +13,9 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from klrl.config import CONTROL, Config, factory
 from klrl.envs import transformed
 from klrl.models import Agent
-from klrl.rollout.torchrl import TorchRLRollout
 from klrl.rollout.vector import VectorRollout, make_plan
 
-__all__ = ["Asked", "Rollout", "TorchRLRollout", "VectorRollout", "make_rollout", "native_rollout"]
+__all__ = ["Asked", "Rollout", "VectorRollout", "make_rollout", "native_rollout"]
 
 
 class Rollout(Protocol):
@@ -82,14 +81,21 @@ def native_rollout(
     plan = make_plan(env)
     if isinstance(plan, str):
         say(f"collector=vector: {plan}; TorchRL's collector is used")
-        return TorchRLRollout(env, agent.actor, steps, device)
+        return stock_rollout(env, agent, steps, device)
     return VectorRollout(env, agent, steps, device)
 
 
 def torchrl_rollout(asked: Asked) -> Rollout:
     """``collector=torchrl``."""
     env = transformed(_here(asked), asked.online)
-    return TorchRLRollout(env, asked.agent.actor, asked.config.collector.steps, asked.device)
+    return stock_rollout(env, asked.agent, asked.config.collector.steps, asked.device)
+
+
+def stock_rollout(env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> Rollout:
+    """TorchRL's collector; arguments as :func:`native_rollout`."""
+    from klrl.rollout.torchrl import TorchRLRollout  # which imports all of TorchRL's collectors
+
+    return TorchRLRollout(env, agent.actor, steps, device)
 
 
 def ray_rollout(asked: Asked) -> Rollout:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
 from klrl.errors import ConfigError, Interrupted
 from klrl.run_folder import RunFolder, new_folder
@@ -52,8 +53,8 @@ def run_in_folder(
     except OSError as error:
         raise ConfigError(f"{setting}={given or 'outputs'}: cannot be written: {error}") from error
     try:
-        from klrl.training import start
-
+        with collection_paused():
+            from klrl.training import start
         start(config, RunFolder(folder, words, argv), callbacks=callbacks)
     except (ConfigError, KeyboardInterrupt, Interrupted):
         _remove_unstarted(folder, before)

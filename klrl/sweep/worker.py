@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from klrl.base.imports import collection_paused
 from klrl.compose import keys
 from klrl.errors import FAILURES, ConfigError, Interrupted, first_line
 from klrl.preflight import check_machine
@@ -63,8 +64,8 @@ def _outcome(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> None:
-    from klrl.training import start
-
+    with collection_paused():
+        from klrl.training import start
     os.chdir(job.cwd)
     begun = RunFolder(job.folder).exists
     resume = begun and any(job.folder.glob("checkpoints/*/*/manifest.json"))
