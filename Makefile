@@ -26,7 +26,7 @@ run: $(READY) ## set up, then train: the main job, or ARGS="..."
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-quick: $(READY) ## the tests that train no whole run, start no process, compile nothing
+quick: $(READY) ## set up, then the tests without whole runs, other processes or a compiler
 	$(PYTEST) -m "not integration and not slow"
 
 test: $(READY) ## set up, then run the tests, all but the slow ones

@@ -265,6 +265,7 @@ def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, mo
     assert torch.equal(without, eager)
 
 
+@pytest.mark.integration
 def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
     settings, kept, no_build
 ) -> None:

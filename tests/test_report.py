@@ -14,6 +14,8 @@ from klrl.report.runs import command_line, find_runs, read_columns
 from klrl.report.settings import group_runs, name_settings, names_of
 from tests.report_toys import Page, rows_of, write_run, write_runs, write_sweep
 
+pytestmark = pytest.mark.integration
+
 # -------------------------------------------------------------------------------------- run folders
 
 
@@ -344,7 +346,6 @@ def test_refusals_in_one_line(case, tmp_path, capsys):
     assert told.get(case, "choose another folder") in last
 
 
-@pytest.mark.integration
 def test_the_report_does_not_import_torch():
     code = "import sys, klrl.report.__main__, klrl.diff; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -19,6 +19,8 @@ from klrl.report.runs import read_run
 from klrl.sweep.words import expand, job_name, quote_paths, split_words, swept_keys
 from tests.report_toys import ROWS, rows_of, write_run
 
+pytestmark = pytest.mark.integration
+
 SWEEPS = [sweep for result in RESULTS.values() for sweep in result.sweeps]
 ENDED = {"ended": "2026-01-01T00:00:05+00:00"}
 
