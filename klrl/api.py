@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from klrl.checks import check_config, to_config
-from klrl.compose import allow_env_kwargs, check_words, job_config, keys
+from klrl.composer import allow_env_kwargs, check_words, job_config, keys
 from klrl.config import JobConfig
 from klrl.domains import recorded_domain
 from klrl.errors import ConfigError

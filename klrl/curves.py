@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,15 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     figure.suptitle(title)
     # Fixed, not constrained: finding the margins would draw everything a second time.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
+    # For notebooks, whether or not they have matplotlib's own display switched on.
+    figure._repr_png_ = lambda: _png(figure)
     return figure
+
+
+def _png(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110)
+    return image.getvalue()
 
 
 def _points(rows: Sequence[Row], axis: str, metric: Metric, panel: Panel) -> Points:

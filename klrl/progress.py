@@ -1,14 +1,14 @@
-"""What a person sees while a run goes on: a live line, or plain lines without a terminal."""
+"""What a person sees while a run goes on: a live line, or plain lines where there is none."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
 from collections import deque
 from typing import TextIO
 
+from klrl.base.live import LiveLine
 from klrl.domains import Domain
 from klrl.metrics import Row, metrics_of
 
@@ -18,7 +18,7 @@ _SCORE = "reward/episode"
 
 
 class Progress:
-    """A live line on a terminal; elsewhere a plain line whenever 10 s went by without one.
+    """A live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
 
     Args:
         frames: how many the run will have.
@@ -39,7 +39,7 @@ class Progress:
         self._axis = domain.axis
         self._metrics = [metric for metric in metrics_of(domain).values() if metric.short]
         self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
+        self._line = LiveLine(self._stream)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
         self._printed = 0.0
@@ -49,15 +49,14 @@ class Progress:
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Progress:
-        if not self._live:
+        if not self._line.live:
             self._ticker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._live:
-            self._stream.write("\n")
-        elif self._ticker.is_alive():
+        self._line.end()
+        if self._ticker.is_alive():
             self._ticker.join()
             self._print()
 
@@ -67,16 +66,12 @@ class Progress:
         if _SCORE in row:
             self._scores.append(row[_SCORE])
             self._row[_SCORE] = sum(self._scores) / len(self._scores)
-        if self._live:
-            # A wrapped line could not be taken back.
-            width = shutil.get_terminal_size().columns - 1
-            self._stream.write("\r\x1b[2K" + self.line()[:width])
-            self._stream.flush()
+        if self._line.live:
+            self._line.show(self.line())
 
     def say(self, text: str) -> None:
         """Print a line of its own."""
-        self._stream.write(("\r\x1b[2K" if self._live else "") + text + "\n")
-        self._stream.flush()
+        self._line.say(text)
 
     def line(self) -> str:
         """Frames, speed, the metrics that have a short name, and time left."""

@@ -14,7 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from klrl.checks import check_config, to_config
-from klrl.compose import job_config
+from klrl.composer import job_config
 from klrl.config import (
     ALL_CHOICES,
     CHOICES,
@@ -273,7 +273,7 @@ def test_settings_that_were_changed_in_python_are_checked() -> None:
 
 def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
-    from klrl.compose import Composer, compose
+    from klrl.composer import Composer, compose
 
     composer = Composer()
     jobs = [

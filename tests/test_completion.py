@@ -92,7 +92,7 @@ def test_every_setting_of_a_job_is_completed() -> None:
     """Against what Hydra composes, not against the schemas."""
     from omegaconf import OmegaConf
 
-    from klrl.compose import compose
+    from klrl.composer import compose
     from klrl.run_folder import by_dotted_key
 
     for words in (["env=gym"], ["experiment=text"], ["reference=ema", "controller=dual"]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klrl.compose import job_config, parse_args, sweep_settings
+from klrl.composer import job_config, parse_args, sweep_settings
 from klrl.sweep.search import space_of
 from klrl.sweep.words import expand, split_words
 

@@ -10,7 +10,7 @@ import pytest
 
 from klrl.__main__ import main as klrl_main
 from klrl.checks import to_config
-from klrl.compose import compose
+from klrl.composer import compose
 from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
 from klrl.errors import ConfigError
 from klrl.plan import __main__ as plan

@@ -113,7 +113,7 @@ def test_the_csv_has_every_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
     from klrl.checks import check_all_read, to_config
-    from klrl.compose import compose, keys
+    from klrl.composer import compose, keys
 
     jobs = jobs_of(sweep)
     assert len({name for name, _ in jobs}) == len(jobs)

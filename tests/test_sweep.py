@@ -15,7 +15,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
-from klrl.compose import job_config
+from klrl.composer import job_config
 from klrl.config import JoblibConfig
 from klrl.loggers import read_rows
 from klrl.metrics import TIMES

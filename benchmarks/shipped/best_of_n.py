@@ -82,7 +82,7 @@ def _sample(prompts: int, samples: int, seed: int) -> tuple[Array, Array]:
     import torch
 
     from klrl.checks import to_config
-    from klrl.compose import compose
+    from klrl.composer import compose
     from klrl.config import LanguageConfig
     from klrl.language.batch import make_batch
     from klrl.language.policy import make_policy

@@ -18,7 +18,7 @@ def plan_command(argv: list[str]) -> int:
     Raises:
         ConfigError: a job is refused, or the machine is too small for the jobs at a time.
     """
-    from klrl.compose import parse_args
+    from klrl.composer import parse_args
 
     args = parse_args(argv)
     if args.help:

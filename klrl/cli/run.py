@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.cli.show import show_job
-from klrl.compose import check_jobs, job_config, parse_args
+from klrl.composer import check_jobs, job_config, parse_args
 from klrl.config import conf_dir, register_schemas
 from klrl.domains import domain_of
 from klrl.errors import ConfigError

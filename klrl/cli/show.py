@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
 
-from klrl.compose import compose, job_config, keys
+from klrl.composer import compose, job_config, keys
 from klrl.config import conf_dir
 from klrl.errors import ConfigError
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-from klrl.compose import check_jobs, sweep_settings
+from klrl.composer import check_jobs, sweep_settings
 from klrl.config import LauncherConfig, OptunaConfig, register_schemas
 from klrl.domains import domain_of
 from klrl.errors import ConfigError
@@ -65,7 +65,7 @@ def print_plan(args: argparse.Namespace) -> None:
     """Check, measure, compute, print.
 
     Args:
-        args: of :func:`klrl.compose.parse_args`.
+        args: of :func:`klrl.composer.parse_args`.
 
     Raises:
         ConfigError: a job is refused, or the machine is too small for the jobs at a time.

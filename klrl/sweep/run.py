@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.compose import Checked, check_jobs, sweep_settings
+from klrl.composer import Checked, check_jobs, sweep_settings
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.errors import ConfigError, Interrupted
 from klrl.run_folder import new_folder

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from klrl.compose import check_jobs
+from klrl.composer import check_jobs
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.errors import ConfigError
 from klrl.loggers import read_rows

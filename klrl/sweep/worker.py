@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from klrl.base.imports import import_for_good
-from klrl.compose import keys
+from klrl.composer import keys
 from klrl.domains import domain_of
 from klrl.errors import FAILURES, ConfigError, Interrupted, first_line
 from klrl.preflight import check_machine

@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from klrl.base.live import LiveLine
 from klrl.checks import check_all_read, check_names_unset, to_config, to_settings
 from klrl.config import (
     GROUPS,
@@ -232,25 +233,24 @@ def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int]
         A function of the number of jobs that were checked.
     """
     stream = stream or sys.stderr
-    live = stream.isatty()
-    said = time.monotonic()
-    width = 0
+    line = LiveLine(stream)
+    said, first = time.monotonic(), True
 
     def tell(done: int) -> None:
-        nonlocal said, width
+        nonlocal said, first
         now = time.monotonic()
-        if jobs < _MANY or now - said < (0.2 if live and width else 1.0 if not width else 5.0):
+        pause = 1.0 if first else 0.2 if line.live else 5.0
+        if jobs < _MANY or now - said < pause:
             return
-        said = now
+        said, first = now, False
         text = f"checking jobs: {done:,}/{jobs:,}"
-        width = len(text)
-        stream.write(f"\r{text}" if live else f"{text}\n")
-        stream.flush()
+        if line.live:
+            line.show(text)
+        else:
+            line.say(text)
 
     yield tell
-    if live and width:
-        stream.write(f"\r{' ' * width}\r")
-        stream.flush()
+    line.clear()
 
 
 def sweep_settings(

@@ -1,0 +1,250 @@
+"""klrl from Python: words or settings in, a run out; in a thread and in a notebook too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import klrl
+from klrl.config import Config
+from klrl.errors import ConfigError, Interrupted
+from klrl.run_folder import RunFolder
+from tests.conftest import QUICK
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> klrl.Run:
+    """Two iterations of Pendulum, evaluated after each."""
+    folder = tmp_path_factory.mktemp("api") / "run"
+    torch.set_num_threads(1)
+    return klrl.run(*QUICK, "kl.coef=0.3", "eval.every=1", "eval.episodes=2", folder=folder)
+
+
+def test_a_run_is_what_its_folder_holds(run: klrl.Run) -> None:
+    lines = (run.folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert run.rows == [json.loads(line) for line in lines]
+    assert [row["frames"] for row in run.rows] == [64, 128]
+    assert run.manifest["argv"] == ["python", "-m", "klrl", *QUICK, *run.manifest["argv"][-3:]]
+    assert run.manifest["status"] == "finished"
+    assert isinstance(run.config, Config)
+    assert run.config.kl.coef == 0.3
+    last = run.rows[-1]
+    assert run.summary == {
+        "status": "finished",
+        "frames": 128,
+        "return": last["eval/return"],
+        "kl/ref/exact": last["kl/ref/exact"],
+        "kl/ref/coef": 0.3,
+        "kl/old/exact": last["kl/old/exact"],
+        "kl/old/beta": last["kl/old/beta"],
+    }
+    assert "finished, 128 frames" in repr(run)
+    again = klrl.load_run(run)
+    assert again.folder == run.folder
+    assert again.rows == run.rows
+
+
+def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
+    batch = run.policy()(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
+    assert batch["action"].shape == (5, 1)
+    result = run.evaluate(4, seed=3)
+    assert len(result.returns) == 4
+    assert result.row["eval/return"] == pytest.approx(sum(result.returns) / 4)
+    heavier = run.evaluate(4, "env.kwargs.g=14", seed=3)
+    assert heavier.returns != result.returns
+    titles = [axes.get_title() for axes in run.figure().axes]
+    assert titles == ["Return", "KL", "Coefficient"]
+
+
+def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
+    words = [*QUICK, "kl.coef=0.3", "eval.every=1", "eval.episodes=2", "hydra.run.dir=there"]
+    subprocess.run([sys.executable, "-m", "klrl", *words], check=True, capture_output=True)
+    for mine, theirs in zip(run.rows, klrl.load_run("there").rows, strict=True):
+        plain = {name for name in mine if not name.startswith("time/")}
+        assert {name: mine[name] for name in plain} == {name: theirs[name] for name in plain}
+
+
+def test_settings_are_composed_changed_and_run() -> None:
+    config = klrl.compose(*QUICK, "kl=legacy")
+    assert isinstance(config, Config)
+    config.kl.coef = 0.7
+    run = klrl.run(config)
+    assert run.folder.parent == Path("outputs")
+    assert run.rows[-1]["kl/ref/coef"] == 0.7
+    assert run.config == config
+    config.kl.coef = -0.7
+    with pytest.raises(ConfigError, match=r"kl.coef=-0.7: out of range"):
+        klrl.run(config)
+    assert len(list(Path("outputs").iterdir())) == 1, "nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: klrl.run(["env=pendulum"]), "['env=pendulum']: not a setting; give words"),
+        (lambda: klrl.run({"env": "pendulum"}), "{'env': 'pendulum'}: not a setting"),
+        (lambda: klrl.run("env=pendulum", 3), "3: not a setting"),
+        (lambda: klrl.run("pendulum"), "did you mean env=pendulum?"),
+        (lambda: klrl.run("kl.coff=1"), "did you mean kl.coef?"),
+        (lambda: klrl.run("seed=0,1"), "several values are a sweep"),
+        (lambda: klrl.run("loss=clip", "loss.beta=2"), "loss=clip never reads it"),
+        (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
+        (lambda: klrl.run("device=cuda:99"), "this machine has"),
+        (lambda: klrl.compose(None), "None: not a setting"),
+        (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
+        (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),
+        (lambda: klrl.load_run(None), "None is no path"),
+        (lambda: klrl.load_run("."), "no manifest.json"),
+    ],
+)
+def test_wrong_calls_are_answered_in_one_line(call, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert not any(Path().iterdir()), "nothing was written"
+
+
+def test_a_folder_holds_one_run(run: klrl.Run) -> None:
+    with pytest.raises(ConfigError, match="folder=.*holds a run already"):
+        klrl.run(*QUICK, folder=run.folder)
+
+
+def test_a_run_in_a_thread_and_no_second_one_beside_it() -> None:
+    """Signals belong to the main thread; torch's generator to the process."""
+    began, refused = threading.Event(), threading.Event()
+    ended: list[klrl.Run] = []
+
+    class Wait(klrl.Callback):
+        def iterated(self, training, row, batch) -> None:
+            began.set()
+            assert refused.wait(60)
+
+    thread = threading.Thread(
+        target=lambda: ended.append(klrl.run(*QUICK, folder="first", callbacks=[Wait()]))
+    )
+    thread.start()
+    try:
+        assert began.wait(60)
+        with pytest.raises(ConfigError, match="another run goes on in this process"):
+            klrl.run(*QUICK, folder="second")
+    finally:
+        refused.set()
+        thread.join(60)
+    assert ended[0].summary["status"] == "finished"
+    assert not Path("second/manifest.json").exists()
+    assert klrl.run(*QUICK, folder="third").rows[0]["kl/ref/k1"] == ended[0].rows[0]["kl/ref/k1"]
+
+
+class Seen(klrl.Callback):
+    """Notes every hook; ends the run after its third iteration."""
+
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+        self.rows: list[dict] = []
+
+    def started(self, training) -> None:
+        self.hooks.append("started")
+
+    def iterated(self, training, row, batch) -> None:
+        self.hooks.append("iterated")
+        self.rows.append(row)
+        assert batch.shape == (2, 32)
+        assert {"advantage", "action_log_prob"} <= set(batch.keys())
+        if training.counters.iteration == 3:
+            training.stop()
+        row["frames"] = -1  # a copy: the record is not changed
+
+    def evaluated(self, training, row, seconds) -> None:
+        self.hooks.append("evaluated")
+        assert "eval/return" in row
+        assert seconds > 0
+
+    def saved(self, training, which, seconds) -> None:
+        self.hooks.append(which)
+
+    def ended(self, training) -> None:
+        self.hooks.append("ended")
+
+
+def test_callbacks_see_the_loop_and_can_end_it() -> None:
+    seen = Seen()
+    words = (*QUICK, "frames=640", "eval.every=2", "eval.episodes=1", "checkpoint.every=100")
+    with pytest.raises(Interrupted):
+        klrl.run(*words, folder="run", callbacks=[seen])
+    first = ["started", "last"]  # a run can be resumed from its very beginning
+    assert seen.hooks == [
+        *first,
+        "iterated",
+        "evaluated",
+        "iterated",
+        "best",
+        "iterated",
+        "last",
+        "ended",
+    ]
+    run = klrl.load_run("run")
+    assert run.summary["status"] == "interrupted"
+    assert [row["frames"] for row in run.rows] == [64, 128, 192]
+    assert "eval/return" in seen.rows[1]
+    assert seen.rows[1].keys() == run.rows[1].keys()
+
+
+def test_a_callback_that_raises_fails_the_run_and_keeps_its_checkpoint() -> None:
+    class Broken(klrl.Callback):
+        def iterated(self, training, row, batch) -> None:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        klrl.run(*QUICK, folder="run", callbacks=[Broken()])
+    manifest = RunFolder(Path("run")).manifest
+    assert (manifest["status"], manifest["error"]) == ("failed", "KeyError: 'mine'")
+    assert any(Path("run").glob("checkpoints/last/*/manifest.json"))
+
+
+def test_the_parts_are_attributes_and_the_package_is_typed() -> None:
+    code = (
+        "import sys, klrl\n"
+        "assert 'torch' not in sys.modules\n"
+        "klrl.kl.KLRewardTransform, klrl.losses.KLPENPPOLoss, klrl.Run, klrl.compose\n"
+        "assert {'run', 'compose', 'load_run', 'load_policy', 'kl', 'losses'} <= set(dir(klrl))\n"
+        "try: klrl.nothing\nexcept AttributeError as e: assert 'nothing' in str(e)\n"
+        "else: raise SystemExit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert files("klrl").joinpath("py.typed").is_file()
+
+
+def test_a_run_in_a_notebook_has_a_live_line() -> None:
+    """Executed by nbclient in a kernel of its own: one line that is written anew, then the end."""
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    words = ", ".join(repr(word) for word in (*QUICK, "frames=640"))
+    cells = [
+        f"import klrl\nrun = klrl.run({words})",
+        "run.rows[-1]['frames']",
+        "run.figure()",
+        "klrl.run(['env=pendulum'])",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    NotebookClient(notebook, timeout=300, kernel_name="python3", allow_errors=True).execute()
+    trained, rows, figure, wrong = (cell.outputs for cell in notebook.cells)
+    printed = "".join(out.text for out in trained if out.output_type == "stream")
+    assert "finished 640 frames" in printed
+    assert printed.count("\r") >= 2, "the line is written anew"
+    assert "\x1b" not in printed, "notebooks know no terminal's codes"
+    assert rows[0].data["text/plain"] == "640"
+    assert "image/png" in figure[0].data
+    assert wrong[0].ename == "ConfigError"
+    assert "not a setting" in wrong[0].evalue
