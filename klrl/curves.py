@@ -60,7 +60,7 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     # Fixed, not constrained: finding the margins would draw everything a second time.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
     # For notebooks, whether or not they have matplotlib's own display switched on.
-    figure._repr_png_ = lambda: _png(figure)
+    figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
     return figure
 
 
