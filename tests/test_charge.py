@@ -303,6 +303,21 @@ def test_equal_scores_of_a_group_leave_the_kl_to_go(placement: str, estimator: s
         assert row == pytest.approx([expected, 0.0], abs=1e-12)
 
 
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_the_coefficient_is_kept_once(placement: str, estimator: str) -> None:
+    """After a move as well, which gives every module new buffers (here by a copy of them)."""
+    kl = make_reference_kl(settings(placement, estimator), actor(LOGITS), actor(REF_LOGITS))
+    assert kl is not None
+    assert sum("coef" in name for name in kl.state_dict()) == 1
+    before = dict(kl.named_buffers())
+    kl._apply(torch.clone)
+    assert not {id(x) for x in before.values()} & {id(x) for x in kl.buffers()}
+    assert kl.coef == COEF
+    kl.coef = 0.1 + 0.2
+    (kept,) = (value for name, value in kl.named_buffers() if "coef" in name)
+    assert (kl.coef, kept.item(), kept.dtype) == (0.1 + 0.2, 0.1 + 0.2, DOUBLE)
+
+
 # ------------------------------------------------------------------------ the table of placements
 
 STATES, STEPS = 3, 3
