@@ -52,11 +52,11 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     FigureCanvasAgg(figure)
     places = figure.subplots(1, len(drawn), squeeze=False)[0]
     for axes, (name, (panel, metrics)) in zip(places, drawn.items(), strict=True):
-        axes.set_title(name)
+        axes.set_title(name, parse_math=False)
         axes.set_xlabel(domain.axis)
         axes.grid(alpha=0.3)
         _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     # Fixed, not constrained: finding the margins would draw everything a second time.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
     # For notebooks, whether or not they have matplotlib's own display switched on.

@@ -286,3 +286,18 @@ def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
         mine, hydras = (to_config(cfg) for cfg in (composer.explained(words), compose(words)))
         assert mine == hydras
     assert len(composer._composed) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl.coef=0.5", "kl={coef: 2}"],
+        ["kl={coef: 2}", "kl.coef=0.5"],
+        ["++env.kwargs.g=1", "++env.kwargs.g=2", "~env.kwargs.g", "kl=legacy"],
+        ["+env.kwargs.g=1", "++env.kwargs.g=2", "loss=clip"],
+    ],
+)
+def test_the_order_of_words_counts_as_in_hydra(words: list[str]) -> None:
+    from klrl.composer import Composer, compose
+
+    assert to_config(Composer().explained(words)) == to_config(compose(words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import gymnasium
@@ -12,7 +13,9 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.errors import ConfigError
+from klrl.loggers import read_rows
 from tests.conftest import QUICK
+from tests.test_run import exits
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -223,6 +226,33 @@ def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
             assert "late: refused" in capsys.readouterr().err
     assert not any(Path("outputs").glob("*"))
     assert [p.name for p in Path("mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_refused_job_leaves_no_folder_above_its_own(capsys, monkeypatch) -> None:
+    import klrl.training
+
+    def refuse_late(*args: object, **kwargs: object) -> None:
+        raise ConfigError("late: refused")
+
+    monkeypatch.setattr(klrl.training, "start", refuse_late)
+    assert "late: refused" in refused(capsys, *QUICK, "hydra.run.dir=one/two/three")
+    assert not Path("one").exists()
+
+
+def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
+    """Quotes around it, a sign in it that quotes it, the job's settings and the time in it."""
+    exits(*QUICK, "frames=128", "hydra.run.dir='lr=1,seed=0'")
+    exits("resume=lr=1,seed=0", "frames=256")
+    assert read_rows(Path("lr=1,seed=0/metrics.jsonl"))[-1]["frames"] == 256
+    exits(*QUICK, "frames=128", "hydra.run.dir=runs/${env.id}_${seed}_${now:%Y}", "seed=3")
+    assert Path(f"runs/Pendulum-v1_3_{datetime.now().year}/curves.png").is_file()
+    capsys.readouterr()
+    assert "hydra.run.dir=${env.it}: " in refused(capsys, *QUICK, "hydra.run.dir=${env.it}")
+
+
+def test_a_folder_with_dollars_is_no_formula() -> None:
+    exits(*QUICK, "frames=128", "hydra.run.dir='a$_{b$'")
+    assert Path("a$_{b$/curves.png").is_file()
 
 
 def test_wandb_is_checked_beforehand(capsys, monkeypatch, tmp_path) -> None:

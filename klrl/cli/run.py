@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.cli.show import show_job
 from klrl.composer import check_jobs, job_config, parse_args
-from klrl.config import conf_dir, register_schemas
+from klrl.config import JobConfig, conf_dir, register_schemas
 from klrl.domains import domain_of
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, first_line
 from klrl.hints import help_text
 from klrl.preflight import check_machine
 from klrl.run_folder import RunFolder
 from klrl.sweep.single import run_in_folder
-from klrl.sweep.words import is_own, key_of
+from klrl.sweep.words import is_own, key_of, value_of
 
 
 def run_command(argv: list[str]) -> int:
@@ -38,7 +40,7 @@ def run_command(argv: list[str]) -> int:
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         return _show(argv, args)
     overrides = args.overrides
-    resumed = _value_of("resume", overrides)
+    resumed = _given("resume", overrides)
     if resumed is not None:
         return _resume(resumed, overrides, args)
     if args.multirun:
@@ -63,9 +65,9 @@ def _show(argv: list[str], args: argparse.Namespace) -> int:
     return 0
 
 
-def _value_of(key: str, overrides: list[str]) -> str | None:
-    words = [word.lstrip("+") for word in overrides]
-    given = [word.split("=", 1)[1] for word in words if word.startswith(f"{key}=")]
+def _given(key: str, overrides: Sequence[str]) -> str | None:
+    """The value of a word that klrl reads itself; None where there is none."""
+    given = [value_of(word) for word in overrides if key_of(word) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
 
 
@@ -88,10 +90,25 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
     words = _job_words(overrides)
     with collection_paused():
         (checked,) = check_jobs([words], args)
-    given = _value_of("hydra.run.dir", overrides)
+    given = _run_dir(overrides, checked.config)
     import_for_good("klrl.training", domain_of(checked.config).module)
     run_in_folder(given, checked.config, words, argv=sys.orig_argv)
     return 0
+
+
+def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
+    """``hydra.run.dir``, with settings of the job and the time in it, as ``${env.id}_${now:%H%M}``.
+
+    Raises:
+        ConfigError: it names a setting that the job has not.
+    """
+    given = _given("hydra.run.dir", overrides)
+    if given is None or "${" not in given:
+        return given
+    try:
+        return str(OmegaConf.create({**dataclasses.asdict(config), "_dir": given})["_dir"])
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"hydra.run.dir={given}: {first_line(error)}") from error
 
 
 def _job_words(overrides: Sequence[str]) -> list[str]:
@@ -120,7 +137,7 @@ def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
         raise ConfigError(f"resume={path}: resumes one run; drop -m")
     from klrl.resume import resumed_config
 
-    words = [word for word in overrides if not word.lstrip("+").startswith("resume=")]
+    words = [word for word in overrides if key_of(word) != "resume"]
     folder, config = resumed_config(path, words)
     check_machine(config, resumed=True)
     import_for_good("klrl.training", domain_of(config).module)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from klrl.run_folder import new_folder
 from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
 from klrl.sweep.launchers import is_parallel, launch
 from klrl.sweep.ledger import Ledger, ended_line
+from klrl.sweep.single import remove_unstarted
 from klrl.sweep.stop import passed_on
 from klrl.sweep.words import SweepWords, expand, job_name, split_words, swept_keys
 
@@ -220,25 +220,7 @@ def sweep_folder(words: SweepWords) -> Iterator[Path]:
         try:
             yield folder
         except (ConfigError, KeyboardInterrupt, Interrupted):
-            _remove_unstarted(folder, before, made)
+            remove_unstarted(folder, before, made)
             raise
         finally:
             (folder / ".lock").unlink(missing_ok=True)
-
-
-def _remove_unstarted(folder: Path, before: set[Path] | None, made: Sequence[Path]) -> None:
-    """Leave nothing of a sweep none of whose jobs began.
-
-    Args:
-        folder: the sweep's.
-        before: what was in it already, and stays; None where it was made for this command.
-        made: the folder and its parents, as far as they are new.
-    """
-    if any(folder.glob("*/manifest.json")):
-        return
-    for path in set(folder.iterdir()) - (before or set()):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if before is None:
-        for path in made or [folder]:
-            if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
-                path.rmdir()

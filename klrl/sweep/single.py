@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
-from klrl.errors import ConfigError, Interrupted
+from klrl.errors import ConfigError
 from klrl.run_folder import RunFolder, new_folder
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def run_in_folder(
     before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
     try:
         folder = folder or new_folder()
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{setting}={given or 'outputs'}: cannot be written: {error}") from error
@@ -56,26 +57,28 @@ def run_in_folder(
         with collection_paused():
             from klrl.training import start
         start(config, RunFolder(folder, words, argv), callbacks=callbacks)
-    except (ConfigError, KeyboardInterrupt, Interrupted):
-        _remove_unstarted(folder, before)
+    except BaseException:
+        remove_unstarted(folder, before, made)
         raise
     return folder
 
 
-def _remove_unstarted(folder: Path, before: set[Path] | None) -> None:
-    """Leave nothing of a job that was refused or stopped before it began.
+def remove_unstarted(folder: Path, before: set[Path] | None, made: Sequence[Path]) -> None:
+    """Leave nothing of a job, or of a sweep, of which nothing began.
 
     Args:
-        folder: the run's.
+        folder: where it was to be.
         before: what was in it already, and stays; None where it was made for this command.
+        made: the folder and its parents, as far as they are new.
     """
     if any(folder.glob("**/manifest.json")):
         return
-    if before is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in set(folder.iterdir()) - before:
+    for path in set(folder.iterdir()) - (before or set()):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
+    if before is None:
+        for path in made or [folder]:
+            if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
+                path.rmdir()

@@ -48,6 +48,13 @@ def key_of(word: str) -> str:
     return word.lstrip("+~").split("=")[0]
 
 
+def value_of(word: str) -> str:
+    """What stands behind the ``=``, without the quotes around it."""
+    value = word.partition("=")[2]
+    quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
+    return value[1:-1] if quoted else value
+
+
 def is_own(word: str) -> bool:
     """Whether a word is about how jobs are run, not about what they compute."""
     return key_of(word).split(".")[0] in ("sweep", *SWEEP_GROUPS)
@@ -63,7 +70,7 @@ def split_words(overrides: Sequence[str]) -> SweepWords:
     own: list[str] = []
     job: list[str] = []
     for word in overrides:
-        key, _, value = word.lstrip("+").partition("=")
+        key, value = key_of(word), value_of(word)
         if key == "sweep":
             name = _checked_name(value)
         elif key == "hydra.sweep.dir":
