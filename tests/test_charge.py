@@ -1,4 +1,4 @@
-"""The KL's charge: written once, the same in control and language, and the table of placements."""
+"""The KL's charge and measures, the same in control and language; the table of placements."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ import klrl
 from klrl.advantage import gae
 from klrl.config import AdvantageConfig, GroupConfig, RetrieveKLConfig
 from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient, check_placement
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, NonFiniteError
 from klrl.kl import charge
 from klrl.kl.build import make_reference_kl
+from klrl.kl.measure import annotate, measure, measure_reference_kl
 from klrl.language import advantage as language_advantage
 from klrl.language import charge as language_charge
 from klrl.language.batch import Responses, make_batch, on_full, response_mask, set_scores
 from klrl.language.group import token_gae
 from klrl.losses.functional import reference_kl
+from klrl.models.distributions import Categorical
 
 PACKAGE = Path(klrl.__file__).parent
 PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))
@@ -211,20 +213,22 @@ def settings(placement: str, estimator: str) -> RetrieveKLConfig:
     return RetrieveKLConfig(COEF, "rollout", estimator, placement, True, name="retrieve")
 
 
+def transition() -> TensorDict:
+    """One step of control, [1, 1]."""
+    end, zero = torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, 1, dtype=DOUBLE)
+    after = {"reward": torch.full((1, 1, 1), SCORE, dtype=DOUBLE), "done": end, "terminated": end}
+    now = {
+        "observation": zero,
+        "action": torch.full((1, 1), ACTION),
+        "logits": LOGITS.expand(1, 1, -1),
+        "action_log_prob": LOG_P[ACTION].expand(1, 1),
+    }
+    return TensorDict({**now, "next": {**after, "observation": zero}}, [1, 1])
+
+
 def control(placement: str, estimator: str) -> dict[str, torch.Tensor]:
     """Through ``kl.transform`` on a batch [1, 1] and control's GAE, its critic 0 everywhere."""
-    end = torch.ones(1, 1, 1, dtype=torch.bool)
-    after = {"reward": torch.full((1, 1, 1), SCORE, dtype=DOUBLE), "done": end, "terminated": end}
-    batch = TensorDict(
-        {
-            "observation": torch.zeros(1, 1, 1, dtype=DOUBLE),
-            "action": torch.full((1, 1), ACTION),
-            "logits": LOGITS.expand(1, 1, -1),
-            "action_log_prob": LOG_P[ACTION].expand(1, 1),
-            "next": {**after, "observation": torch.zeros(1, 1, 1, dtype=DOUBLE)},
-        },
-        [1, 1],
-    )
+    batch = transition()
     kl = make_reference_kl(settings(placement, estimator), actor(LOGITS), actor(REF_LOGITS))
     assert kl is not None
     if kl.transform is not None:
@@ -287,6 +291,35 @@ def test_control_and_language_charge_the_same(placement: str, estimator: str) ->
         for found in (mine[name], theirs[name]):
             assert found.shape == (1, 1)
             torch.testing.assert_close(found.to(DOUBLE).item(), float(expected), atol=1e-12, rtol=0)
+
+
+def test_control_and_language_measure_the_same() -> None:
+    batch, answer = transition(), response(1)
+    annotate(batch, actor(REF_LOGITS), Categorical())
+    mine, theirs = (
+        measure_reference_kl(batch, Categorical()),
+        language_charge.measure_tokens(answer),
+    )
+    assert set(theirs) == {*mine, *(f"{name}_seq" for name in mine)}
+    for name in ESTIMATORS:
+        for found in (mine[name], theirs[name], theirs[f"{name}_seq"]):
+            assert found.item() == pytest.approx(kl_by_hand(name), abs=1e-12)
+
+
+def test_measures_by_hand() -> None:
+    r, exact = torch.tensor([[0.0, 1.0], [-2.0, 3.0]]), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+    k3 = [0.0, math.exp(-1), math.exp(2) - 3, math.exp(-3) + 2]
+    means = {"exact": 3.75, "k1": 0.5, "k2": 1.75, "k3": sum(k3) / 4}
+    found = {name: value.item() for name, value in measure(exact, r).items()}
+    assert found == pytest.approx(means, rel=1e-6)
+    mask = torch.tensor([[True, True], [True, False]])
+    means = {"exact": 7 / 3, "k1": -1 / 3, "k2": 2.5 / 3, "k3": sum(k3[:3]) / 3}
+    sums = {f"{name}_seq": 1.5 * value for name, value in means.items()}
+    hidden = [x.masked_fill(~mask, math.nan) for x in (exact, r)]
+    found = {name: value.item() for name, value in measure(*hidden, mask).items()}
+    assert found == pytest.approx({**means, **sums}, rel=1e-6)
+    with pytest.raises(NonFiniteError, match="kl/ref/exact is nan; raise kl.coef or lower optim"):
+        measure(*hidden)
 
 
 @pytest.mark.parametrize(("placement", "estimator"), PAIRS)

@@ -15,18 +15,13 @@ from torch import Tensor
 from klrl.config.placement import check_placement as check_placement
 from klrl.kl.charge import shaped
 from klrl.kl.charge import to_go as kl_to_go  # noqa: F401  (this module's name for it)
-from klrl.kl.divergence import estimate_kl, masked_mean
+from klrl.kl.divergence import estimate_kl, masked_mean, sequence_mean
 from klrl.losses import functional as terms
 
 
 def token_mean(value: Tensor, mask: Tensor) -> Tensor:
     """Mean over valid tokens, padding counts nowhere: every token weighs the same."""
     return masked_mean(value, mask)
-
-
-def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over a sequence's tokens, mean over sequences: long responses weigh more."""
-    return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 
 
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
