@@ -100,6 +100,16 @@ def test_settings_are_composed_changed_and_run() -> None:
         (lambda: klrl.run("loss=clip", "loss.beta=2"), "loss=clip never reads it"),
         (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
         (lambda: klrl.run("device=cuda:99"), "this machine has"),
+        (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: goes on with a run"),
+        (lambda: klrl.run("hydra.run.dir=x"), "hydra.run.dir=x: only the command line reads it"),
+        (lambda: klrl.run("sweep=x"), "sweep=x: only the command line reads it"),
+        (lambda: klrl.run("=1"), "=1: not a setting"),
+        (lambda: klrl.run("kl.coef=\n1"), "kl.coef= 1: "),
+        (lambda: klrl.run("seed=???"), "seed: has no value; give one"),
+        (lambda: klrl.run(f"{'a' * 300}=1"), "=1: [Errno 36] File name too long"),
+        (lambda: klrl.run("kl.coef=1", config_dir="nowhere"), "nowhere: no such folder"),
+        (lambda: klrl.run("seed=1", callbacks=klrl.Callback()), "give a list of klrl.Callback"),
+        (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
         (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),
@@ -111,6 +121,32 @@ def test_wrong_calls_are_answered_in_one_line(call, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         call()
     assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert not any(Path().iterdir()), "nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "said"),
+    [
+        ("env", "num_envs", "x", "env.num_envs: Value 'x' of type 'str' could not be converted"),
+        ("env", "num_envs", 4.5, "env.num_envs: Value '4.5'"),
+        ("env", "kwargs", None, "env.kwargs: "),
+        ("actor", "hidden", 64, "actor.hidden: "),
+        ("kl", "coef", None, "kl.coef: "),
+        (None, "seed", None, "seed=None: "),
+        (None, "device", 3, "device=3: choose auto"),
+        (None, "kl", "legacy", "kl='legacy': give the settings of a choice"),
+        (None, "eval", None, "eval=None: give a klrl.config.EvalConfig"),
+    ],
+)
+def test_wrong_types_in_a_config_are_answered_in_one_line(
+    group: str | None, key: str, value: object, said: str
+) -> None:
+    config = klrl.compose(*QUICK)
+    setattr(getattr(config, group) if group else config, key, value)
+    with pytest.raises(ConfigError) as error:
+        klrl.run(config)
+    assert str(error.value).startswith(said)
     assert len(str(error.value).splitlines()) == 1
     assert not any(Path().iterdir()), "nothing was written"
 

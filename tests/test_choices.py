@@ -255,6 +255,26 @@ def test_the_identity_of_a_0_1_0_run_is_that_of_its_job(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- typed settings
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kl: [1", "cannot be read (while parsing a flow sequence)"),
+        ("3", "cannot be read (Invalid loaded object type: int)"),
+        ("!!python/object/apply:os.getcwd []", "cannot be read (could not determine a construct"),
+        ("kl: legacy", "kl=legacy: its stored settings are no settings of a choice"),
+    ],
+)
+def test_stored_settings_that_cannot_be_read_are_named(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        stored_config(tmp_path)
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_settings_that_were_changed_in_python_are_checked() -> None:
     config = job_config(["kl=retrieve"])
     check_config(config)
