@@ -168,7 +168,7 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     node = cfg.get(group)
     if node is None:
         raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
-    if not OmegaConf.is_config(node) or OmegaConf.get_type(node) is dict:
+    if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
         names = "|".join(ALL_CHOICES[group])
         raise ConfigError(
             f"{group}: the chosen YAML has no schema; "
@@ -179,6 +179,11 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
 
 def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
+    if f"{path}.{NAME}" in missing:
+        raise ConfigError(
+            f"{path}.{NAME}: the chosen YAML gives none; add the line '{NAME}: ' with the choice "
+            "whose schema it names"
+        )
     if missing:
         raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
     value: Any = OmegaConf.to_object(node)

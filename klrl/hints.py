@@ -67,7 +67,7 @@ def help_text(config_dir: str | None = None) -> str:
 def _summary(path: Path) -> str:
     comments = (
         line[2:]
-        for line in path.read_text(encoding="utf-8").splitlines()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.startswith("# ") and not line.startswith("# @")
     )
     return next(comments, "")

@@ -66,6 +66,35 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     assert titles == ["Return", "KL", "Coefficient"]
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run: run.evaluate(0), "episodes=0: give a whole number >= 1"),
+        (lambda run: run.evaluate(1.5), "episodes=1.5: give a whole number >= 1"),
+        (lambda run: run.evaluate(3, seed=-1), "seed=-1: give a whole number >= 0"),
+        (lambda run: run.evaluate(3, device="tpu"), "device=tpu: choose auto"),
+        (lambda run: run.evaluate(3, 4), "4: evaluation keeps it"),
+        (lambda run: run.policy("first"), "has no checkpoint 'first'"),
+        (lambda run: run.policy(device="tpu"), "device=tpu: choose auto"),
+    ],
+)
+def test_what_a_run_cannot_do_is_told_in_one_line(run: klrl.Run, call, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        call(run)
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_run_leaves_torchs_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        klrl.run(*QUICK, "threads=2")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
     words = [*QUICK, "kl.coef=0.3", "eval.every=1", "eval.episodes=2", "hydra.run.dir=there"]
     subprocess.run([sys.executable, "-m", "klrl", *words], check=True, capture_output=True)

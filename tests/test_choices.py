@@ -134,6 +134,14 @@ def test_a_name_with_the_settings_of_another_choice_is_refused(tmp_path: Path) -
         job_config(["loss=mixed"], own(tmp_path, "loss", "mixed", text))
 
 
+def test_a_yaml_without_a_name_or_with_a_list_is_refused(tmp_path: Path) -> None:
+    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "")
+    with pytest.raises(ConfigError, match=r"loss.name: the chosen YAML gives none; add the line"):
+        job_config(["loss=mine"], own(tmp_path, "loss", "mine", text))
+    with pytest.raises(ConfigError, match="kl: the chosen YAML has no schema; put"):
+        job_config(["kl=mine"], own(tmp_path, "kl", "mine", "- 1\n"))
+
+
 def test_a_factory_of_another_domain_is_no_default() -> None:
     config = language.SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: is no choice for control.*vector"):
