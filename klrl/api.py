@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from klrl.checks import check_config, to_config
-from klrl.composer import allow_env_kwargs, check_words, job_config, keys
+from klrl.composer import allow_env_kwargs, check_config_dir, check_words, job_config, keys
 from klrl.config import JobConfig
 from klrl.domains import recorded_domain
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, first_line
 from klrl.loggers import read_rows
 from klrl.preflight import check_machine
 from klrl.preflight.runs import find_manifest
 from klrl.resume import stored_config
 from klrl.run_folder import RunFolder
 from klrl.sweep.single import run_in_folder
-from klrl.sweep.words import quote_paths
+from klrl.sweep.words import is_own, key_of, quote_paths, value_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,12 +173,12 @@ def run(
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
         Interrupted: Ctrl-C, SIGTERM or ``training.stop()`` came; the checkpoint is written.
     """
+    _check_callbacks(callbacks)
     words: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
-        config = overrides[0]
-        check_config(config)
+        config = check_config(overrides[0])
     elif len(overrides) == 1 and isinstance(overrides[0], DictConfig):
-        config = to_config(overrides[0])
+        config = _typed(overrides[0])
     else:
         words = _words(overrides, config_dir)
         config = compose(*words, config_dir=config_dir)
@@ -197,6 +198,31 @@ def load_run(folder: str | Path) -> Run:
     return Run(Path(folder))
 
 
+def _typed(cfg: DictConfig) -> JobConfig:
+    """A config of Hydra's, typed.
+
+    Raises:
+        ConfigError: a value is refused.
+    """
+    try:
+        return to_config(cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    """Refuse what has no hooks, a class among it, before there is a folder."""
+    from klrl.callbacks import Callback
+
+    listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
+    wrong = [each for each in listed if not isinstance(each, Callback)]
+    if wrong or listed is not callbacks:
+        raise ConfigError(
+            f"callbacks={_shown(callbacks)}: give a list of klrl.Callback objects, as in "
+            "callbacks=[MyCallback()]"
+        )
+
+
 def _words(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
     """Words as Hydra's grammar wants them.
 
@@ -210,7 +236,15 @@ def _words(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
     words = [str(word) for word in given]
-    check_words(words, str(config_dir) if config_dir else None)
+    folder = str(config_dir) if config_dir else None
+    check_config_dir(folder)
+    check_words(words, folder)
+    for word in words:
+        key = key_of(word)
+        if key == "resume" and value_of(word) not in ("", "null"):
+            raise ConfigError(f"{word}: goes on with a run; use klrl {word} on the command line")
+        if is_own(word) or key.startswith("hydra"):
+            raise ConfigError(f"{word}: only the command line reads it; drop it, or see folder=")
     return quote_paths(allow_env_kwargs(words))
 
 

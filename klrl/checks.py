@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from klrl.config import (
     CONTROL,
@@ -19,9 +20,11 @@ from klrl.config import (
     JOBS,
     LANGUAGE,
     AdaptiveControllerConfig,
+    CheckpointConfig,
     ChoiceConfig,
     Config,
     DualControllerConfig,
+    EvalConfig,
     JobConfig,
     KLPENConfig,
     RayCollectorConfig,
@@ -32,7 +35,7 @@ from klrl.config import (
 )
 from klrl.config.choices import ALL_CHOICES, NAME
 from klrl.config.placement import check_placement
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, first_line
 from klrl.language.checks import UNREAD_LANGUAGE, check_language
 from klrl.ray_checks import check_ray
 from klrl.unread import UNREAD, UNREAD_CONTROL
@@ -57,6 +60,8 @@ def to_config(cfg: DictConfig) -> JobConfig:
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
     for name in _NUMBERS:
+        if OmegaConf.is_missing(cfg, name):
+            raise ConfigError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = _checked(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
     _check_together(config)
@@ -68,24 +73,55 @@ _ROOT = {f.name: f for f in fields(RootConfig)}
 _NUMBERS = ("frames", "seed", "device", "threads")
 
 
-def check_config(config: JobConfig) -> None:
+def check_config(config: JobConfig) -> JobConfig:
     """Check typed settings that were put together, or changed, in Python.
 
+    Returns:
+        The same, with whole floats as ints where an int is meant.
+
     Raises:
-        ConfigError: a value is out of range, or does not go with another one.
+        ConfigError: a value is of another type, out of range, or does not go with another one.
     """
-    parts = {group: getattr(config, group) for group in GROUPS}
-    for group, value in parts.items():
+    parts: dict[str, Any] = {}
+    for group in GROUPS:
+        value = getattr(config, group)
+        if not isinstance(value, ChoiceConfig):
+            raise ConfigError(f"{group}={value!r}: give the settings of a choice of klrl.config")
         _check_registered(group, value)
+        parts[group] = _retyped(group, value)
     if JOBS[_domain(parts)] is not type(config):
         raise ConfigError(
             f"env={config.env.name}: belongs to {_domain(parts)}, not to a {type(config).__name__}"
         )
-    for name, value in {**parts, "eval": config.eval, "checkpoint": config.checkpoint}.items():
-        _check_fields(name, value)
+    for name, schema in (("eval", EvalConfig), ("checkpoint", CheckpointConfig)):
+        value = getattr(config, name)
+        if not isinstance(value, schema):
+            raise ConfigError(f"{name}={value!r}: give a klrl.config.{schema.__name__}")
+        parts[name] = _retyped(name, value)
+    root = OmegaConf.structured(RootConfig)
     for name in _NUMBERS:
-        setattr(config, name, _checked(name, getattr(config, name), _ROOT[name].metadata))
-    _check_together(config)
+        parts[name] = _root_value(name, getattr(config, name), root)
+    checked = type(config)(**parts)
+    _check_together(checked)
+    return checked
+
+
+def _retyped(path: str, value: Any) -> Any:
+    """Settings made in Python, through the types of their schema, as composed ones are."""
+    try:
+        return _object(path, OmegaConf.structured(value))
+    except OmegaConfBaseException as error:
+        key = f"{path}.{error.full_key}" if error.full_key else path
+        raise ConfigError(f"{key}: {first_line(error)}") from error
+
+
+def _root_value(name: str, value: Any, root: DictConfig) -> Any:
+    """The same of a setting outside any group."""
+    try:
+        root[name] = value
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
+    return _checked(name, root[name], _ROOT[name].metadata)
 
 
 def _domain(parts: Mapping[str, Any]) -> str:
@@ -133,7 +169,7 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     node = cfg.get(group)
     if node is None:
         raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
-    if not OmegaConf.is_config(node) or OmegaConf.get_type(node) is dict:
+    if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
         names = "|".join(ALL_CHOICES[group])
         raise ConfigError(
             f"{group}: the chosen YAML has no schema; "
@@ -144,6 +180,11 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
 
 def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
+    if f"{path}.{NAME}" in missing:
+        raise ConfigError(
+            f"{path}.{NAME}: the chosen YAML gives none; add the line '{NAME}: ' with the choice "
+            "whose schema it names"
+        )
     if missing:
         raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
     value: Any = OmegaConf.to_object(node)

@@ -67,8 +67,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     if args.config_path:
         raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
     check_words(args.overrides, args.config_dir)
-    if args.config_dir and not Path(args.config_dir).is_dir():
-        raise ConfigError(f"--config-dir {args.config_dir}: no such folder; give an existing one")
+    check_config_dir(args.config_dir)
     args.given = args.overrides
     args.overrides = quote_paths(allow_env_kwargs(args.overrides))
     return args
@@ -81,8 +80,15 @@ def check_words(words: Sequence[str], config_dir: str | None = None) -> None:
         ConfigError: with the word.
     """
     bare = [word for word in words if "=" not in word and not word.startswith("~")]
+    bare += [word for word in words if not key_of(word)]
     if bare:
         raise bare_word(bare[0], config_dir)
+
+
+def check_config_dir(folder: str | None) -> None:
+    """Refuse a folder of choices that is not there."""
+    if folder and not Path(folder).is_dir():
+        raise ConfigError(f"--config-dir {folder}: no such folder; give an existing one")
 
 
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
@@ -105,6 +111,10 @@ def compose(
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         return hydra.compose(config_name or "config", overrides=[*overrides, *extra])
+
+
+#: Hydra lets a ValueError through for kl=null, and YAML's own errors for a broken file.
+_REFUSALS = (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError)
 
 
 class Composer:
@@ -131,8 +141,7 @@ class Composer:
         """
         try:
             return self._merged(words)
-        # Hydra lets a ValueError through for kl=null, and YAML's own errors for a broken file.
-        except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+        except (*_REFUSALS, OSError) as error:
             raise explain(error, words, self._from[0]) from error
 
     def _merged(self, words: Sequence[str]) -> DictConfig:
@@ -149,7 +158,7 @@ class Composer:
                     return compose(words, *self._from)
                 key, add = override.key_or_group, override.is_force_add()
                 OmegaConf.update(cfg, key, override.value(), merge=True, force_add=add)
-        except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError):
+        except _REFUSALS:
             # Whatever is wrong, Hydra's own message on the whole command line says it best.
             return compose(words, *self._from)
         return cfg

@@ -137,15 +137,21 @@ def evaluate_run(
         device: where to put the policy.
 
     Raises:
-        ConfigError: no such run or checkpoint, or a task that the policy cannot play.
+        ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
+            out of range.
         NonFiniteError: a step returned NaN or infinity.
         RewardError: the reward function failed.
     """
+    from klrl.checks import check_device_name
     from klrl.domains import domain_of
     from klrl.other_task import config_on_task
     from klrl.preflight import find_run
     from klrl.seeds import derived_seed
 
+    check_device_name(device)
+    for name, number, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if number is not None and (not isinstance(number, int) or number < least):
+            raise ConfigError(f"{name}={number}: give a whole number >= {least}")
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
     return domain_of(config).evaluate(

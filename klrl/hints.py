@@ -67,7 +67,7 @@ def help_text(config_dir: str | None = None) -> str:
 def _summary(path: Path) -> str:
     comments = (
         line[2:]
-        for line in path.read_text(encoding="utf-8").splitlines()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.startswith("# ") and not line.startswith("# @")
     )
     return next(comments, "")
@@ -110,7 +110,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
             return ConfigError(f"{named}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
     first = " ".join(text.split("\nSee ")[0].split())
-    return ConfigError(f"{' '.join(overrides)}: {first}")
+    return ConfigError(f"{' '.join(' '.join(overrides).split())}: {first}")
 
 
 def _preset_against_choice(

@@ -12,6 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.checkpoint import load_component
+from klrl.checks import check_device_name
 from klrl.config import Config, choice_of
 from klrl.config.stored import renamed
 from klrl.domains import domain_of
@@ -36,8 +37,9 @@ def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> An
         model of ``transformers`` (a ``PeftModel`` with LoRA) and its tokenizer.
 
     Raises:
-        ConfigError: no such run or checkpoint.
+        ConfigError: no such run, checkpoint or device.
     """
+    check_device_name(device)
     folder = find_run(str(run), "run")
     return domain_of(stored_config(folder)).load(folder, which, device)
 

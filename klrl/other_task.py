@@ -57,7 +57,7 @@ def control_on_task(run: Path, own: Config, words: Sequence[str]) -> JobConfig:
 
 def _allowed(words: Sequence[str], keys: Sequence[str]) -> list[str]:
     """The words, ``env.id`` first; their keys must be these or stand below one of them."""
-    for word in words:
+    for word in map(str, words):
         key, sign, _ = word.partition("=")
         if not sign or not any(key == may or key.startswith(f"{may}.") for may in keys):
             shown = ", ".join(f"{k}.*" if k == "env.kwargs" else k for k in keys)

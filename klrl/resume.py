@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.checks import to_config
 from klrl.config import JobConfig
 from klrl.config.stored import typed
-from klrl.errors import ConfigError
+from klrl.errors import ConfigError, first_line
 from klrl.preflight import check_not_running, find_run
 
 #: What may differ from the run that is resumed; all else defines it.
@@ -52,7 +53,7 @@ def stored_config(
     try:
         cfg = typed(_settings(run))
     except (ConfigError, OmegaConfBaseException) as error:
-        text = str(error).splitlines()[0]
+        text = first_line(error)
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
     for word in overrides:
         _change(cfg, word, changeable)
@@ -61,7 +62,11 @@ def stored_config(
 
 def _settings(run: Path) -> dict[str, Any]:
     """As they are stored; interpolations in them are resolved."""
-    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    try:
+        cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    # OmegaConf says OSError of a file that holds a single number.
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f".hydra/config.yaml cannot be read ({first_line(error)})") from error
     settings = OmegaConf.to_container(cfg, resolve=True)
     if not isinstance(settings, dict):
         raise ConfigError(".hydra/config.yaml holds no settings")

@@ -383,9 +383,11 @@ def start(
             f"folder={files.path}: another run goes on in this process; wait for it, or start this "
             "one in a process of its own"
         )
+    before = torch.get_num_threads()
     try:
         torch.set_num_threads(config.threads)
         training = Training(config, files.manifest if resume else None)
         training.train(files, group=group, resume=resume, callbacks=callbacks)
     finally:
+        torch.set_num_threads(before)
         _running.release()

@@ -66,6 +66,35 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     assert titles == ["Return", "KL", "Coefficient"]
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run: run.evaluate(0), "episodes=0: give a whole number >= 1"),
+        (lambda run: run.evaluate(1.5), "episodes=1.5: give a whole number >= 1"),
+        (lambda run: run.evaluate(3, seed=-1), "seed=-1: give a whole number >= 0"),
+        (lambda run: run.evaluate(3, device="tpu"), "device=tpu: choose auto"),
+        (lambda run: run.evaluate(3, 4), "4: evaluation keeps it"),
+        (lambda run: run.policy("first"), "has no checkpoint 'first'"),
+        (lambda run: run.policy(device="tpu"), "device=tpu: choose auto"),
+    ],
+)
+def test_what_a_run_cannot_do_is_told_in_one_line(run: klrl.Run, call, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        call(run)
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_run_leaves_torchs_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        klrl.run(*QUICK, "threads=2")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
     words = [*QUICK, "kl.coef=0.3", "eval.every=1", "eval.episodes=2", "hydra.run.dir=there"]
     subprocess.run([sys.executable, "-m", "klrl", *words], check=True, capture_output=True)
@@ -100,6 +129,16 @@ def test_settings_are_composed_changed_and_run() -> None:
         (lambda: klrl.run("loss=clip", "loss.beta=2"), "loss=clip never reads it"),
         (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
         (lambda: klrl.run("device=cuda:99"), "this machine has"),
+        (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: goes on with a run"),
+        (lambda: klrl.run("hydra.run.dir=x"), "hydra.run.dir=x: only the command line reads it"),
+        (lambda: klrl.run("sweep=x"), "sweep=x: only the command line reads it"),
+        (lambda: klrl.run("=1"), "=1: not a setting"),
+        (lambda: klrl.run("kl.coef=\n1"), "kl.coef= 1: "),
+        (lambda: klrl.run("seed=???"), "seed: has no value; give one"),
+        (lambda: klrl.run(f"{'a' * 300}=1"), "=1: [Errno 36] File name too long"),
+        (lambda: klrl.run("kl.coef=1", config_dir="nowhere"), "nowhere: no such folder"),
+        (lambda: klrl.run("seed=1", callbacks=klrl.Callback()), "give a list of klrl.Callback"),
+        (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
         (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),
@@ -111,6 +150,32 @@ def test_wrong_calls_are_answered_in_one_line(call, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         call()
     assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    assert not any(Path().iterdir()), "nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "said"),
+    [
+        ("env", "num_envs", "x", "env.num_envs: Value 'x' of type 'str' could not be converted"),
+        ("env", "num_envs", 4.5, "env.num_envs: Value '4.5'"),
+        ("env", "kwargs", None, "env.kwargs: "),
+        ("actor", "hidden", 64, "actor.hidden: "),
+        ("kl", "coef", None, "kl.coef: "),
+        (None, "seed", None, "seed=None: "),
+        (None, "device", 3, "device=3: choose auto"),
+        (None, "kl", "legacy", "kl='legacy': give the settings of a choice"),
+        (None, "eval", None, "eval=None: give a klrl.config.EvalConfig"),
+    ],
+)
+def test_wrong_types_in_a_config_are_answered_in_one_line(
+    group: str | None, key: str, value: object, said: str
+) -> None:
+    config = klrl.compose(*QUICK)
+    setattr(getattr(config, group) if group else config, key, value)
+    with pytest.raises(ConfigError) as error:
+        klrl.run(config)
+    assert str(error.value).startswith(said)
     assert len(str(error.value).splitlines()) == 1
     assert not any(Path().iterdir()), "nothing was written"
 

@@ -134,6 +134,14 @@ def test_a_name_with_the_settings_of_another_choice_is_refused(tmp_path: Path) -
         job_config(["loss=mixed"], own(tmp_path, "loss", "mixed", text))
 
 
+def test_a_yaml_without_a_name_or_with_a_list_is_refused(tmp_path: Path) -> None:
+    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "")
+    with pytest.raises(ConfigError, match=r"loss.name: the chosen YAML gives none; add the line"):
+        job_config(["loss=mine"], own(tmp_path, "loss", "mine", text))
+    with pytest.raises(ConfigError, match="kl: the chosen YAML has no schema; put"):
+        job_config(["kl=mine"], own(tmp_path, "kl", "mine", "- 1\n"))
+
+
 def test_a_factory_of_another_domain_is_no_default() -> None:
     config = language.SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: is no choice for control.*vector"):
@@ -253,6 +261,26 @@ def test_the_identity_of_a_0_1_0_run_is_that_of_its_job(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- typed settings
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kl: [1", "cannot be read (while parsing a flow sequence)"),
+        ("3", "cannot be read (Invalid loaded object type: int)"),
+        ("!!python/object/apply:os.getcwd []", "cannot be read (could not determine a construct"),
+        ("kl: legacy", "kl=legacy: its stored settings are no settings of a choice"),
+    ],
+)
+def test_stored_settings_that_cannot_be_read_are_named(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        stored_config(tmp_path)
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_settings_that_were_changed_in_python_are_checked() -> None:

@@ -48,7 +48,9 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _renamed(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(group: str, node: Any) -> dict[str, Any]:
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{group}={node}: its stored settings are no settings of a choice")
     if NAME in node:
         return dict(node)
     rest = dict(node)
@@ -76,6 +78,6 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
         node = settings.get(group)
         if node is None:
             raise ConfigError(f"{group}: is missing among the stored settings")
-        schema = choice_of(group, node[NAME]).schema
+        schema = choice_of(group, str(node[NAME])).schema
         cfg[group] = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(node))
     return cfg

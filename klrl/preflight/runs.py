@@ -37,7 +37,9 @@ def find_manifest(path: str, setting: str) -> Path:
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
     try:
-        json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("it holds no entries")
     except FileNotFoundError as error:
         raise ConfigError(f"{setting}={path}: no manifest.json in it; give a run folder") from error
     except ValueError as error:

@@ -110,7 +110,7 @@ def recorded(folder: Path) -> dict[Identity, Path]:
     for path in sorted(folder.glob("*/manifest.json")):
         try:
             found[recorded_identity(RunFolder(path.parent))] = path.parent
-        except (ValueError, OSError) as error:
+        except (ValueError, TypeError, AttributeError, OSError) as error:
             raise ConfigError(
                 f"{path.parent}: its manifest.json is broken ({error}); move that folder away"
             ) from error
