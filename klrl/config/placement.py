@@ -67,9 +67,9 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
     gradient = verdict(placement, estimator)
     if gradient is Gradient.WRONG and not allow_biased:
         raise ConfigError(
-            f"kl.estimator={estimator}: in the reward its gradient is wrong, only k1 has that of "
-            "the KL (docs/kl.md); use kl.estimator=k1, kl.placement=loss or split, or say "
-            "kl.allow_biased=true"
+            f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL, "
+            f"{estimator}'s gradient is wrong (docs/kl.md); use kl.estimator=k1, "
+            "kl.placement=loss or split, or say kl.allow_biased=true"
         )
     if gradient is Gradient.TWICE:
         raise ConfigError(
