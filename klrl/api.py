@@ -62,6 +62,10 @@ class Run(os.PathLike[str]):
     def __fspath__(self) -> str:
         return str(self.folder)
 
+    def __str__(self) -> str:
+        """The folder, as 0.1.0's ``klrl.run`` returned it."""
+        return str(self.folder)
+
     def __repr__(self) -> str:
         about = self.summary
         score = "" if about["return"] is None else f", return {about['return']:.5g}"

@@ -34,6 +34,7 @@ from klrl.config import (
     choices_for,
 )
 from klrl.config.choices import ALL_CHOICES, NAME
+from klrl.config.placement import check_placement
 from klrl.errors import ConfigError, first_line
 from klrl.language.checks import UNREAD_LANGUAGE, check_language
 from klrl.ray_checks import check_ray
@@ -246,7 +247,7 @@ def _check_together(c: Any) -> None:
     if isinstance(c.loss, KLPENConfig):
         _check_beta(c.loss)
     if isinstance(c.kl, RetrieveKLConfig):
-        _check_placement(c.kl)
+        check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
     if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
         _check_controller(c)
     check_device_name(c.device)
@@ -272,21 +273,6 @@ def _check_control(c: Config) -> None:
     if c.loss.reduction not in ("mean", "sum"):
         raise ConfigError(
             f"loss.reduction={c.loss.reduction}: language only; choose mean or sum over the frames"
-        )
-
-
-def _check_placement(kl: RetrieveKLConfig) -> None:
-    """The table of docs/kl.md: which estimator has the gradient of the KL where."""
-    if kl.placement == "reward" and kl.estimator != "k1" and not kl.allow_biased:
-        raise ConfigError(
-            f"kl.estimator={kl.estimator}: in the reward only k1 has the gradient of the KL "
-            "(docs/kl.md); use kl.estimator=k1, kl.placement=loss or split, or say "
-            "kl.allow_biased=true"
-        )
-    if kl.placement == "split" and kl.estimator != "exact":
-        raise ConfigError(
-            f"kl.placement=split: takes the exact KL, {kl.estimator} would count a step twice; "
-            "add kl.estimator=exact"
         )
 
 

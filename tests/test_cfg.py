@@ -46,6 +46,7 @@ def of_hydra(capsys, monkeypatch, *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_values_are_hydras_and_every_setting_has_its_comment(capsys, monkeypatch, words) -> None:
     words = [*words, *(more for word in words for more in NEEDS.get(word, []))]
@@ -92,6 +93,7 @@ def test_the_comment_is_that_of_the_file_that_sets_the_value(capsys) -> None:
     assert line_of(text, "init_std").startswith("init_std: 2.0  # standard deviation at the start")
 
 
+@pytest.mark.integration
 def test_a_part_alone(capsys, monkeypatch) -> None:
     for part in ("kl", "actor.hidden", "eval", "_global_"):
         text = printed(capsys, "--cfg", "job", "--package", part)

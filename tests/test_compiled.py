@@ -11,6 +11,7 @@ import torch
 
 from klrl import compiled
 from klrl.compiled import check_inputs, choose, decide, package_key
+from klrl.errors import ConfigError
 from klrl.learner import Learner
 from klrl.run_folder import RunFolder
 from klrl.training import Training, start
@@ -130,7 +131,7 @@ def test_an_optimiser_that_is_not_known_is_no_adam(settings) -> None:
     experiment, _ = made(settings)
     config = experiment.config
     unknown = replace(config, optim=replace(config.optim, name="sgd"))
-    with pytest.raises(KeyError, match="sgd"):
+    with pytest.raises(ConfigError, match="optim.name=sgd: nothing is registered"):
         Learner(unknown, experiment.parts.agent)
 
 
@@ -271,9 +272,9 @@ def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
 ) -> None:
     """The package of half a rollout is another one, and is not there."""
     experiment, batch = made(settings, *PACKAGED, "learner.minibatches=8", "learner.compile=auto")
-    assert experiment.learner.mode == "aot"
+    assert experiment.parts.learner.mode == "aot"
     with pytest.raises(AssertionError, match="nothing is to be built here"):
-        experiment.learner.update(batch[:1], 0.0)
+        experiment.parts.learner.update(batch[:1], 0.0)
 
 
 def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypatch) -> None:

@@ -19,7 +19,7 @@ def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     at = [i for i, line in enumerate(lines) if line and line[-1].endswith(":")]
     assert lines[at[0] + 1 : at[1] - 1] == [
-        ["kl.mode", "legacy", "retrieve"],
+        ["kl", "legacy", "retrieve"],
         ["kl.estimator", "-", "k3"],
     ]
     assert lines[at[1] + 1 : at[2] - 1] == [["seed", "0", "1"], ["numpy", "2.0", "2.1"]]

@@ -27,6 +27,7 @@ def commands() -> list[str]:
     return sorted({line.rstrip() for line in found if not any(word in line for word in away)})
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_pages_composes(command: str) -> None:
     """Its settings are checked; the runs, models and data that it names need not be here."""

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from klrl.config import AdamWConfig, OptimConfig
-from klrl.language.optimizer import OPTIMIZERS
+from klrl.config import LANGUAGE, AdamWConfig, OptimConfig, factory
 
 LR, DECAY = 0.1, 0.3
 COMMON = {"lr": LR, "lr_floor": 0.0, "eps": 1e-5, "max_grad_norm": 0.5}
@@ -18,7 +17,7 @@ CONFIGS = {
 def test_only_adamw_decays(name: str, kept: float) -> None:
     """Without a gradient a step multiplies the weights by 1 - lr * decay (Loshchilov, Hutter)."""
     parameter = torch.nn.Parameter(torch.tensor([2.0, -1.0]))
-    optimizer = OPTIMIZERS[name](CONFIGS[name], [parameter])
+    optimizer = factory("optim", CONFIGS[name], LANGUAGE)(CONFIGS[name], [parameter])
     for _ in range(2):
         parameter.grad = torch.zeros(2)
         assert float(optimizer.step(LR)) == 0.0
@@ -29,7 +28,7 @@ def test_only_adamw_decays(name: str, kept: float) -> None:
 def test_the_first_step_is_lr_against_the_gradients_sign(name: str) -> None:
     """Kingma and Ba: |mean / sqrt(spread)| is 1 at the first step, whatever the gradient."""
     parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = OPTIMIZERS[name](CONFIGS[name], [parameter])
+    optimizer = factory("optim", CONFIGS[name], LANGUAGE)(CONFIGS[name], [parameter])
     parameter.grad = torch.tensor([3.0, -4.0])
     assert float(optimizer.step(LR)) == pytest.approx(5.0), "the norm before clipping"
     torch.testing.assert_close(parameter.detach(), torch.tensor([-LR, LR]), rtol=1e-4, atol=0)

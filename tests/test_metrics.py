@@ -27,7 +27,7 @@ from klrl.language.evaluate import LanguageEvaluation
 from klrl.language.record import language_row
 from klrl.language.rollout import GOLD
 from klrl.learner import Learned
-from klrl.loggers import wandb_run
+from klrl.loggers import Opened, wandb_run
 from klrl.metrics import METRICS, PANELS, Metric, heading, metric_of, metrics_of, number
 from klrl.progress import Progress
 from klrl.record import make_row, recording, summary
@@ -214,7 +214,7 @@ NOTHING = {
 def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> None:
     write_run(tmp_path / "a", rows=[NOTHING])
     write_run(tmp_path / "b", seed=1, rows=[{**NOTHING, "frames": 128}])
-    job = Job("a", tmp_path / "a", (), "sweep", tmp_path, ("", ""))
+    job = Job("a", tmp_path / "a", (), settings(), "sweep", tmp_path, "")
     progress = Progress(64, CONTROL, stream=io.StringIO())
     progress.show(NOTHING)
     diff([str(tmp_path / "a"), str(tmp_path / "b")])
@@ -314,7 +314,8 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
         def finish(self, exit_code: int) -> None: ...
 
     monkeypatch.setattr(wandb, "init", lambda **_: Run())
-    with wandb_run(settings("logger=wandb").logger, tmp_path, {}, None, "id", domain):
+    opened = Opened(tmp_path, {}, None, "id", domain)
+    with wandb_run(settings("logger=wandb").logger, opened):
         pass
     assert set(defined) == {*metrics_of(domain), "*"}
     assert other not in defined
@@ -331,11 +332,11 @@ def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
     assert "| reward 6.5 |" in progress.line()  # of 2 to 11
 
 
-def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(tmp_path) -> None:
+def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_path) -> None:
     write_run(tmp_path / "a", rows=rows_of(reward=-1040.18))
     words = {"samples": 64, "reward/episode": 0.31249, "time/iteration": 1.0}
     write_run(tmp_path / "b", rows=[words])
-    jobs = {n: Job(n, tmp_path / n, (), "sweep", tmp_path, ("", "")) for n in ("a", "b", "c")}
+    jobs = {n: Job(n, tmp_path / n, (), settings(), "sweep", tmp_path, "") for n in "abc"}
     lines = [
         [
             line.split()
@@ -359,11 +360,12 @@ def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(tmp_path) -> No
 def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
     files, rows = RunFolder(tmp_path), [{"frames": 64 * i, "time/iteration": 1.0} for i in (1, 2)]
     settled = {"group": None, "wandb_id": ""}
-    with recording(files, settings(), Counters(), **settled, resume=False) as (record, _):
-        record(rows[0])
+    with recording(files, settings(), Counters(), **settled, resume=False) as recorder:
+        recorder.record(rows[0])
         assert not files.samples.exists()
         for row in rows:
-            record(row, [{"frames": row["frames"], "response": "a"}])
+            recorder.samples([{"frames": row["frames"], "response": "a"}])
+            recorder.record(row)
     counters = Counters()
     counters.frames = 64
     with recording(files, settings(), counters, **settled, resume=True):

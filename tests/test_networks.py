@@ -19,13 +19,13 @@ def agent_for(env_id: str, distribution: str, **actor: object):
     schema = ActorConfig if distribution == "categorical" else GaussianActorConfig
     if schema is GaussianActorConfig:
         told.setdefault("init_std", 1.0)
-    agent = make_agent(schema(distribution, **told), env, normalize=True, separate=False)
+    agent = make_agent(schema(name=distribution, **told), env, normalize=True, separate=False)
     return agent, env
 
 
 CASES = [
-    ("Pendulum-v1", "auto", "normal"),
-    ("CartPole-v1", "auto", "categorical"),
+    ("Pendulum-v1", "mlp", "normal"),
+    ("CartPole-v1", "mlp", "categorical"),
     ("HalfCheetah-v5", "tanh_normal", "tanh_normal"),
     ("Acrobot-v1", "categorical", "categorical"),
 ]

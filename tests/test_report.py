@@ -53,8 +53,8 @@ def test_names_leave_out_what_divides_nothing_further():
 
 
 def test_an_older_run_without_a_newer_setting_is_named_by_its_version():
-    settings = [{"kl.coef": 0.1, "klrl": "0.1.0"}, {"kl.coef": 0.1, "new": 2, "klrl": "0.2.0"}]
-    assert name_settings(settings) == ["klrl=0.1.0", "klrl=0.2.0"]
+    settings = [{"kl.coef": 0.1, "numerics": 1}, {"kl.coef": 0.1, "new": 2, "numerics": 2}]
+    assert name_settings(settings) == ["numerics=1", "numerics=2"]
     assert name_settings([{"a": 1}, {"a": 1, "b": None}]) == ["no b", "b=null"]
 
 
@@ -141,19 +141,19 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     frontier = json.loads(page.data)[0]["charts"][0]
     points = {series["i"]: series["points"][0] for series in frontier["series"]}
     names = json.loads(page.data)[0]["settings"]
-    at = names.index("kl.mode=legacy kl.coef=0.1")
+    at = names.index("kl=legacy kl.coef=0.1")
     assert points[at] == [2.0, 103.5, 99.5, 109.5, 3, 2.0, 2.0]
     assert [names[i] for i in frontier["front"]] == [
-        "kl.mode=legacy kl.coef=1",
-        "kl.mode=retrieve kl.coef=0.1",
+        "kl=legacy kl.coef=1",
+        "kl=retrieve kl.coef=0.1",
     ]
-    i = page.cells.index("kl.mode=legacy kl.coef=0.1", page.cells.index("kl.mode=retrieve"))
+    i = page.cells.index("kl=legacy kl.coef=0.1", page.cells.index("kl=retrieve"))
     assert page.cells[i + 1 : i + 4] == ["3", "103.5|99.5 to 109.5", "99.5"]
     assert page.cells[i + 4] == "4"  # the KL; the same for all seeds. Nothing was evaluated.
     assert page.cells[i + 8 : i + 11] == ["1", "200", "10"]  # in band, frames/s, seconds
 
     # sqrt(KL) from 1 to 2: levels at 1.25, 1.5, 1.75; rewards between 53.5 and 103.5.
-    i = page.cells.index("kl.mode=legacy")
+    i = page.cells.index("kl=legacy")
     values = [cell.partition("|")[0] for cell in page.cells[i + 1 : i + 4]]
     assert values == ["66", "78.5", "91"]
     assert "KL = 1.562<small>nats per frame</small>" in text
@@ -298,7 +298,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path):
     main([str(tmp_path)])
     text = (tmp_path / "report" / "report.html").read_text()
     assert odd not in text
-    assert json.loads(Page(text).data)[0]["settings"][0] == f"kl.mode={odd}"
+    assert json.loads(Page(text).data)[0]["settings"][0] == f"kl={odd}"
 
 
 def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.skipif(CHROMIUM is None, reas
 
 #: Widths of a desk and of a phone, in pixels.
 WIDTHS = (1240, 420)
-LEGACY = "kl.mode=legacy kl.coef=0.1"
+LEGACY = "kl=legacy kl.coef=0.1"
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_arrow_keys_read_the_values(tab):
         tab.key(name)
     tip = tab.ask("tip.textContent").splitlines()
     # The second setting's second point: after 200 frames, 18 below the last; IQM 4 above seed 0.
-    assert tip[:2] == ["kl.mode=legacy kl.coef=1", "frames: 200"]
+    assert tip[:2] == ["kl=legacy kl.coef=1", "frames: 200"]
     assert tip[2].startswith("Training return, return per episode: 36 (32")
     tab.key("Escape")
     assert tab.ask("getComputedStyle(tip).display") == "none"

@@ -214,7 +214,7 @@ def test_errors_from_python_are_the_same(settings) -> None:
         klrl.run(settings("env=gym", "env.id=Nope-v0", "collector.steps=32"))
     with pytest.raises(ConfigError, match="device=cuda:9"):
         klrl.run(settings("device=cuda:9"))
-    klrl.run(settings(), "run")
+    klrl.run(settings(), folder="run")
     with pytest.raises(ConfigError, match="device=cuda:9"):
         klrl.load_policy("run", device="cuda:9")
 

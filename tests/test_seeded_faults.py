@@ -24,14 +24,14 @@ SKIP_RUNS = ("-m", "not integration and not slow", "-k", "not torchrls_trainer")
 #: fault -> (file, what it says, what it says with the fault)
 FAULTS: dict[str, tuple[str, str, str]] = {
     "sign flipped": (
-        "klrl/kl/legacy.py",
-        "reward - self.coef * kl",
-        "reward + self.coef * kl",
+        "klrl/kl/charge.py",
+        "return reward - coef * kl",
+        "return reward + coef * kl",
     ),
     "coefficient dropped": (
-        "klrl/kl/legacy.py",
-        "reward - self.coef * kl",
-        "reward - kl",
+        "klrl/kl/charge.py",
+        "return reward - coef * kl",
+        "return reward - kl",
     ),
     "live instead of frozen reference": (
         "klrl/kl/reference.py",

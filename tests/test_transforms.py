@@ -21,7 +21,7 @@ from klrl.kl.measure import annotate, measure_reference_kl
 from klrl.models import make_agent
 
 COEF = 0.5
-ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "auto")]
+ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "mlp")]
 UNCOLLECTED = "ignore:no action_log_prob in the data:UserWarning"
 
 

@@ -37,7 +37,7 @@ def policies(where: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     if where == "two heads":
         return moved(two_headed_actor())
-    family = "tanh_normal" if where == "tanh" else "auto"
+    family = "tanh_normal" if where == "tanh" else "mlp"
     env = make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=0)
     config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=family)
     return moved(make_agent(config, env, normalize=True, separate=False).actor)

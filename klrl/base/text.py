@@ -22,8 +22,3 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> st
         ).rstrip()
         for row in filled
     )
-
-
-def fixed(value: float, digits: int) -> str:
-    """A number with so many digits behind its point; what rounds to zero has no sign."""
-    return f"{round(value, digits) + 0.0:.{digits}f}"

@@ -7,9 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from klrl.base.text import fixed, text_table
+from klrl.base.text import text_table
 from klrl.cli.wrapper import Parser
+from klrl.domains import Domain
 from klrl.listing import Entry, entries
+from klrl.metrics import metric_of
 
 _HEADS = ("", "state", "progress", "", "return", "KL(ref)", "started", "")
 _RIGHT = (2, 3, 4, 5)
@@ -54,11 +56,15 @@ def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
         entry.state,
         _progress(entry),
         f"{_percent(entry)}%" if entry.unit and entry.total else "",
-        "" if entry.score is None else fixed(entry.score, entry.digits),
-        "" if entry.kl is None else fixed(entry.kl, 4),
+        _shown("eval/return", entry.score, entry.domain),
+        _shown("kl/ref/exact", entry.kl, entry.domain),
         _local(entry.started),
         entry.note or ", ".join(f"{count} {state}" for state, count in entry.jobs.items()),
     )
+
+
+def _shown(metric: str, value: float | None, domain: Domain) -> str:
+    return "" if value is None else metric_of(metric, domain).show(value)
 
 
 def _progress(entry: Entry) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from klrl.config.fields import ChoiceConfig, choice, number
+from klrl.config.placement import ESTIMATORS, PLACEMENTS
 
 
 @dataclass
@@ -54,8 +55,8 @@ class LegacyKLConfig(KLConfig):
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-prob retrieval twice, then the KL computation."""
 
-    estimator: str = choice("k1", "k2", "k3", "exact")
-    placement: str = choice("reward", "loss", "split")
+    estimator: str = choice(*ESTIMATORS)
+    placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
 
 

@@ -12,6 +12,7 @@ from klrl.kl._language import mask_key
 from klrl.kl._rows import is_ragged, lengths, read_value, to_rows
 from klrl.kl._tokens import ATTENTION_KEY, response_mask
 from klrl.kl.base import Key
+from klrl.kl.charge import shaped
 from klrl.kl.divergence import estimate_kl
 
 
@@ -145,6 +146,6 @@ def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tens
     return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
 
 
-def charge(rewards: list[Tensor], kl: list[Tensor], coeff: Tensor) -> list[Tensor]:
-    """Reward - coeff * KL, [T_i, 1]."""
-    return [r - coeff * row.unsqueeze(-1) for r, row in zip(rewards, kl, strict=True)]
+def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coeff: Tensor) -> list[Tensor]:
+    """The charged rewards [T_i, 1] of rewards [T_i, 1] and KLs [T_i]."""
+    return [shaped(r, row.unsqueeze(-1), coeff) for r, row in zip(rewards, kl, strict=True)]

@@ -23,18 +23,17 @@ class ReferenceKL(nn.Module):
     """KL(policy||reference) in one run: its coefficient, and where it is charged.
 
     Args:
-        coef: reward per nat, at the start.
+        coef: reward per nat, at the start; or where the transform keeps it, a module and the name
+            of its buffer.
         transform: charges the reward; None where the reward is left alone.
-        coef_buffers: (module, name) of the transform's buffers that hold the coefficient.
         online: whether the environment applies the transform at every step.
         loss_estimator: what the loss charges: exact, k1, k2 or k3; None where it charges nothing.
     """
 
     def __init__(
         self,
-        coef: float,
+        coef: float | tuple[nn.Module, str],
         transform: Transform | None = None,
-        coef_buffers: tuple[tuple[nn.Module, str], ...] = (),
         *,
         online: bool = False,
         loss_estimator: str | None = None,
@@ -42,24 +41,25 @@ class ReferenceKL(nn.Module):
         super().__init__()
         self.transform, self.online = transform, online
         self.loss_estimator = loss_estimator
-        self.register_buffer("_coef", torch.as_tensor(coef, dtype=torch.float64))
-        # By name: a move to another device replaces a buffer.
-        self._holders = (*coef_buffers, (self, "_coef"))
+        if not isinstance(coef, tuple):
+            self.register_buffer("_coef", torch.as_tensor(coef, dtype=torch.float64))
+            coef = (self, "_coef")
+        self._kept = coef
 
     @property
     def coef(self) -> float:
         """Reward per nat."""
-        return float(self.coef_tensor)
+        return float(self._coef_tensor)
 
     @coef.setter
     def coef(self, value: float) -> None:
-        for module, name in self._holders:
-            getattr(module, name).fill_(value)
+        self._coef_tensor.fill_(value)
 
     @property
-    def coef_tensor(self) -> Tensor:
-        """The same as a scalar tensor, for the loss."""
-        return self.get_buffer("_coef")
+    def _coef_tensor(self) -> Tensor:
+        # By name: a move to another device replaces a buffer.
+        module, name = self._kept
+        return module.get_buffer(name)
 
 
 Reference: TypeAlias = ProbabilisticTensorDictSequential | AnnotatedReference
@@ -100,7 +100,7 @@ def retrieve(
         compare = KLDivergenceTransform(
             reference, estimator="exact", ref_log_prob_key=REF_LOG_PROB_KEY, kl_key=KL_KEY
         )
-        transform, holder = Compose(*retrieved, compare, charge), (charge, "coef")
+        transform, coef = Compose(*retrieved, compare, charge), (charge, "coef")
     else:
         computation = KLComputation(
             "log_prob",
@@ -110,11 +110,10 @@ def retrieve(
             estimator=config.estimator,
             raw_reward_key=RAW_REWARD_KEY,
         )
-        transform, holder = Compose(*retrieved, computation), (computation, "coeff")
+        transform, coef = Compose(*retrieved, computation), (computation, "coeff")
     return ReferenceKL(
-        config.coef,
+        coef,
         transform,
-        (holder,),
         online=config.apply == "step",
         loss_estimator=loss_estimator,
     )
@@ -133,6 +132,4 @@ def legacy(
     )
     # It copied what is frozen already; one reference is enough, and it may move.
     transform.reference = reference
-    return ReferenceKL(
-        config.coef, transform, ((transform, "coef"),), online=config.apply == "step"
-    )
+    return ReferenceKL((transform, "coef"), transform, online=config.apply == "step")

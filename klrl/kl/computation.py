@@ -20,6 +20,7 @@ from klrl.kl.base import (
     reward_of,
     zeros_at_reset,
 )
+from klrl.kl.charge import shaped
 from klrl.kl.divergence import ESTIMATORS, estimate_kl
 
 
@@ -108,7 +109,7 @@ class KLComputation(NextTransform):
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
         if self.add_to_reward:
-            next_tensordict.set(self.reward_key, reward - self.coeff * kl)
+            next_tensordict.set(self.reward_key, shaped(reward, kl, self.coeff))
         return next_tensordict
 
     def _charge_tokens(
@@ -129,7 +130,7 @@ class KLComputation(NextTransform):
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
             rewards = _charge.token_rewards(reward, kl, masks, self.padding_side)
-            shaped = _charge.charge(rewards, kl, self.coeff)
+            shaped = _charge.shaped_rows(rewards, kl, self.coeff)
             set_rows(next_tensordict, self.reward_key, shaped, ragged)
         return next_tensordict
 

@@ -35,6 +35,7 @@ from klrl.kl.base import (
     unsampled,
     zeros_at_reset,
 )
+from klrl.kl.charge import shaped
 from klrl.kl.divergence import ESTIMATORS, estimate_kl, exact_kl
 from klrl.kl.reference import freeze
 
@@ -212,7 +213,8 @@ class RewardAdjustmentTransform(NextTransform):
         refuse_second_charge(next_tensordict, self.raw_key)
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
-        return next_tensordict.set(self.out_key, reward - self.coef * kl.view_as(reward))
+        charged = shaped(reward, kl.view_as(reward), self.coef)
+        return next_tensordict.set(self.out_key, charged)
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase

@@ -80,6 +80,16 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     return value.masked_fill(~mask, 0.0).sum() / mask.sum().clamp_min(1)
 
 
+def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
+    """Sum over the steps of a row where ``mask`` holds, mean over rows: long rows weigh more.
+
+    Args:
+        value: numbers [B, T].
+        mask: bool [B, T].
+    """
+    return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
+
+
 def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
     """KL(dist || ref_dist) in closed form, event dimensions summed.
 

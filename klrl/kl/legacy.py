@@ -28,6 +28,7 @@ from klrl.kl.base import (
     score,
     zeros_at_reset,
 )
+from klrl.kl.charge import shaped
 from klrl.kl.divergence import k1
 from klrl.kl.reference import freeze
 
@@ -102,7 +103,7 @@ class KLRewardTransform(NextTransform):
             self.kl_key: kl,
             self.ref_log_prob_key: ref_log_prob,
             self.raw_key: reward,
-            self.out_key: reward - self.coef * kl,
+            self.out_key: shaped(reward, kl, self.coef),
         }
         for key, value in written.items():
             if key is not None:

@@ -166,7 +166,7 @@ class KLRewardTransform(NextTransform):
         if self.add_to_reward:
             reward = either(next_tensordict, next_tensordict, self.reward_in)
             rewards = _charge.token_rewards(reward, kl, masks, self.padding_side)
-            charged = _charge.charge(rewards, kl, self.coef)
+            charged = _charge.shaped_rows(rewards, kl, self.coef)
             written[self.reward_out] = [row.squeeze(-1) for row in charged]
         arranged, ragged = _language.arrange(
             list(written.values()), encoded, self.pad_output, self.padding_side

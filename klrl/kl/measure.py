@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -10,8 +10,11 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from klrl.kl.divergence import ESTIMATORS
-from klrl.models.distributions import Family
+from klrl.errors import NonFiniteError
+from klrl.kl.divergence import ESTIMATORS, masked_mean, sequence_mean
+
+if TYPE_CHECKING:
+    from klrl.models.distributions import Family
 
 
 @torch.no_grad()
@@ -69,16 +72,50 @@ class AnnotatedReference(nn.Module):
 
 
 @torch.no_grad()
+def measure(exact: Tensor, log_ratio: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """Mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats.
+
+    Args:
+        exact: the closed form of every step, [N, T] or [B, R].
+        log_ratio: log pi_theta - log pi_ref of what was done, the same shape.
+        mask: bool, where steps are real; None: everywhere.
+
+    Returns:
+        ``exact``, ``k1``, ``k2``, ``k3``, means over steps. With a mask beside them ``exact_seq``
+        and so on: sums over a row, means over rows.
+
+    Raises:
+        NonFiniteError: one of them is NaN or infinite.
+    """
+    per_step = {"exact": exact}
+    per_step |= {name: estimator(log_ratio) for name, estimator in ESTIMATORS.items()}
+    if mask is None:
+        found = {name: value.mean() for name, value in per_step.items()}
+    else:
+        per_step = {name: value.double() for name, value in per_step.items()}
+        found = {name: masked_mean(value, mask) for name, value in per_step.items()}
+        found |= {f"{name}_seq": sequence_mean(value, mask) for name, value in per_step.items()}
+    for name, value in found.items():
+        if not torch.isfinite(value):
+            raise NonFiniteError(
+                f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
+            )
+    return found
+
+
+@torch.no_grad()
 def measure_reference_kl(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
-    """Mean KL(pi_theta || pi_ref) over an annotated rollout, in nats per frame.
+    """:func:`measure` of an annotated rollout of control, in nats per frame.
 
     pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
 
     Returns:
         ``exact`` (closed form), ``k1``, ``k2``, ``k3``: scalars.
+
+    Raises:
+        NonFiniteError: one of them is NaN or infinite.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
     log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
-    sampled = {name: estimator(log_ratio).mean() for name, estimator in ESTIMATORS.items()}
-    return {"exact": family.kl(policy, ref).mean(), **sampled}
+    return measure(family.kl(policy, ref), log_ratio)

@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.config import LANGUAGE, AdvantageConfig, GroupConfig, LanguageConfig, factory
+from klrl.kl.charge import to_go
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.charge import CHARGED, TokenKL
 from klrl.language.group import group_advantage, token_gae
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
-from klrl.language.token_loss import kl_to_go
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 
@@ -54,10 +54,10 @@ def group(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advanta
 
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         mask, score = response_mask(batch), batch[SCORE].flatten()
-        to_go, coef = torch.zeros(mask.shape, device=score.device), 0.0
+        charged, coef = torch.zeros(mask.shape, device=score.device), 0.0
         if kl is not None:
-            to_go, coef = kl_to_go(batch[CHARGED].squeeze(-1), mask, kl.placement), kl.coef
-        batch["advantage"] = group_advantage(score, group_size, baseline, to_go, mask, coef)
+            charged, coef = to_go(batch[CHARGED].squeeze(-1), mask, kl.placement), kl.coef
+        batch["advantage"] = group_advantage(score, group_size, baseline, charged, mask, coef)
         return batch
 
     return estimate

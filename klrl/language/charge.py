@@ -9,8 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from klrl.config import LANGUAGE, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.errors import NonFiniteError
-from klrl.kl.divergence import ESTIMATORS, masked_mean
+from klrl.kl.measure import measure
 from klrl.language import token_loss as terms
 from klrl.language.batch import (
     LOG_PROBS,
@@ -101,24 +100,15 @@ def charge(batch: TensorDictBase, kl: TokenKL | None) -> None:
     batch[REWARD] = terms.shaped_reward(score, applied, mask, kl.coef, kl.placement)
 
 
-def measure(batch: TensorDictBase) -> dict[str, Tensor]:
-    """KL(pi_old || pi_ref) of an annotated rollout: ``exact, k1, k2, k3``, nats.
+def measure_tokens(batch: TensorDictBase) -> dict[str, Tensor]:
+    """:func:`klrl.kl.measure.measure` of an annotated rollout of language, in nats per token.
 
-    Means over valid tokens; with the suffix ``_seq`` sums over a response, means over responses.
+    Returns:
+        ``exact, k1, k2, k3``, means over valid tokens; with the suffix ``_seq`` sums over a
+        response, means over responses.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
     """
-    mask = response_mask(batch)
     log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
-    per_token = {"exact": batch[EXACT]}
-    per_token |= {name: estimator(log_ratio) for name, estimator in ESTIMATORS.items()}
-    found = {name: masked_mean(value.double(), mask) for name, value in per_token.items()}
-    for name, value in per_token.items():
-        found[f"{name}_seq"] = terms.sequence_mean(value.double(), mask)
-    for name, value in found.items():
-        if not torch.isfinite(value):
-            raise NonFiniteError(
-                f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
-            )
-    return found
+    return measure(batch[EXACT], log_ratio, response_mask(batch))

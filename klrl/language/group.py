@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
+from klrl.kl.charge import shaped
+
 #: A group whose spread is below this share of its scores' size has none: rounding made it.
 _NO_SPREAD = 1e-6
 
@@ -67,7 +69,7 @@ def group_advantage(
         score: one per response [B].
         group_size: G, at least 2.
         baseline: normalized or leave_one_out.
-        kl_to_go: [B, R] nats, from ``token_loss.kl_to_go``: nothing for placement=loss.
+        kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`: nothing for placement=loss.
         mask: [B, R].
         coef: of the KL.
 
@@ -81,7 +83,8 @@ def group_advantage(
         raise ValueError("group_size=1: a response needs others to be compared with; give >= 2")
     if baseline not in BASELINES:
         raise ValueError(f"baseline={baseline}: choose one of {', '.join(BASELINES)}")
-    advantage = BASELINES[baseline](score, group_size)[:, None] - coef * kl_to_go
+    compared = BASELINES[baseline](score, group_size)[:, None].expand_as(kl_to_go)
+    advantage = shaped(compared, kl_to_go, coef)
     return advantage.masked_fill(~mask, 0.0).unsqueeze(-1)
 
 

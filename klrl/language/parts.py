@@ -13,7 +13,7 @@ from klrl.checkpoint import Counters, load_component
 from klrl.config import KLPENConfig, LanguageConfig, factory
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
-from klrl.language.charge import TokenKL, annotate, charge, make_token_kl, measure
+from klrl.language.charge import TokenKL, annotate, charge, make_token_kl, measure_tokens
 from klrl.language.evaluate import evaluate_language
 from klrl.language.learner import LanguageLearner
 from klrl.language.load import prompt_limit
@@ -88,7 +88,7 @@ class LanguageParts(Parts):
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
             annotate(batch, policy, self.reference.next_tokens(states, temperature))
-            measured = measure(batch)
+            measured = measure_tokens(batch)
         charge(batch, self.kl)
         return measured
 

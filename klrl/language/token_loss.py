@@ -12,10 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from klrl.kl.divergence import ESTIMATORS, estimate_kl, masked_mean
+from klrl.config.placement import check_placement as check_placement
+from klrl.kl.charge import shaped
+from klrl.kl.charge import to_go as kl_to_go  # noqa: F401  (this module's name for it)
+from klrl.kl.divergence import estimate_kl, masked_mean, sequence_mean
 from klrl.losses import functional as terms
-
-PLACEMENTS = ("reward", "loss", "split")
 
 
 def token_mean(value: Tensor, mask: Tensor) -> Tensor:
@@ -23,31 +24,10 @@ def token_mean(value: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(value, mask)
 
 
-def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over a sequence's tokens, mean over sequences: long responses weigh more."""
-    return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
-
-
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "token": token_mean,
     "sequence": sequence_mean,
 }
-
-
-def check_placement(placement: str, estimator: str, allow_biased: bool = False) -> None:
-    """Refuse what has the wrong gradient (docs/kl.md).
-
-    Raises:
-        ValueError: an unknown name, a biased pair, or a split that would count a step twice.
-    """
-    if placement not in PLACEMENTS:
-        raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
-    if estimator not in (*ESTIMATORS, "exact"):
-        raise ValueError(f"estimator={estimator}: choose exact, {', '.join(ESTIMATORS)}")
-    if placement == "reward" and estimator != "k1" and not allow_biased:
-        raise ValueError(f"placement=reward with estimator={estimator}: its gradient is wrong")
-    if placement == "split" and estimator != "exact":
-        raise ValueError(f"placement=split: takes the exact KL, not {estimator}")
 
 
 def sampled_kl(
@@ -90,21 +70,8 @@ def shaped_reward(
     last = mask.sum(1, keepdim=True) - 1
     reward = torch.zeros_like(kl).scatter(1, last, score[:, None].to(kl.dtype))
     if placement != "loss":
-        reward = reward - coef * kl.masked_fill(~mask, 0.0)
+        reward = shaped(reward, kl.masked_fill(~mask, 0.0), coef)
     return reward.unsqueeze(-1)
-
-
-def kl_to_go(kl: Tensor, mask: Tensor, placement: str) -> Tensor:
-    """The KL that a token's choice is charged with, [B, R] nats.
-
-    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the own step stands in the loss;
-    ``loss``: 0.
-    """
-    if placement == "loss":
-        return torch.zeros_like(kl)
-    kl = kl.masked_fill(~mask, 0.0)
-    later = kl.flip(1).cumsum(1).flip(1)
-    return ((later - kl) if placement == "split" else later).masked_fill(~mask, 0.0)
 
 
 def clip_gain(

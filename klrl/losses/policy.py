@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from klrl.config import CONTROL, ClipConfig, KLPENConfig, LossConfig, factory
+from klrl.kl.charge import penalized
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
 from klrl.models.distributions import Family
@@ -113,7 +114,7 @@ class PolicyLoss(ABC):
             gained = torch.add(gained, entropy, alpha=c.entropy_coeff)
         kl_ref = self._kl_ref(log_prob, params, batch)
         if kl_ref is not None:
-            gained = torch.addcmul(gained, kl_ref, coefficients.kl_ref, value=-1)
+            gained = penalized(gained, kl_ref, coefficients.kl_ref)
         frames = gain, distance, entropy, kl_old
         return LossTerms(-self._reduce(gained), frames if kl_ref is None else (*frames, kl_ref))
 

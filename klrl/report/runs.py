@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from klrl.config.choices import CHOICES, NAME
+from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
 from klrl.errors import ConfigError
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep
@@ -33,8 +36,8 @@ class Run:
         path: the folder.
         status: finished, interrupted, failed, or running.
         seed: its seed.
-        settings: dotted key -> value, those of :data:`_NOT_SETTINGS` left out; klrl's version as
-            "klrl".
+        settings: key of the command line -> value, those of :data:`_NOT_SETTINGS` left out; beside
+            them "numerics", the version of klrl's arithmetic.
         columns: metric -> [rows]; NaN where a row does not have it.
         command: the words that started it.
         manifest: all that ``manifest.json`` says; ``error`` of a run that failed.
@@ -58,7 +61,7 @@ class Run:
     @property
     def task(self) -> str:
         """What was trained on: runs of different tasks are never drawn in one chart."""
-        return str(self.settings.get("env.id") or self.settings.get("env.task") or "task")
+        return str(self.settings.get("env.id") or self.settings.get("env") or "task")
 
     @property
     def axis(self) -> str:
@@ -138,10 +141,10 @@ def read_run(folder: Path) -> Run:
         Unreadable: a file of it is missing or broken.
     """
     manifest = _manifest(folder)
-    settings = by_dotted_key(_config(folder))
+    settings = as_words(_config(folder))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
-    settings["klrl"] = manifest.get("klrl", "?")
+    settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 noted none
     metrics = folder / "metrics.jsonl"
     columns = read_columns(metrics) if metrics.exists() else {}
     return Run(
@@ -154,6 +157,20 @@ def read_run(folder: Path) -> Run:
         manifest=manifest,
         domain=_domain(folder, manifest, columns),
     )
+
+
+def as_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored settings by the keys of the command line: ``kl`` is the choice, ``kl.coef`` a value.
+
+    Those of 0.1.0 come out under the same keys; a group whose choice cannot be told stays as it is.
+    """
+    settings = dict(config)
+    for group in CHOICES.keys() & config.keys():
+        with suppress(ConfigError, TypeError):
+            settings |= renamed({group: config[group]})
+    flat = by_dotted_key(settings)
+    choices = {f"{group}.{NAME}": group for group in CHOICES}
+    return {choices.get(key, key): value for key, value in flat.items()}
 
 
 def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> Domain:

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from klrl.config.choices import CHOICES
 from klrl.report.runs import Run
 
-#: Last parts of keys that name a choice; they come first in a setting's name.
-_CHOICES = ("id", "task", "mode", "name", "kind", "distribution")
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
 
@@ -96,7 +95,8 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _is_choice(key: str) -> bool:
-    return key.rpartition(".")[2] in _CHOICES
+    """``env.id``, and the groups themselves; they come first in a setting's name."""
+    return key in CHOICES or key == "env.id"
 
 
 def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,456 @@
+"""The KL's charge and measures, the same in control and language; the table of placements."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import ProbabilisticActor
+
+import klrl
+from klrl.advantage import gae
+from klrl.config import AdvantageConfig, GroupConfig, RetrieveKLConfig
+from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient, check_placement
+from klrl.errors import ConfigError, NonFiniteError
+from klrl.kl import charge
+from klrl.kl.build import make_reference_kl
+from klrl.kl.measure import annotate, measure, measure_reference_kl
+from klrl.language import advantage as language_advantage
+from klrl.language import charge as language_charge
+from klrl.language.batch import Responses, make_batch, on_full, response_mask, set_scores
+from klrl.language.group import token_gae
+from klrl.losses.functional import reference_kl
+from klrl.models.distributions import Categorical
+
+PACKAGE = Path(klrl.__file__).parent
+PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))
+DOUBLE = torch.float64
+
+# ------------------------------------------------------------------------- it is written once
+
+_SUBTRACT = re.compile(r"r?sub_?|subtract_?")
+_ADD = re.compile(r"add_?|addcmul_?|addcdiv_?|lerp_?")
+
+
+def is_coef(node: ast.AST) -> bool:
+    """A name of a coefficient: not of the entropy's, nor of the critic's."""
+    name = getattr(node, "attr", getattr(node, "id", ""))
+    return "coef" in name and not re.match(r"entropy|critic", name)
+
+
+def weighted(node: ast.AST) -> bool:
+    """Whether an expression multiplies by a coefficient."""
+    products = [
+        n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)
+    ]
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and name_of(n).startswith("mul")]
+    return any(is_coef(inner) for found in (*products, *calls) for inner in ast.walk(found))
+
+
+def name_of(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def negative(node: ast.AST) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def subtracts_a_penalty(node: ast.AST) -> bool:
+    """``a - coef * b`` and its other spellings: ``-=``, ``-coef * b``, ``sub``, ``alpha=-coef``."""
+    if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Sub):
+        return weighted(node.right if isinstance(node, ast.BinOp) else node.value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return any(negative(n) and is_coef(n.operand) for n in (node.left, node.right))
+    if negative(node):
+        return weighted(node.operand)
+    if not isinstance(node, ast.Call):
+        return False
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    coefs = any(is_coef(inner) for value in given for inner in ast.walk(value))
+    scales = [k.value for k in node.keywords if k.arg in ("alpha", "value")]
+    less = _SUBTRACT.fullmatch(name_of(node)) or any(negative(value) for value in scales)
+    known = _SUBTRACT.fullmatch(name_of(node)) or _ADD.fullmatch(name_of(node))
+    return bool(coefs and less and known)
+
+
+def penalties(source: str) -> list[str]:
+    return [ast.unparse(n) for n in ast.walk(ast.parse(source)) if subtracts_a_penalty(n)]
+
+
+def test_one_module_subtracts_the_kl() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        if lines := penalties(path.read_text(encoding="utf-8")):
+            found[path.relative_to(PACKAGE).as_posix()] = lines
+    assert found == {
+        "kl/charge.py": ["reward - coef * kl", "torch.addcmul(gain, kl, coef, value=-1)"]
+    }, "call klrl.kl.charge.shaped instead"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # the places that there were
+        "out = [r - coeff * row.unsqueeze(-1) for r, row in zip(rewards, kl, strict=True)]",
+        "written = {self.out_key: reward - self.coef * kl}",
+        "next_tensordict.set(self.reward_key, reward - self.coeff * kl)",
+        "return_ = next_tensordict.set(self.out_key, reward - self.coef * kl.view_as(reward))",
+        "reward = reward - coef * kl.masked_fill(~mask, 0.0)",
+        "advantage = BASELINES[baseline](score, group_size)[:, None] - coef * kl_to_go",
+        "gained = torch.addcmul(gained, kl_ref, coefficients.kl_ref, value=-1)",
+        # and other spellings
+        "reward -= kl * config.coef",
+        "reward = -coef * kl + reward",
+        "reward = -(coef * kl) + reward",
+        "reward = reward.sub(coef * kl)",
+        "reward = torch.sub(reward, kl, alpha=coef)",
+        "reward = reward.add_(kl, alpha=-self.coef)",
+        "reward = reward - kl.mul(kl_coef)",
+    ],
+)
+def test_the_rule_sees_a_second_place(line: str) -> None:
+    assert penalties(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gain = surrogate - beta * kl_old",
+        "bonus = -c.entropy_coeff * entropy",
+        "gained = torch.add(gain, distance, alpha=-c.critic_coeff)",
+        "kl_ref = kl_coef * penalty",
+        "change = after.coef - before.coef",
+    ],
+)
+def test_the_rule_leaves_other_lines_alone(line: str) -> None:
+    assert not penalties(line)
+
+
+# ------------------------------------------------------------------------ the functions alone
+
+
+def test_shaped_reward_and_its_shapes() -> None:
+    reward, kl = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [-4.0]])
+    assert charge.shaped(reward, kl, 0.5).tolist() == [[0.75], [4.0]]
+    assert charge.penalized(reward, kl, torch.tensor(0.5)).tolist() == [[0.75], [4.0]]
+    with pytest.raises(ValueError, match=r"reward \(2, 1\) and KL \(2,\): shapes must match"):
+        charge.shaped(reward, kl[:, 0], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("placement", "sums"),
+    [
+        ("reward", [[7.0, 6.0, 4.0], [11.0, 3.0, 0.0]]),
+        ("split", [[6.0, 4.0, 0.0], [3.0, 0.0, 0.0]]),
+        ("loss", [[0.0] * 3, [0.0] * 3]),
+    ],
+)
+def test_what_is_to_come_by_hand(placement: str, sums: list[list[float]]) -> None:
+    kl = torch.tensor([[1.0, 2.0, 4.0], [8.0, 3.0, math.nan]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    assert charge.to_go(kl, mask, placement).tolist() == sums
+    assert charge.to_go(kl[:1], placement=placement).tolist() == sums[:1], "without a mask"
+
+
+def test_an_unknown_placement_is_refused() -> None:
+    with pytest.raises(ValueError, match="placement=later: choose one of reward, loss, split"):
+        charge.to_go(torch.zeros(1, 1), placement="later")
+
+
+# ------------------------------------------------------ one step of control, one token of language
+
+COEF, SCORE, ACTION = 0.3, 1.7, 2
+LOGITS = torch.tensor([0.2, -0.7, 1.1, 0.4], dtype=DOUBLE)
+REF_LOGITS = torch.tensor([-0.5, 0.3, 0.6, 0.1], dtype=DOUBLE)
+LOG_P, LOG_Q = LOGITS.log_softmax(0), REF_LOGITS.log_softmax(0)
+
+
+def kl_by_hand(estimator: str) -> float:
+    """With Python's own numbers."""
+    p, q = (
+        [math.exp(x) / sum(map(math.exp, table)) for x in table]
+        for table in (LOGITS.tolist(), REF_LOGITS.tolist())
+    )
+    r = math.log(p[ACTION] / q[ACTION])
+    return {
+        "k1": r,
+        "k2": r * r / 2,
+        "k3": q[ACTION] / p[ACTION] - 1 + r,
+        "exact": sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)),
+    }[estimator]
+
+
+class Table(nn.Module):
+    """The same logits at every observation."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(*observation.shape[:-1], -1)
+
+
+def actor(logits: torch.Tensor) -> ProbabilisticActor:
+    return ProbabilisticActor(
+        TensorDictModule(Table(logits.clone()), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+
+
+def settings(placement: str, estimator: str) -> RetrieveKLConfig:
+    return RetrieveKLConfig(COEF, "rollout", estimator, placement, True, name="retrieve")
+
+
+def transition() -> TensorDict:
+    """One step of control, [1, 1]."""
+    end, zero = torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, 1, dtype=DOUBLE)
+    after = {"reward": torch.full((1, 1, 1), SCORE, dtype=DOUBLE), "done": end, "terminated": end}
+    now = {
+        "observation": zero,
+        "action": torch.full((1, 1), ACTION),
+        "logits": LOGITS.expand(1, 1, -1),
+        "action_log_prob": LOG_P[ACTION].expand(1, 1),
+    }
+    return TensorDict({**now, "next": {**after, "observation": zero}}, [1, 1])
+
+
+def control(placement: str, estimator: str) -> dict[str, torch.Tensor]:
+    """Through ``kl.transform`` on a batch [1, 1] and control's GAE, its critic 0 everywhere."""
+    batch = transition()
+    kl = make_reference_kl(settings(placement, estimator), actor(LOGITS), actor(REF_LOGITS))
+    assert kl is not None
+    if kl.transform is not None:
+        kl.transform(batch)
+    critic = SimpleNamespace(module=torch.zeros_like)
+    gae(AdvantageConfig(1.0, 1.0), critic, 1.0)(batch)  # type: ignore[arg-type]
+    charged = batch["next"].get("kl_penalty", torch.zeros(1, 1, 1, dtype=DOUBLE))
+    return {
+        "reward": batch["next", "reward"].reshape(1, 1),
+        "to_go": charge.to_go(charged[..., 0], placement=placement),
+        "advantage": batch["advantage"].reshape(1, 1),
+        "in_loss": torch.tensor([[kl.loss_estimator is not None]]),
+    }
+
+
+def language(placement: str, estimator: str) -> dict[str, torch.Tensor]:
+    """Through ``charge`` on one response of one token, with padding around it, and its GAE."""
+    kl = language_charge.make_token_kl(settings(placement, estimator))
+    assert kl is not None
+    batch = response(1)
+    language_charge.charge(batch, kl)
+    mask = response_mask(batch)
+    found = token_gae(batch["next", "reward"], torch.zeros(1, 2, dtype=DOUBLE), mask, 1.0, 1.0)
+    to_go = charge.to_go(batch["next", "kl_penalty"].squeeze(-1), mask, kl.placement)
+    every = {
+        "reward": batch["next", "reward"][..., 0],
+        "to_go": to_go,
+        "advantage": found[0][..., 0],
+    }
+    assert not any(value[:, 1:].any() for value in every.values()), "padding holds nothing"
+    own = {name: value[:, :1] for name, value in every.items()}
+    return {**own, "in_loss": torch.tensor([[kl.loss_estimator is not None]])}
+
+
+def response(count: int) -> TensorDict:
+    """The same response of one token, ``count`` times, to one prompt; R = 2."""
+    real = torch.tensor([[True, False]]).expand(count, -1)
+    tokens = torch.where(real, ACTION, 0)
+    log_probs = torch.where(real, LOG_P[ACTION], 0.0)
+    drawn = Responses(tokens, real, log_probs, torch.zeros(count, dtype=torch.bool))
+    batch = make_batch(torch.tensor([[1, 3]]), torch.ones(1, 2), drawn, count)
+    set_scores(batch, torch.full((count,), SCORE, dtype=DOUBLE))
+    batch["next", "ref_log_probs", "full"] = on_full(batch, torch.where(real, LOG_Q[ACTION], 0.0))
+    batch["kl", "exact"] = torch.where(real, (LOG_P.exp() * (LOG_P - LOG_Q)).sum(), 0.0)
+    return batch
+
+
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_control_and_language_charge_the_same(placement: str, estimator: str) -> None:
+    mine, theirs = control(placement, estimator), language(placement, estimator)
+    kl = kl_by_hand(estimator)
+    charged = SCORE - COEF * (0.0 if placement == "loss" else kl)
+    by_hand = {
+        "reward": charged,
+        "to_go": kl if placement == "reward" else 0.0,
+        "advantage": charged,
+        "in_loss": placement != "reward",
+    }
+    for name, expected in by_hand.items():
+        for found in (mine[name], theirs[name]):
+            assert found.shape == (1, 1)
+            torch.testing.assert_close(found.to(DOUBLE).item(), float(expected), atol=1e-12, rtol=0)
+
+
+def test_control_and_language_measure_the_same() -> None:
+    batch, answer = transition(), response(1)
+    annotate(batch, actor(REF_LOGITS), Categorical())
+    mine, theirs = (
+        measure_reference_kl(batch, Categorical()),
+        language_charge.measure_tokens(answer),
+    )
+    assert set(theirs) == {*mine, *(f"{name}_seq" for name in mine)}
+    for name in ESTIMATORS:
+        for found in (mine[name], theirs[name], theirs[f"{name}_seq"]):
+            assert found.item() == pytest.approx(kl_by_hand(name), abs=1e-12)
+
+
+def test_measures_by_hand() -> None:
+    r, exact = torch.tensor([[0.0, 1.0], [-2.0, 3.0]]), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+    k3 = [0.0, math.exp(-1), math.exp(2) - 3, math.exp(-3) + 2]
+    means = {"exact": 3.75, "k1": 0.5, "k2": 1.75, "k3": sum(k3) / 4}
+    found = {name: value.item() for name, value in measure(exact, r).items()}
+    assert found == pytest.approx(means, rel=1e-6)
+    mask = torch.tensor([[True, True], [True, False]])
+    means = {"exact": 7 / 3, "k1": -1 / 3, "k2": 2.5 / 3, "k3": sum(k3[:3]) / 3}
+    sums = {f"{name}_seq": 1.5 * value for name, value in means.items()}
+    hidden = [x.masked_fill(~mask, math.nan) for x in (exact, r)]
+    found = {name: value.item() for name, value in measure(*hidden, mask).items()}
+    assert found == pytest.approx({**means, **sums}, rel=1e-6)
+    with pytest.raises(NonFiniteError, match="kl/ref/exact is nan; raise kl.coef or lower optim"):
+        measure(*hidden)
+
+
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_equal_scores_of_a_group_leave_the_kl_to_go(placement: str, estimator: str) -> None:
+    kl = language_charge.make_token_kl(settings(placement, estimator))
+    batch = response(2)
+    language_charge.charge(batch, kl)
+    job = SimpleNamespace(
+        advantage=GroupConfig("leave_one_out"), collector=SimpleNamespace(group_size=2)
+    )
+    language_advantage.group(job, SimpleNamespace(), kl)(batch)  # type: ignore[arg-type]
+    expected = -COEF * kl_by_hand(estimator) if placement == "reward" else 0.0
+    for row in batch["advantage"][..., 0].tolist():
+        assert row == pytest.approx([expected, 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_the_coefficient_is_kept_once(placement: str, estimator: str) -> None:
+    """After a move as well, which gives every module new buffers (here by a copy of them)."""
+    kl = make_reference_kl(settings(placement, estimator), actor(LOGITS), actor(REF_LOGITS))
+    assert kl is not None
+    assert sum("coef" in name for name in kl.state_dict()) == 1
+    before = dict(kl.named_buffers())
+    kl._apply(torch.clone)
+    assert not {id(x) for x in before.values()} & {id(x) for x in kl.buffers()}
+    assert kl.coef == COEF
+    kl.coef = 0.1 + 0.2
+    (kept,) = (value for name, value in kl.named_buffers() if "coef" in name)
+    assert (kl.coef, kept.item(), kept.dtype) == (0.1 + 0.2, 0.1 + 0.2, DOUBLE)
+
+
+# ------------------------------------------------------------------------ the table of placements
+
+STATES, STEPS = 3, 3
+EPISODES = torch.tensor(list(itertools.product(range(STATES), repeat=STEPS)))
+#: The action is the next state; every episode starts in state 0.
+BEFORE = torch.cat([torch.zeros_like(EPISODES[:, :1]), EPISODES[:, :-1]], 1)
+TIMES = torch.arange(STEPS).expand_as(EPISODES)
+
+
+def chain() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [step, state, action] of the policy (differentiable), and of the reference."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (STEPS, STATES, STATES)
+    theta = torch.randn(shape, generator=generator, dtype=DOUBLE)
+    return theta.requires_grad_(), torch.randn(shape, generator=generator, dtype=DOUBLE)
+
+
+def gradients(placement: str, estimator: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """On all episodes: what a pair gives; that of E[sum KL]; that of each step's own KL."""
+    theta, ref = chain()
+    log_p, log_q = theta.log_softmax(-1), ref.log_softmax(-1)
+    exact = (log_p.exp() * (log_p - log_q)).sum(-1)[TIMES, BEFORE]
+    log_p, log_q = log_p[TIMES, BEFORE, EPISODES], log_q[TIMES, BEFORE, EPISODES]
+    weight = log_p.sum(1).exp()
+    r = (log_p - log_q).detach()
+    kl = {"k1": r, "k2": r**2 / 2, "k3": (-r).exp() - 1 + r, "exact": exact.detach()}[estimator]
+    loss = torch.zeros_like(log_p)
+    if placement != "loss":
+        later = charge.shaped(torch.zeros_like(kl), kl, 1.0).flip(1).cumsum(1).flip(1)
+        loss = loss - later * log_p
+    if placement != "reward":
+        own = (
+            exact if estimator == "exact" else reference_kl(estimator, log_p, log_p.detach(), log_q)
+        )
+        loss = loss + own
+    losses = (
+        (weight.detach() * loss.sum(1)).sum(),
+        (weight * exact.sum(1)).sum(),
+        (weight.detach() * exact.sum(1)).sum(),
+    )
+    found = [torch.autograd.grad(x, theta, retain_graph=True)[0] for x in losses]
+    return found[0], found[1], found[2]
+
+
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_a_verdict_is_what_enumeration_finds(placement: str, estimator: str) -> None:
+    """The shaped reward to go of every episode of a 3-step chain, and the loss's own term."""
+    found, whole, own = gradients(placement, estimator)
+    errors = [float((found - aim).norm() / aim.norm()) for aim in (whole, own)]
+    right = [error < 1e-12 for error in errors]
+    assert all(error < 1e-12 or error > 0.1 for error in errors), errors
+    assert (
+        right
+        == {
+            Gradient.EXACT: [True, False],
+            Gradient.OWN_STEP: [False, True],
+            Gradient.WRONG: [False, False],
+            Gradient.TWICE: [False, False],
+        }[VERDICTS[placement][estimator]]
+    )
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_twice_is_the_own_step_twice(estimator: str) -> None:
+    """In the reward as sampled, and again in the loss: what the loss has is too much."""
+    in_reward, whole, _ = gradients("reward", estimator)
+    found, _, own = gradients("split", estimator)
+    torch.testing.assert_close(found, in_reward + own, atol=1e-12, rtol=1e-10)
+    if estimator == "k1":
+        torch.testing.assert_close(found - whole, own, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_what_is_refused(placement: str, estimator: str) -> None:
+    gradient = VERDICTS[placement][estimator]
+    if gradient is Gradient.TWICE:
+        for allow_biased in (False, True):
+            with pytest.raises(ConfigError, match="would count a step twice; add kl.estimator=ex"):
+                check_placement(placement, estimator, allow_biased)
+        return
+    check_placement(placement, estimator, allow_biased=True)
+    if gradient is Gradient.WRONG:
+        with pytest.raises(ConfigError, match=f"kl.estimator={estimator}: .*kl.allow_biased=true"):
+            check_placement(placement, estimator)
+    else:
+        check_placement(placement, estimator)
+
+
+def test_the_page_has_the_table() -> None:
+    """docs/kl.md: a row per placement and verdict; a split that is not there is refused."""
+    page = (PACKAGE.parent / "docs" / "kl.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(reward|loss|split)` \| ([^|]+) \| (exact|wrong|own-step)", page, re.M)
+    words = {"exact": Gradient.EXACT, "wrong": Gradient.WRONG, "own-step": Gradient.OWN_STEP}
+    told = {
+        (placement, name): words[word]
+        for placement, names, word in rows
+        for name in re.findall(r"k1|k2|k3|exact", names)
+    }
+    assert told == {
+        (placement, estimator): VERDICTS[placement][estimator]
+        for placement, estimator in PAIRS
+        if VERDICTS[placement][estimator] is not Gradient.TWICE
+    }
