@@ -110,7 +110,8 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
             return ConfigError(f"{named}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
     first = " ".join(text.split("\nSee ")[0].split())
-    return ConfigError(f"{' '.join(' '.join(overrides).split())}: {first}")
+    words = " ".join(" ".join(overrides).split())
+    return ConfigError(f"{words}: {first}" if words else first)
 
 
 def _preset_against_choice(

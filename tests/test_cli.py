@@ -32,6 +32,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 WRONG = [
+    (["--experimental-rerun", "x"], "--experimental-rerun x: klrl goes on with resume="),
+    (["--package", "kl"], "--package kl: only --cfg reads it"),
+    (["--resolve"], "--resolve: only --cfg reads it"),
+    (["--config-name", "nope"], "klrl: Cannot find primary config 'nope'"),
     (["kl.coff=1"], "kl.coff=1: no such setting; did you mean kl.coef?"),
     (["env=pendulm"], "env=pendulm: no such choice; did you mean pendulum?"),
     (["envv=pendulum"], "envv=pendulum: no such setting; did you mean env?"),
