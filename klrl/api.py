@@ -29,6 +29,7 @@ from klrl.preflight import check_machine
 from klrl.preflight.runs import find_manifest
 from klrl.resume import stored_config
 from klrl.run_folder import RunFolder
+from klrl.sweep.ledger import final_return
 from klrl.sweep.single import run_in_folder
 from klrl.sweep.words import is_own, key_of, quote_paths, value_of
 
@@ -91,8 +92,9 @@ class Run(os.PathLike[str]):
     def summary(self) -> dict[str, Any]:
         """``status``, ``frames`` (language: samples) done, and the last recorded values.
 
-        ``return`` (of the last evaluation, else of training), ``kl/ref/exact``, ``kl/ref/coef``,
-        ``kl/old/exact``, ``kl/old/beta``: None where the run has none.
+        ``return`` (of the last evaluation, else of training, else the mean reward),
+        ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact``, ``kl/old/beta``: None where the run
+        has none.
         """
         rows = self.rows
         axis = recorded_domain(self.manifest, rows[-1] if rows else {}).axis
@@ -101,7 +103,7 @@ class Run(os.PathLike[str]):
         return {
             "status": RunFolder(self.folder).status,
             "frames": int(last.get(axis, 0)),
-            "return": last.get("eval/return", last.get("reward/episode")),
+            "return": final_return(rows),
             **{name: last.get(name) for name in names},
         }
 
@@ -157,6 +159,8 @@ def run(
     config_dir: str | Path | None = None,
 ) -> Run:
     """Train one policy and record the run, as ``klrl`` on the command line does.
+
+    It seeds torch's random generator, which is the process's, and leaves it so.
 
     Args:
         overrides: words as on the command line; or one config, from :func:`compose` or Hydra.
