@@ -31,7 +31,7 @@ def told():
 atexit.register(told)
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name not in ("klrl.rollout.vector", "klrl.learner"):
+        if name not in ("klrl.control.vector", "klrl.train.learner"):
             return None
         sys.meta_path.remove(self)
         from importlib.util import find_spec
@@ -44,7 +44,7 @@ class Finder:
         spec.loader.exec_module = exec_module
         return spec
 def watch(module):
-    if module.__name__ == "klrl.learner":
+    if module.__name__ == "klrl.train.learner":
         update = module.Learner.update
         def timed(self, *a, **k):
             out = update(self, *a, **k)

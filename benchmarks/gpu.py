@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-import klrl.compiled
+import klrl.control.compiled
 from benchmarks.results import ROOT
 from klrl.__main__ import compose
-from klrl.checks import to_config
-from klrl.run_folder import RunFolder
-from klrl.training import Training
+from klrl.config.checks import to_config
+from klrl.runs.folder import RunFolder
+from klrl.train.loop import Training
 
 TOLERANCE = 1e-4
 SMALL = ("env=pendulum", "env.num_envs=8", "collector.steps=256", "learner.minibatches=32")
@@ -69,7 +69,7 @@ def disagreement(mode: str, *words: str) -> float:
 
 def acting_disagreement() -> float:
     """Largest difference of an action between the captured forward and the CPU's numpy."""
-    from klrl.rollout.acting import make_acting
+    from klrl.control.acting import make_acting
 
     cpu, gpu = (experiment(device, *SMALL) for device in ("cpu", "cuda"))
     gpu.parts.agent.modules.load_state_dict(cpu.parts.agent.modules.state_dict())
@@ -83,9 +83,9 @@ def acting_disagreement() -> float:
 def frames_per_second(name: str, *words: str, iterations: int = 8) -> float:
     """Whole iterations by the wall clock, median, the first one left out."""
     mode = "false" if name == "eager" else "jit"
-    captured = klrl.compiled._captured_on_gpu
+    captured = klrl.control.compiled._captured_on_gpu
     if name == "compiled":
-        klrl.compiled._captured_on_gpu = lambda prepared, _: prepared
+        klrl.control.compiled._captured_on_gpu = lambda prepared, _: prepared
     try:
         made = experiment("cuda", *words, f"learner.compile={mode}")
         rollout = made.parts.rollout(0)
@@ -100,7 +100,7 @@ def frames_per_second(name: str, *words: str, iterations: int = 8) -> float:
             speeds.append(batch.numel() / (time.perf_counter() - started))
         rollout.close()
     finally:
-        klrl.compiled._captured_on_gpu = captured
+        klrl.control.compiled._captured_on_gpu = captured
     return statistics.median(speeds[1:])
 
 

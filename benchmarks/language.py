@@ -60,8 +60,8 @@ def base_model_of(workload: Workload) -> Path:
 
 def write_prompts(file: Path, workload: Workload, seed: int, count: int) -> None:
     """The prompts that ``experiment=sort_digits seed=...`` draws, in its order."""
+    from klrl.base.seeds import derived_seed
     from klrl.language.sort_digits import SortDigits
-    from klrl.seeds import derived_seed
 
     problem = SortDigits(shots=workload.shots, seed=derived_seed(seed, "prompts"))
     rows = [problem(index) for index in range(count)]

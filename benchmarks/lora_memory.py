@@ -91,9 +91,9 @@ def largest_difference(words: Sequence[str], model: Path) -> tuple[float, float,
     """
     import klrl.language.parts
     from klrl.__main__ import compose
-    from klrl.checks import to_config
-    from klrl.run_folder import RunFolder
-    from klrl.training import start
+    from klrl.config.checks import to_config
+    from klrl.runs.folder import RunFolder
+    from klrl.train.loop import start
 
     differences: list[Any] = []
     kl: list[float] = []

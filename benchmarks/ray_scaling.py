@@ -22,14 +22,14 @@ import ray
 import torch
 
 from klrl.__main__ import compose
-from klrl.checks import to_config
+from klrl.base.ray_start import start_ray
 from klrl.config import Config, RayCollectorConfig
-from klrl.envs import make_env
-from klrl.ray_start import start_ray
-from klrl.rollout import VectorRollout
-from klrl.rollout.ray import RayRollout
-from klrl.rollout.ray_worker import join, to_arrays, weights_of
-from klrl.training import Training
+from klrl.config.checks import to_config
+from klrl.control.env import make_env
+from klrl.control.ray_rollout import RayRollout
+from klrl.control.ray_worker import join, to_arrays, weights_of
+from klrl.control.vector import VectorRollout
+from klrl.train.loop import Training
 
 WORKERS = (1, 2)
 SHAPES = {"pendulum": (64, 64), "half_cheetah": (16, 256)}

@@ -8,7 +8,7 @@ TorchRL's own loops. Nothing here imports torch before it is needed.
 from importlib import import_module
 from typing import Any
 
-from klrl._version import __version__
+from klrl.base.version import __version__
 
 __all__ = [
     "Callback",
@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Callback": "klrl.callbacks",
+    "Callback": "klrl.train.callbacks",
     "Run": "klrl.api",
     "compose": "klrl.api",
-    "load_policy": "klrl.load",
+    "load_policy": "klrl.control.load",
     "load_run": "klrl.api",
     "run": "klrl.api",
 }

@@ -12,7 +12,7 @@ __all__ = ["compose", "main"]  # noqa: F822 (compose comes from __getattr__)
 def __getattr__(name: str) -> Any:
     """``compose`` on first use: ``klrl --version`` and completion do without Hydra."""
     if name == "compose":
-        from klrl.composer import compose
+        from klrl.config.compose import compose
 
         return compose
     raise AttributeError(f"module 'klrl.__main__' has no attribute {name!r}")

@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from klrl.checks import check_config, to_config
-from klrl.composer import allow_env_kwargs, check_config_dir, check_words, job_config, keys
+from klrl.base.errors import ConfigError, first_line
 from klrl.config import JobConfig
+from klrl.config.checks import check_config, to_config
+from klrl.config.compose import allow_env_kwargs, check_config_dir, check_words, job_config, keys
+from klrl.config.overrides import is_own, key_of, quote_paths, value_of
 from klrl.domains import recorded_domain
-from klrl.errors import ConfigError, first_line
-from klrl.loggers import read_rows
-from klrl.preflight import check_machine
-from klrl.preflight.runs import find_manifest
-from klrl.resume import stored_config
-from klrl.run_folder import RunFolder
+from klrl.runs.find import find_manifest
+from klrl.runs.folder import RunFolder
+from klrl.runs.loggers import read_rows
+from klrl.runs.preflight import check_machine
+from klrl.runs.resume import stored_config
 from klrl.sweep.ledger import final_return
 from klrl.sweep.single import run_in_folder
-from klrl.sweep.words import is_own, key_of, quote_paths, value_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from klrl.callbacks import Callback
-    from klrl.evaluate import Evaluated
-    from klrl.metrics import Row
+    from klrl.control.evaluate import Evaluated
+    from klrl.runs.metrics import Row
+    from klrl.train.callbacks import Callback
 
 #: Hydra composes in state of the process's.
 _composing = threading.Lock()
@@ -108,13 +108,13 @@ class Run(os.PathLike[str]):
         }
 
     def policy(self, which: str = "last", device: str = "cpu") -> Any:
-        """The trained policy, frozen; see :func:`klrl.load.load_policy`."""
-        from klrl.load import load_policy
+        """The trained policy, frozen; see :func:`klrl.control.load.load_policy`."""
+        from klrl.control.load import load_policy
 
         return load_policy(self.folder, which, device)
 
     def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluated:
-        """Play the policy; arguments as :func:`klrl.evaluate.evaluate_run`.
+        """Play the policy; arguments as :func:`klrl.control.evaluate.evaluate_run`.
 
         Args:
             episodes: how many; None: as the command line.
@@ -124,13 +124,13 @@ class Run(os.PathLike[str]):
         Returns:
             ``returns`` (one per episode), ``row`` (``eval/return``, ``eval/return_std``).
         """
-        from klrl.evaluate import evaluate_run
+        from klrl.control.evaluate import evaluate_run
 
         return evaluate_run(self.folder, words, episodes=episodes, **how)
 
     def figure(self) -> Figure:
         """Return, KLs and coefficients, as ``curves.png`` has them."""
-        from klrl.curves import curves_figure
+        from klrl.runs.curves import curves_figure
 
         rows = self.rows
         domain = recorded_domain(self.manifest, rows[-1] if rows else {})
@@ -165,7 +165,7 @@ def run(
     Args:
         overrides: words as on the command line; or one config, from :func:`compose` or Hydra.
         folder: the run folder; default a new one below ``outputs/``.
-        callbacks: hooks of the loop, see :class:`klrl.callbacks.Callback`.
+        callbacks: hooks of the loop, see :class:`klrl.train.callbacks.Callback`.
         config_dir: a folder with choices of your own, for words.
 
     Returns:
@@ -216,7 +216,7 @@ def _typed(cfg: DictConfig) -> JobConfig:
 
 def _check_callbacks(callbacks: Any) -> None:
     """Refuse what has no hooks, a class among it, before there is a folder."""
-    from klrl.callbacks import Callback
+    from klrl.train.callbacks import Callback
 
     listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     wrong = [each for each in listed if not isinstance(each, Callback)]

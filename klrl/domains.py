@@ -16,8 +16,8 @@ from klrl.config import JobConfig
 from klrl.config.choices import resolve
 
 if TYPE_CHECKING:
-    from klrl.evaluate import Evaluated
-    from klrl.training import Parts
+    from klrl.control.evaluate import Evaluated
+    from klrl.train.loop import Parts
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,23 @@ class Domain:
     def preflight(
         self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
     ) -> None:
-        """Refuse a job that this machine cannot run; see :func:`klrl.preflight.check_machine`."""
+        """Refuse a job that this machine cannot run; see :func:`klrl.runs.preflight.check_machine`."""
         resolve(self.does["preflight"])(config, overridden, resumed=resumed)
 
     def parts(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> Parts:
-        """Build what a run needs; arguments as :class:`klrl.training.Training`."""
+        """Build what a run needs; arguments as :class:`klrl.train.loop.Training`."""
         return resolve(self.does["parts"])(config, before)
 
     def load(self, run: Path, which: str = "last", device: str = "cpu") -> Any:
-        """The trained policy of a run; see :func:`klrl.load.load_policy`."""
+        """The trained policy of a run; see :func:`klrl.control.load.load_policy`."""
         return resolve(self.does["load"])(run, which, device)
 
     def on_task(self, run: Path, own: JobConfig, words: Sequence[str]) -> JobConfig:
-        """A run's settings with another task; see :mod:`klrl.other_task`."""
+        """A run's settings with another task; see :mod:`klrl.control.other_task`."""
         return resolve(self.does["on_task"])(run, own, words)
 
     def evaluate(self, run: Path, config: JobConfig, **how: Any) -> Evaluated:
-        """Play a run's policy; see :func:`klrl.evaluate.evaluate_run`."""
+        """Play a run's policy; see :func:`klrl.control.evaluate.evaluate_run`."""
         return resolve(self.does["evaluate"])(run, config, **how)
 
 
@@ -81,11 +81,11 @@ CONTROL = Domain(
     evaluation="evaluation",
     digits=5,
     does={
-        "preflight": "klrl.preflight:check_control",
+        "preflight": "klrl.runs.preflight:check_control",
         "parts": "klrl.control.parts:ControlParts",
-        "load": "klrl.load:trained_actor",
-        "on_task": "klrl.other_task:control_on_task",
-        "evaluate": "klrl.evaluate:evaluate_control_run",
+        "load": "klrl.control.load:trained_actor",
+        "on_task": "klrl.control.other_task:control_on_task",
+        "evaluate": "klrl.control.evaluate:evaluate_control_run",
     },
 )
 LANGUAGE = Domain(
@@ -97,10 +97,10 @@ LANGUAGE = Domain(
     evaluation="greedy evaluation",
     digits=4,
     does={
-        "preflight": "klrl.preflight:check_language",
+        "preflight": "klrl.runs.preflight:check_language",
         "parts": "klrl.language.parts:LanguageParts",
         "load": "klrl.language.policy:trained_causal_lm",
-        "on_task": "klrl.other_task:language_on_task",
+        "on_task": "klrl.control.other_task:language_on_task",
         "evaluate": "klrl.language.evaluate:evaluate_language_run",
     },
 )

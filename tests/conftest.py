@@ -65,7 +65,7 @@ def _own_logging() -> Iterator[None]:
 def settings() -> Callable[..., object]:
     """Compose a typed config from words as on the command line."""
     from klrl.__main__ import compose
-    from klrl.checks import to_config
+    from klrl.config.checks import to_config
 
     return lambda *words: to_config(compose([*QUICK, *words]))
 

@@ -1,4 +1,4 @@
-"""Run folders made by hand, for the tests of ``klrl.report`` and ``klrl.diff``."""
+"""Run folders made by hand, for the tests of ``klrl.report`` and ``klrl.report.diff``."""
 
 import html
 import json

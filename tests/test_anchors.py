@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import klrl
+from klrl.control.mlp import ObservationNormalizer
 from klrl.kl.reference import EMAReference, PeriodicReference, freeze
-from klrl.models.mlp import ObservationNormalizer
-from klrl.resume import stored_config
-from klrl.run_folder import RunFolder
-from klrl.training import Training
+from klrl.runs.folder import RunFolder
+from klrl.runs.resume import stored_config
+from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.test_run import exits, rows_of, timeless
 

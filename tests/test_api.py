@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDict
 
 import klrl
+from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import Config
-from klrl.errors import ConfigError, Interrupted
-from klrl.run_folder import RunFolder
+from klrl.runs.folder import RunFolder
 from tests.conftest import QUICK
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ import yaml
 from klrl.__main__ import main
 from klrl.cli.show import annotated
 from klrl.config import conf_dir
-from klrl.hints import choices
+from klrl.config.explain import choices
 
 #: What a choice needs beside itself; a language task comes with its experiment.
 NEEDS = {

@@ -17,19 +17,19 @@ from torch import nn
 from torchrl.modules import ProbabilisticActor
 
 import klrl
-from klrl.advantage import gae
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import AdvantageConfig, GroupConfig, RetrieveKLConfig
 from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient, check_placement
-from klrl.errors import ConfigError, NonFiniteError
+from klrl.control.advantage import gae
+from klrl.control.distributions import Categorical
+from klrl.control.kl import make_reference_kl
 from klrl.kl import charge
-from klrl.kl.build import make_reference_kl
 from klrl.kl.measure import annotate, measure, measure_reference_kl
 from klrl.language import advantage as language_advantage
-from klrl.language import charge as language_charge
+from klrl.language import kl as language_charge
 from klrl.language.batch import Responses, make_batch, on_full, response_mask, set_scores
-from klrl.language.group import token_gae
 from klrl.losses.functional import reference_kl
-from klrl.models.distributions import Categorical
+from klrl.train.advantage import token_gae
 
 PACKAGE = Path(klrl.__file__).parent
 PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))

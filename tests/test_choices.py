@@ -13,8 +13,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from klrl.checks import check_config, to_config
-from klrl.composer import job_config
+from klrl.base.errors import ConfigError
 from klrl.config import (
     ALL_CHOICES,
     CHOICES,
@@ -34,12 +33,13 @@ from klrl.config import (
     record,
     sweep,
 )
+from klrl.config.checks import check_config, to_config
 from klrl.config.choices import Choice, resolve
+from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.stored import renamed, typed
-from klrl.errors import ConfigError
-from klrl.resume import stored_config
+from klrl.runs.resume import stored_config
 
 EVERY = [(group, name) for group, choices in ALL_CHOICES.items() for name in choices]
 FIXTURE = Path(__file__).parent / "fixtures" / "v0_1_0"
@@ -247,7 +247,7 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
 
 def test_the_identity_of_a_0_1_0_run_is_that_of_its_job(tmp_path: Path) -> None:
     from klrl.config.identity import NUMERICS
-    from klrl.run_folder import RunFolder
+    from klrl.runs.folder import RunFolder
     from klrl.sweep.jobs import recorded_identity
 
     shutil.copytree(FIXTURE / "run", tmp_path / "run")
@@ -301,7 +301,7 @@ def test_settings_that_were_changed_in_python_are_checked() -> None:
 
 def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
-    from klrl.composer import Composer, compose
+    from klrl.config.compose import Composer, compose
 
     composer = Composer()
     jobs = [
@@ -326,6 +326,6 @@ def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     ],
 )
 def test_the_order_of_words_counts_as_in_hydra(words: list[str]) -> None:
-    from klrl.composer import Composer, compose
+    from klrl.config.compose import Composer, compose
 
     assert to_config(Composer().explained(words)) == to_config(compose(words))

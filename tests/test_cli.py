@@ -12,8 +12,8 @@ import gymnasium
 import pytest
 
 from klrl.__main__ import main
-from klrl.errors import ConfigError
-from klrl.loggers import read_rows
+from klrl.base.errors import ConfigError
+from klrl.runs.loggers import read_rows
 from tests.conftest import QUICK
 from tests.test_run import exits
 
@@ -216,13 +216,13 @@ def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years", encoding="utf-8")
     flags = ["-m"] if key == "hydra.sweep.dir" else []
-    import klrl.training
+    import klrl.train.loop
 
     def refuse_late(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(klrl.training, "start", refuse_late)
+        patch.setattr(klrl.train.loop, "start", refuse_late)
         for words in ([f"{key}=mine"], []):
             with pytest.raises(SystemExit) as stop:
                 main([*flags, *QUICK, *words])
@@ -233,12 +233,12 @@ def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
 
 
 def test_a_refused_job_leaves_no_folder_above_its_own(capsys, monkeypatch) -> None:
-    import klrl.training
+    import klrl.train.loop
 
     def refuse_late(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")
 
-    monkeypatch.setattr(klrl.training, "start", refuse_late)
+    monkeypatch.setattr(klrl.train.loop, "start", refuse_late)
     assert "late: refused" in refused(capsys, *QUICK, "hydra.run.dir=one/two/three")
     assert not Path("one").exists()
 

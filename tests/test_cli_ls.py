@@ -15,8 +15,8 @@ import pytest
 
 from klrl.base.text import text_table
 from klrl.cli.ls import ls_command
-from klrl.listing import entries, last_values
-from klrl.run_folder import process_start
+from klrl.report.listing import entries, last_values
+from klrl.runs.folder import process_start
 from tests.report_toys import rows_of, write_run, write_sweep
 
 

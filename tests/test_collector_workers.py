@@ -13,10 +13,9 @@ from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 
 from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.envs import make_env
+from klrl.control.actor import Agent, make_agent
+from klrl.control.env import make_env
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL, exact_kl, freeze
-from klrl.models import make_agent
-from klrl.models.actor import Agent
 
 pytestmark = pytest.mark.integration
 

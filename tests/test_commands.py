@@ -15,15 +15,15 @@ import torchrl
 
 import klrl
 from klrl.__main__ import main
+from klrl.base.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.cli.main import COMMANDS
-from klrl.errors import ConfigError, Interrupted, NonFiniteError
 
 #: Those that are modules of their own too, as ``python -m klrl.evaluate``.
 MODULES = {
-    "evaluate": "klrl.evaluate",
+    "evaluate": "klrl.control.evaluate",
     "report": "klrl.report.__main__",
-    "diff": "klrl.diff",
-    "plan": "klrl.plan.__main__",
+    "diff": "klrl.report.diff",
+    "plan": "klrl.sweep.plan",
     "doctor": "klrl.doctor.__main__",
 }
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from klrl import compiled
-from klrl.compiled import check_inputs, choose, decide, package_key
-from klrl.errors import ConfigError
-from klrl.learner import Learner
-from klrl.run_folder import RunFolder
-from klrl.training import Training, start
-from klrl.update import Columns, Problem, eager_step, loss_terms, pure_step
+from klrl.base.errors import ConfigError
+from klrl.control import compiled
+from klrl.control.compiled import check_inputs, choose, decide, package_key
+from klrl.control.step import Columns, Problem, eager_step, loss_terms, pure_step
+from klrl.runs.folder import RunFolder
+from klrl.train.learner import Learner
+from klrl.train.loop import Training, start
 from tests.conftest import QUICK
 
 CPU = torch.device("cpu")
@@ -185,7 +185,7 @@ PACKAGED = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exa
 def package(tmp_path_factory) -> Path:
     """The package of PACKAGED with 8 minibatches, built once."""
     from klrl.__main__ import compose
-    from klrl.checks import to_config
+    from klrl.config.checks import to_config
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("package")

@@ -92,8 +92,8 @@ def test_every_setting_of_a_job_is_completed() -> None:
     """Against what Hydra composes, not against the schemas."""
     from omegaconf import OmegaConf
 
-    from klrl.composer import compose
-    from klrl.run_folder import by_dotted_key
+    from klrl.config.compose import compose
+    from klrl.runs.folder import by_dotted_key
 
     for words in (["env=gym"], ["experiment=text"], ["reference=ema", "controller=dual"]):
         composed = by_dotted_key(OmegaConf.to_container(compose(words)))

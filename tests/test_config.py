@@ -10,12 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from klrl.__main__ import compose
-from klrl.checks import to_config
+from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, Config, LanguageConfig, conf_dir
-from klrl.errors import ConfigError
-from klrl.hints import choices
-from klrl.preflight import check_env
-from klrl.resume import stored_config
+from klrl.config.checks import to_config
+from klrl.config.explain import choices
+from klrl.control.preflight import check_env
+from klrl.runs.resume import stored_config
 
 FILES = sorted(conf_dir().rglob("*.yaml"))
 TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somewhere"]

@@ -14,7 +14,9 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import Compose, ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 
 from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.envs import VectorGymEnv, make_env
+from klrl.control.actor import make_agent
+from klrl.control.env import make_env
+from klrl.control.gym_vector import VectorGymEnv
 from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,
@@ -26,7 +28,6 @@ from klrl.kl import (
     exact_kl,
     freeze,
 )
-from klrl.models import make_agent
 from tests.heads import TwoHeads, two_headed_actor
 
 COEF = 0.4

@@ -1,8 +1,8 @@
-"""``klrl.diff``: what differs between two run folders made by hand."""
+"""``klrl.report.diff``: what differs between two run folders made by hand."""
 
 import pytest
 
-from klrl.diff import main
+from klrl.report.diff import main
 from tests.report_toys import rows_of, write_run
 
 

@@ -9,7 +9,7 @@ from torch.distributions import Independent, kl_divergence
 from torch.distributions import Normal as TorchNormal
 from torchrl.modules import TanhNormal
 
-from klrl.models.distributions import Categorical, Normal, TanhNormalFamily
+from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
 
 DOUBLE = torch.float64
 LOW, HIGH = torch.tensor([-2.0, 0.0], dtype=DOUBLE), torch.tensor([2.0, 5.0], dtype=DOUBLE)

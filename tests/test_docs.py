@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from klrl.composer import job_config, parse_args, sweep_settings
+from klrl.config.compose import job_config, parse_args, sweep_settings
+from klrl.config.overrides import expand, split_words
 from klrl.sweep.search import space_of
-from klrl.sweep.words import expand, split_words
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,7 +11,7 @@ import torch
 from klrl.doctor import estimates, tokens
 from klrl.doctor.__main__ import examine, main
 from klrl.doctor.lines import off
-from klrl.kl import divergence
+from klrl.kl import estimators as divergence
 from klrl.kl.controllers import AdaptiveKLController
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torchrl.envs import check_env_specs
 
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import EnvConfig
-from klrl.envs import VectorGymEnv, make_env
-from klrl.errors import ConfigError, NonFiniteError
+from klrl.control.env import make_env
+from klrl.control.gym_vector import VectorGymEnv
 
 
 def config(env_id: str, num_envs: int = 3, **kwargs: object) -> EnvConfig:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from klrl.errors import ConfigError
+from klrl.base.errors import ConfigError
 from klrl.language import base_model as cache
 from klrl.language import supervised
 from klrl.language._countdown import Countdown
 from klrl.language.base_model import base_model, cache_dir
-from klrl.language.load import load_causal_lm
+from klrl.language.model import load_causal_lm
 from klrl.language.prompts import Prompt, PromptBatch, left_pad
 from klrl.language.sort_digits import SortDigits, make_tokenizer
 from klrl.language.supervised import Recipe, make_model, recipe_for, sampled_accuracy

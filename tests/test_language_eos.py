@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from klrl.errors import ConfigError
-from klrl.language import preflight
+from klrl.base.errors import ConfigError
+from klrl.language import checks as preflight
 from klrl.language.batch import make_batch
-from klrl.language.load import load_causal_lm
+from klrl.language.model import load_causal_lm
 from klrl.language.policy import special_tokens
 from klrl.language.rewards import response_texts
 from klrl.language.sampler import CacheSampler, Decoding

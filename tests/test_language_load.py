@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from klrl.errors import ConfigError
-from klrl.language.load import context_of, find_model, load_causal_lm, prompt_limit
+from klrl.base.errors import ConfigError
+from klrl.language.model import context_of, find_model, load_causal_lm, prompt_limit
 from tests import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])
@@ -124,7 +124,7 @@ def test_the_hub_is_asked_for_weights_and_settings_alone(monkeypatch: pytest.Mon
         asked.update(kwargs, name=name)
         return "fetched"
 
-    monkeypatch.setattr("klrl.language.load.snapshot_download", download)
+    monkeypatch.setattr("klrl.language.model.snapshot_download", download)
     assert find_model("me/tiny") == Path("fetched")
     assert asked["name"] == "me/tiny"
     allowed = " ".join(asked["allow_patterns"])  # type: ignore[arg-type]
@@ -298,7 +298,7 @@ def test_a_path_that_is_none_never_reaches_the_hub(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "klrl.language.load.snapshot_download", lambda *_, **__: pytest.fail("asked")
+        "klrl.language.model.snapshot_download", lambda *_, **__: pytest.fail("asked")
     )
     if model == "":
         monkeypatch.setattr(Path, "is_dir", lambda _: False)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from klrl.errors import ConfigError
-from klrl.kl._score import token_log_probs
-from klrl.language.load import load_causal_lm
+from klrl.base.errors import ConfigError
 from klrl.language.lora import LoraSettings, adapter_off, add_lora
+from klrl.language.model import load_causal_lm
+from klrl.transforms.token_log_probs import token_log_probs
 from tests import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])

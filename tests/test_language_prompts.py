@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from klrl.errors import ConfigError
+from klrl.base.errors import ConfigError
 from klrl.language.jsonl import read_jsonl
 from klrl.language.prompts import (
     Prompt,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from klrl.errors import ConfigError, RewardError
+from klrl.base.errors import ConfigError, RewardError
 from klrl.language.prompts import Prompt
 from klrl.language.rewards import Reward, find_reward, response_texts
 from klrl.language.sort_digits import exact, proxy

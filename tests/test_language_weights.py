@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import klrl
 from klrl.__main__ import main
-from klrl.errors import ConfigError
+from klrl.base.errors import ConfigError
 from klrl.language.base_model import build
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.weights import base_digest

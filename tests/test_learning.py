@@ -11,12 +11,12 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from klrl.advantage import gae
+from klrl.base.errors import NonFiniteError
 from klrl.config import AdvantageConfig, EnvConfig
-from klrl.envs import make_env
-from klrl.errors import NonFiniteError
-from klrl.learner import Learner
-from klrl.training import Training
+from klrl.control.advantage import gae
+from klrl.control.env import make_env
+from klrl.train.learner import Learner
+from klrl.train.loop import Training
 
 
 class SumOfObservation(nn.Module):

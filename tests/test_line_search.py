@@ -79,7 +79,7 @@ def test_held_runs_end_near_the_target_and_say_how(tmp_path: Path) -> None:
 
 
 def test_the_search_moves_the_actor_alone(settings) -> None:
-    from klrl.training import Training
+    from klrl.train.loop import Training
 
     results = []
     for mode in ("none", "both"):

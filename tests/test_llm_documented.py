@@ -16,7 +16,7 @@ from torchrl.data.llm import History
 from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.kl import KLComputation, RetrieveKL, RetrieveLogProb
-from klrl.kl.llm import KLRewardTransform
+from klrl.transforms.llm import KLRewardTransform
 from tests.llm_toys import TEMPLATE, chats, network, rendered, tokenizer, wrapper
 from tests.test_llm_reward import batch
 from tests.test_llm_truth import padded, token_rows
@@ -416,8 +416,8 @@ def test_reward_transforms_detach() -> None:
 @pytest.mark.integration
 def test_importing_the_transforms_loads_neither_ray_nor_transformers() -> None:
     code = (
-        "import sys, klrl.kl, klrl.kl.llm; "
-        "print([m for m in ('klrl.kl.ray', 'transformers.models') if m in sys.modules])"
+        "import sys, klrl.kl, klrl.transforms.llm; "
+        "print([m for m in ('klrl.transforms.served', 'transformers.models') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

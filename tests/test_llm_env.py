@@ -20,7 +20,7 @@ from torchrl.modules import IndependentNormal, ProbabilisticActor
 from torchrl.modules.llm import TransformersWrapper
 
 from klrl.kl import RetrieveKL, freeze
-from klrl.kl.llm import KLRewardTransform
+from klrl.transforms.llm import KLRewardTransform
 from tests.llm_toys import alone, network, rendered, tokenizer, wrapper
 
 #: TorchRL 0.14.1's own: a deprecated argument of torch, announcements for 0.15.

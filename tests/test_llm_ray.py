@@ -15,8 +15,8 @@ from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.kl import RayRetrieveKL, RetrieveKL
-from klrl.kl.llm import KLRewardTransform, RayKLRewardTransform
-from klrl.kl.ray import start_ray
+from klrl.transforms.llm import KLRewardTransform, RayKLRewardTransform
+from klrl.transforms.served import start_ray
 from tests.llm_toys import chats, network, tokenizer, wrapper
 from tests.test_llm_env import Score, Script, reset
 from tests.test_llm_reward import batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
 
-from klrl.kl.llm import KLRewardTransform
+from klrl.transforms.llm import KLRewardTransform
 from tests.llm_toys import alone, network, tokenizer, wrapper
 from tests.test_llm_truth import padded, token_rows
 

@@ -9,7 +9,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
-from klrl.kl.llm import KLRewardTransform
+from klrl.transforms.llm import KLRewardTransform
 from tests.llm_toys import network, tokenizer, wrapper
 from tests.test_llm_env import QUERIES, Score, reset, sampler
 

@@ -44,7 +44,7 @@ def error_of_their_forward(model, data: TensorDict, **kwargs) -> float:
 def test_gpt2_cannot_be_scored() -> None:
     """The mask is passed by position, where GPT-2 takes its cache.
 
-    Workaround: klrl/kl/_score.py passes it by name.
+    Workaround: klrl/transforms/token_log_probs.py passes it by name.
     """
     data = padded(token_rows(), "left", 0)
     with pytest.raises(AttributeError, match="get_seq_length"):
@@ -53,14 +53,14 @@ def test_gpt2_cannot_be_scored() -> None:
 
 
 def test_the_temperature_is_ignored_when_scoring() -> None:
-    """Workaround: klrl/kl/_score.py divides the logits."""
+    """Workaround: klrl/transforms/token_log_probs.py divides the logits."""
     data = padded(token_rows(), "left", 0)
     error = error_of_their_forward(network(), data, generate_kwargs={"temperature": 0.5})
     assert error < 1e-4  # the truth at temperature 1
 
 
 def test_dropout_stays_on_when_scoring() -> None:
-    """Workaround: klrl/kl/_score.py scores in evaluation mode."""
+    """Workaround: klrl/transforms/token_log_probs.py scores in evaluation mode."""
     model, data = network().train(), padded(token_rows(), "right", 0)
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -72,7 +72,7 @@ def test_dropout_stays_on_when_scoring() -> None:
 
 
 def test_the_samplers_first_log_prob_is_forced_to_zero_and_the_rest_is_raw() -> None:
-    """Workaround: klrl/kl/llm.py, _without_forced_zero."""
+    """Workaround: klrl/transforms/llm.py, _without_forced_zero."""
     model = network()
     policy = wrapper(
         model, "tokens", generate=True, generate_kwargs={"max_new_tokens": 4, "do_sample": True}
@@ -87,7 +87,7 @@ def test_the_samplers_first_log_prob_is_forced_to_zero_and_the_rest_is_raw() -> 
 
 
 def test_the_tokenizers_name_overrides_its_template() -> None:
-    """Workaround: klrl/kl/_tokens.py, template_of."""
+    """Workaround: klrl/transforms/tokens.py, template_of."""
     from tests.llm_toys import TEMPLATE
 
     other = TEMPLATE.replace("<|im_start|>", "one ")
@@ -103,7 +103,7 @@ def test_the_tokenizers_name_overrides_its_template() -> None:
 
 
 def test_a_new_version_writes_into_the_policys_tokenizer_kwargs() -> None:
-    """Workaround: klrl/kl/collector_policy.py hands copies over."""
+    """Workaround: klrl/transforms/collector_policy.py hands copies over."""
     policy = wrapper(network(), generate=True)
     policy.get_new_version(generate=False, pad_output=False)
     assert policy.tokenizer_kwargs["padding"] is False

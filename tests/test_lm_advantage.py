@@ -9,9 +9,9 @@ import torch
 
 from klrl.language import token_loss
 from klrl.language.batch import response_mask
-from klrl.language.group import group_advantage, group_normalized, leave_one_out, token_gae
 from klrl.language.scoring import Layout
 from klrl.language.value_head import ValueHead
+from klrl.train.advantage import group_advantage, group_normalized, leave_one_out, token_gae
 from tests.lm_toys import FAMILIES, GROUP, network, rollout
 
 SCORES = [1.0, 0.0, 0.5, 2.0, 2.0, -1.0]

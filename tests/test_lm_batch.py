@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from klrl.language import preflight
+from klrl.language import checks as preflight
 from klrl.language.batch import (
     ASSISTANT,
     ATTENTION,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from klrl.language import token_loss
-from klrl.language.group import group_advantage
+from klrl.train.advantage import group_advantage
 
 COEF = 0.3
 ESTIMATORS = ("k1", "k2", "k3", "exact")

@@ -16,18 +16,18 @@ from transformers import AutoModelForCausalLM
 
 import klrl
 from klrl.__main__ import compose, main
-from klrl.checks import to_config
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import LanguageConfig
-from klrl.errors import ConfigError, NonFiniteError
-from klrl.evaluate import main as evaluate_main
+from klrl.config.checks import to_config
+from klrl.config.language_checks import BASE_CONTEXT
+from klrl.control.evaluate import main as evaluate_main
 from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
-from klrl.language.checks import BASE_CONTEXT
 from klrl.language.supervised import Recipe
-from klrl.loggers import read_rows
-from klrl.metrics import METRICS
-from klrl.run_folder import RunFolder
-from klrl.training import Training
+from klrl.runs.folder import RunFolder
+from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import METRICS
+from klrl.train.loop import Training
 from tests import lm_toys
 from tests.test_run import manifest_of, rows_of, timeless
 

@@ -142,8 +142,8 @@ def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:
     from torchrl.trainers import Trainer
 
     from klrl.config import EnvConfig, GaussianActorConfig
-    from klrl.envs import make_env
-    from klrl.models import make_agent
+    from klrl.control.actor import make_agent
+    from klrl.control.env import make_env
 
     torch.set_default_dtype(torch.float32)
     config = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")

@@ -11,13 +11,13 @@ from tensordict import TensorDict
 from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
 
 from klrl.config import ClipConfig, EnvConfig, GaussianActorConfig, KLPENConfig
-from klrl.envs import make_env
+from klrl.control.actor import make_agent
+from klrl.control.distributions import Normal
+from klrl.control.env import make_env
 from klrl.losses import DoublingBeta, make_beta_rule, make_loss
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.functional import critic_loss
 from klrl.losses.policy import Coefficients
-from klrl.models import make_agent
-from klrl.models.distributions import Normal
 
 SHARED = {
     "entropy_bonus": True,

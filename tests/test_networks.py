@@ -5,12 +5,12 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from klrl.base.errors import ConfigError
 from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
-from klrl.envs import make_env
-from klrl.errors import ConfigError
+from klrl.control.actor import make_agent
+from klrl.control.env import make_env
+from klrl.control.mlp import ObservationNormalizer
 from klrl.kl import exact_kl, freeze
-from klrl.models import make_agent
-from klrl.models.mlp import ObservationNormalizer
 
 
 def agent_for(env_id: str, distribution: str, **actor: object):

@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 import klrl
-from klrl.evaluate import evaluate_run
-from klrl.evaluate import main as evaluate_main
-from klrl.gym_make import make_gym
-from klrl.seeds import derived_seed
+from klrl.base.seeds import derived_seed
+from klrl.control.evaluate import evaluate_run
+from klrl.control.evaluate import main as evaluate_main
+from klrl.control.gym_make import make_gym
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from klrl.control.distributions import Categorical
 from klrl.losses.functional import reference_kl
 from klrl.losses.policy import Coefficients, make_loss
-from klrl.models.distributions import Categorical
 from tests.conftest import QUICK
 from tests.test_losses import KLPEN
 from tests.test_run import exits, rows_of

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from klrl.__main__ import main as klrl_main
-from klrl.checks import to_config
-from klrl.composer import compose
+from klrl.base.errors import ConfigError
 from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
-from klrl.errors import ConfigError
-from klrl.plan import __main__ as plan
-from klrl.plan.estimate import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
-from klrl.plan.probe import Cost
+from klrl.config.checks import to_config
+from klrl.config.compose import compose
+from klrl.sweep import plan as plan
+from klrl.sweep.estimate import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
+from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
 
 #: 100 iterations of 64 frames; evaluated and saved every tenth.

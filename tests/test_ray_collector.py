@@ -17,19 +17,19 @@ import torch
 from tensordict import TensorDictBase
 from torch.distributions import Independent, Normal
 
+from klrl.base.errors import NonFiniteError, WorkerError
+from klrl.base.ray_start import start_ray
+from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig, GaussianActorConfig, RayCollectorConfig
-from klrl.envs import make_env
-from klrl.errors import NonFiniteError, WorkerError
-from klrl.models import Agent, make_agent
-from klrl.ray_start import start_ray
-from klrl.rollout import VectorRollout
-from klrl.seeds import derived_seed
+from klrl.control.actor import Agent, make_agent
+from klrl.control.env import make_env
+from klrl.control.vector import VectorRollout
 from tests.test_ray_run import LOOPBACK, listening
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
-from klrl.rollout.ray import RayRollout
-from klrl.rollout.ray_cluster import Cluster
+from klrl.control.ray_cluster import Cluster
+from klrl.control.ray_rollout import RayRollout
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -205,7 +205,7 @@ def test_a_workers_error_keeps_its_type_and_a_mortal_one_ends_in_one_line(
     weight.data.copy_(before)
     nowhere = EnvConfig("Nowhere-v0", {}, COPIES, True, 1.0, name="gym")
     monkeypatch.setattr(rollout, "_env", nowhere)
-    monkeypatch.setattr("klrl.rollout.ray.ACCIDENTS", 2)
+    monkeypatch.setattr("klrl.control.ray_rollout.ACCIDENTS", 2)
     os.kill(pids_of(rollout)[0], signal.SIGKILL)
     with pytest.raises(WorkerError, match="was lost 2 times.*Nowhere") as found:
         rollout.collect()
@@ -222,7 +222,7 @@ def test_more_cpus_than_the_cluster_has_are_refused() -> None:
 
 
 def test_what_is_worked_around_is_still_so() -> None:
-    """When this fails, klrl/rollout/ray.py may use what TorchRL has mended."""
+    """When this fails, klrl/control/ray_rollout.py may use what TorchRL has mended."""
     from functools import partial
 
     import ray

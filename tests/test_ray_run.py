@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from klrl.__main__ import main
-from klrl.errors import ConfigError
-from klrl.preflight.ray import check_ray_machine
+from klrl.base.errors import ConfigError
+from klrl.control.ray_machine import check_ray_machine
 from tests.conftest import QUICK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -347,5 +347,5 @@ def test_refusals_in_one_line(case, tmp_path, capsys):
 
 
 def test_the_report_does_not_import_torch():
-    code = "import sys, klrl.report.__main__, klrl.diff; sys.exit('torch' in sys.modules)"
+    code = "import sys, klrl.report.__main__, klrl.report.diff; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -15,8 +15,8 @@ from benchmarks.shipped.__main__ import RESULTS
 from benchmarks.shipped.best_of_n import best_of, chances, kl_bound
 from benchmarks.shipped.sweeps import Sweep, by_labels, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
+from klrl.config.overrides import expand, job_name, quote_paths, split_words, swept_keys
 from klrl.report.runs import read_run
-from klrl.sweep.words import expand, job_name, quote_paths, split_words, swept_keys
 from tests.report_toys import ROWS, rows_of, write_run
 
 pytestmark = pytest.mark.integration
@@ -112,8 +112,8 @@ def test_the_csv_has_every_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
-    from klrl.checks import check_all_read, to_config
-    from klrl.composer import compose, keys
+    from klrl.config.checks import check_all_read, to_config
+    from klrl.config.compose import compose, keys
 
     jobs = jobs_of(sweep)
     assert len({name for name, _ in jobs}) == len(jobs)
@@ -223,7 +223,7 @@ def test_runs_are_grouped_by_label_and_ordered_by_seed() -> None:
 
 def test_evaluations_are_kept(tmp_path, monkeypatch) -> None:
     from benchmarks.shipped.sweeps import Plays
-    from klrl.evaluate import Evaluation
+    from klrl.control.evaluate import Evaluation
 
     asked = []
 
@@ -231,7 +231,7 @@ def test_evaluations_are_kept(tmp_path, monkeypatch) -> None:
         asked.append((path, tuple(words)))
         return Evaluation([2.0] * episodes)
 
-    monkeypatch.setattr("klrl.evaluate.evaluate_run", play)
+    monkeypatch.setattr("klrl.control.evaluate.evaluate_run", play)
     run = read_run(write_run(tmp_path / "run", **ENDED))
     for _ in range(2):
         plays = Plays(tmp_path / "plays.json")

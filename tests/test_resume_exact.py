@@ -12,9 +12,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from klrl.metrics import TIMES
-from klrl.run_folder import RunFolder
-from klrl.training import Training
+from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import TIMES
+from klrl.train.loop import Training
 
 pytestmark = pytest.mark.integration
 
@@ -23,9 +23,9 @@ import json, sys
 import torch
 from tensordict import TensorDict
 from pathlib import Path
-from klrl.training import Training
-from klrl.resume import stored_config
-from klrl.run_folder import RunFolder
+from klrl.train.loop import Training
+from klrl.runs.resume import stored_config
+from klrl.runs.folder import RunFolder
 from tests.test_resume_exact import next_row
 
 torch.set_num_threads(1)

@@ -17,15 +17,15 @@ import torch
 
 import klrl
 from klrl.__main__ import main
-from klrl.curves import draw_curves
+from klrl.base.errors import Interrupted, NonFiniteError
+from klrl.control.evaluate import evaluate_policy
+from klrl.control.evaluate import main as evaluate_main
 from klrl.domains import CONTROL
-from klrl.errors import Interrupted, NonFiniteError
-from klrl.evaluate import evaluate_policy
-from klrl.evaluate import main as evaluate_main
-from klrl.loggers import read_rows, wandb_mode
-from klrl.metrics import METRICS, TIMES, metrics_of
-from klrl.resume import stored_config
-from klrl.training import Training
+from klrl.runs.curves import draw_curves
+from klrl.runs.loggers import read_rows, wandb_mode
+from klrl.runs.metrics import METRICS, TIMES, metrics_of
+from klrl.runs.resume import stored_config
+from klrl.train.loop import Training
 from tests.conftest import QUICK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -117,8 +117,8 @@ def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) ->
     from torchrl.checkpoint import Checkpoint
 
     import klrl.control.parts
-    from klrl.evaluate import Evaluation
-    from klrl.run_folder import RunFolder
+    from klrl.control.evaluate import Evaluation
+    from klrl.runs.folder import RunFolder
 
     returns = iter([-5.0, -3.0, -4.0])
     monkeypatch.setattr(
@@ -150,7 +150,7 @@ def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
 
 
 def test_a_live_run_is_not_resumed_twice(capsys) -> None:
-    from klrl.run_folder import process_start
+    from klrl.runs.folder import process_start
 
     exits(*QUICK, "hydra.run.dir=run")
     parent = os.getppid()
@@ -182,7 +182,7 @@ def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
 
 
 def test_two_runs_never_share_a_folder(capsys, settings) -> None:
-    from klrl.errors import ConfigError
+    from klrl.base.errors import ConfigError
 
     exits(*QUICK, "hydra.run.dir=run")
     assert exits(*QUICK, "hydra.run.dir=run") == 2
@@ -208,7 +208,7 @@ def test_a_sweep_checks_every_jobs_reference_first(capsys) -> None:
 
 
 def test_errors_from_python_are_the_same(settings) -> None:
-    from klrl.errors import ConfigError
+    from klrl.base.errors import ConfigError
 
     with pytest.raises(ConfigError, match="Nope"):
         klrl.run(settings("env=gym", "env.id=Nope-v0", "collector.steps=32"))
@@ -250,7 +250,7 @@ def test_resume_restores_all_and_appends() -> None:
 
 
 def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(settings) -> None:
-    from klrl.run_folder import RunFolder
+    from klrl.runs.folder import RunFolder
 
     config = settings("frames=256", "kl.coef=0.3")
     first = Training(config)
@@ -286,7 +286,7 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     rows = rows_of(Path("run"))
     assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
     policy = klrl.load_policy("ref")
-    from klrl.training import Training
+    from klrl.train.loop import Training
 
     reference = Training(stored_config(Path("run"))).parts.reference
     assert all(
@@ -300,8 +300,8 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     assert last["kl/ref/penalty"] == pytest.approx(0.2 * last["kl/ref/k1"], abs=1e-6), (
         "what is charged and what is measured have one reference"
     )
-    from klrl.load import describe_policy
-    from klrl.run_folder import RunFolder
+    from klrl.control.load import describe_policy
+    from klrl.runs.folder import RunFolder
 
     resumed = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
     resumed.load(resumed.checkpoints(RunFolder(Path("run"))))
@@ -354,7 +354,7 @@ def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(
 
 
 def test_a_run_that_diverges_stops_with_the_place_and_keeps_its_checkpoint(settings) -> None:
-    from klrl.run_folder import RunFolder
+    from klrl.runs.folder import RunFolder
 
     experiment = Training(settings("frames=1024", "checkpoint.every=1"))
     charge = experiment.parts.charge_kl
@@ -426,7 +426,7 @@ def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None
 
 
 def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
-    from klrl.run_folder import RunFolder
+    from klrl.runs.folder import RunFolder
 
     experiment = Training(settings("logger=wandb"))
 
@@ -556,7 +556,7 @@ def test_sigterm_during_start_up_leaves_nothing() -> None:
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    from klrl.interrupt import StopRequest
+    from klrl.base.interrupt import StopRequest
 
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
@@ -572,7 +572,7 @@ def test_a_second_signal_stops_at_once() -> None:
 def test_plain_lines_come_in_time_and_a_terminal_gets_one_live_line() -> None:
     import io
 
-    from klrl.progress import Progress, duration
+    from klrl.runs.progress import Progress, duration
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

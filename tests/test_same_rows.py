@@ -26,9 +26,9 @@ from benchmarks.same_rows import (
     write_record,
 )
 from klrl.__main__ import compose
-from klrl.checks import to_config
 from klrl.config import GROUPS, conf_dir
-from klrl.metrics import TIMES
+from klrl.config.checks import to_config
+from klrl.runs.metrics import TIMES
 
 ROWS = [
     {"iteration": 1, "frames": 64, "kl/ref/exact": 0.1, "loss/critic": 2.0},

@@ -9,9 +9,9 @@ from pathlib import Path
 import optuna
 import pytest
 
-import klrl.training
+import klrl.train.loop
 from klrl.__main__ import main
-from klrl.errors import Interrupted, NonFiniteError
+from klrl.base.errors import Interrupted, NonFiniteError
 from klrl.sweep.search import space_of
 from tests.conftest import QUICK
 
@@ -43,7 +43,7 @@ def runs(monkeypatch) -> list[tuple[float, int]]:
         files.metrics.write_text(json.dumps(row) + "\n", encoding="utf-8")
         files.close("finished", frames=config.frames)
 
-    monkeypatch.setattr(klrl.training, "start", start)
+    monkeypatch.setattr(klrl.train.loop, "start", start)
     return began
 
 
@@ -77,7 +77,7 @@ def test_it_finds_the_top_of_a_hill_of_one_setting(runs) -> None:
 
 
 def test_a_search_that_was_stopped_goes_on_with_the_same_trial(runs, monkeypatch, capfd) -> None:
-    real, calls = klrl.training.start, []
+    real, calls = klrl.train.loop.start, []
 
     def stopped(config, folder, **kwargs):
         calls.append(config.seed)
@@ -85,11 +85,11 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_trial(runs, monkeypatch
             raise Interrupted(2)
         return real(config, folder, **kwargs)
 
-    monkeypatch.setattr(klrl.training, "start", stopped)
+    monkeypatch.setattr(klrl.train.loop, "start", stopped)
     assert exits(*SEARCH, "search.trials=3") == 130
     first = [t.user_attrs["words"] for t in study().trials]
     assert [t.state.name for t in study().trials] == ["COMPLETE", "RUNNING"]
-    monkeypatch.setattr(klrl.training, "start", real)
+    monkeypatch.setattr(klrl.train.loop, "start", real)
     assert exits(*SEARCH, "search.trials=3") == 0
     assert [t.state.name for t in study().trials] == ["COMPLETE"] * 3
     assert [t.user_attrs["words"] for t in study().trials][:2] == first
@@ -102,14 +102,14 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_trial(runs, monkeypatch
 
 
 def test_a_seed_that_fails_fails_its_trial_alone(runs, monkeypatch, capfd) -> None:
-    real = klrl.training.start
+    real = klrl.train.loop.start
 
     def sometimes(config, folder, **kwargs):
         if config.seed == 1 and len(runs) < 3:
             raise NonFiniteError("kl/ref/k1 is inf")
         return real(config, folder, **kwargs)
 
-    monkeypatch.setattr(klrl.training, "start", sometimes)
+    monkeypatch.setattr(klrl.train.loop, "start", sometimes)
     assert exits(*SEARCH, "search.trials=2") == 1
     assert [t.state.name for t in study().trials] == ["FAIL", "COMPLETE"]
     assert "failed, 2 of 3 seeds have eval/return" in capfd.readouterr().out

@@ -45,7 +45,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "    return deepcopy(actor, shared).requires_grad_(requires_grad).eval()",
     ),
     "mask ignored": (
-        "klrl/kl/divergence.py",
+        "klrl/kl/estimators.py",
         "    if mask is None:\n",
         "    if True:\n",
     ),

@@ -15,16 +15,16 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
-from klrl.composer import job_config
 from klrl.config import JoblibConfig
-from klrl.loggers import read_rows
-from klrl.metrics import TIMES
+from klrl.config.compose import job_config
+from klrl.config.overrides import expand, job_name, quote_paths
 from klrl.report.runs import find_runs
-from klrl.resume import stored_config
-from klrl.run_folder import RunFolder, process_start
+from klrl.runs.folder import RunFolder, process_start
+from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import TIMES
+from klrl.runs.resume import stored_config
 from klrl.sweep.jobs import Job
 from klrl.sweep.launchers import launch
-from klrl.sweep.words import expand, job_name, quote_paths
 from tests.conftest import QUICK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -254,16 +254,16 @@ def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) ->
 
 
 def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> None:
-    import klrl.training
+    import klrl.train.loop
 
-    real = klrl.training.start
+    real = klrl.train.loop.start
 
     def broken(config, *args, **kwargs):
         if config.seed == 0:
             raise KeyError("of a library")
         return real(config, *args, **kwargs)
 
-    monkeypatch.setattr(klrl.training, "start", broken)
+    monkeypatch.setattr(klrl.train.loop, "start", broken)
     assert sweep("seed=0,1") == 1
     caught = capfd.readouterr()
     assert "Traceback" in caught.err, "whoever mends it needs all of it"
@@ -299,13 +299,13 @@ def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, si
 
 
 def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
-    import klrl.training
-    from klrl.errors import ConfigError
+    import klrl.train.loop
+    from klrl.base.errors import ConfigError
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")
 
-    monkeypatch.setattr(klrl.training, "start", refuse)
+    monkeypatch.setattr(klrl.train.loop, "start", refuse)
     assert sweep("seed=0,1") == 2
     assert "late: refused" in capsys.readouterr().err
     assert not Path("outputs/a").exists()

@@ -14,11 +14,11 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.envs import make_env
+from klrl.control.actor import make_agent
+from klrl.control.env import make_env
+from klrl.control.kl import make_reference_kl
 from klrl.kl import KLComputation, KLRewardTransform, RetrieveLogProb, estimate_kl, freeze
-from klrl.kl.build import make_reference_kl
 from klrl.kl.measure import annotate, measure_reference_kl
-from klrl.models import make_agent
 
 COEF = 0.5
 ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "mlp")]

@@ -17,15 +17,17 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
+from klrl.base.errors import NonFiniteError
 from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
-from klrl.envs import VectorGymEnv, make_env
-from klrl.errors import NonFiniteError
+from klrl.control.acting import NumpyActing, TorchActing, make_acting
+from klrl.control.actor import Agent, make_agent
+from klrl.control.distributions import Normal
+from klrl.control.env import make_env
+from klrl.control.gym_vector import VectorGymEnv
+from klrl.control.rollout import native_rollout
+from klrl.control.torchrl_rollout import TorchRLRollout
+from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
-from klrl.models import Agent, make_agent
-from klrl.models.distributions import Normal
-from klrl.rollout import VectorRollout, native_rollout
-from klrl.rollout.acting import NumpyActing, TorchActing, make_acting
-from klrl.rollout.torchrl import TorchRLRollout
 
 CPU = torch.device("cpu")
 COPIES, STEPS = 3, 130
@@ -230,7 +232,7 @@ def test_a_simulator_that_diverges_is_named() -> None:
 
 
 def test_the_stock_collector_is_still_a_choice(settings) -> None:
-    from klrl.training import Training
+    from klrl.train.loop import Training
 
     for name, kind in (("torchrl", TorchRLRollout), ("vector", VectorRollout)):
         rollout = Training(settings(f"collector={name}")).parts.rollout(0)

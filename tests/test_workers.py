@@ -17,9 +17,9 @@ from torchrl.envs import (
 )
 
 from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.envs import make_env
+from klrl.control.actor import make_agent
+from klrl.control.env import make_env
 from klrl.kl import SendToWorkers
-from klrl.models import make_agent
 from tests.heads import TwoHeads, two_headed_actor
 from tests.test_control_family import COEF, case, moved, transforms
 

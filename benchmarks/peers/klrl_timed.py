@@ -23,9 +23,9 @@ def time_training(clock: Clock, see: Callable[[Any, Any], None]) -> None:
     one before the first iteration and one at the end, are left out.
     """
 
-    import klrl.training
+    import klrl.train.loop
 
-    class Timed(klrl.training.Training):
+    class Timed(klrl.train.loop.Training):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             for owner, phases in ((self, PHASES), (self.parts, PHASES_OF_PARTS)):
@@ -51,14 +51,14 @@ def time_training(clock: Clock, see: Callable[[Any, Any], None]) -> None:
             clock.resume() if self.begun else clock.start()
             self.begun = True
 
-    klrl.training.Training = Timed
+    klrl.train.loop.Training = Timed
 
 
 def make_config(words: Sequence[str], clock: Clock) -> Any:
     """The job of a command line; klrl's imports end here."""
-    import klrl.training  # noqa: F401
+    import klrl.train.loop  # noqa: F401
     from klrl.__main__ import compose
-    from klrl.checks import to_config
+    from klrl.config.checks import to_config
 
     config = to_config(compose(list(words)))
     clock.import_seconds = clock.now()
@@ -67,8 +67,8 @@ def make_config(words: Sequence[str], clock: Clock) -> Any:
 
 def run_quietly(config: Any) -> None:
     """The run, in a folder that is thrown away; stdout is left for the line of JSON."""
-    from klrl.run_folder import RunFolder
-    from klrl.training import start
+    from klrl.runs.folder import RunFolder
+    from klrl.train.loop import start
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         start(config, RunFolder(Path(folder) / "run"))

@@ -81,9 +81,9 @@ def base_scores(prompts: int, samples: int, seed: int, kept: Path) -> tuple[Arra
 def _sample(prompts: int, samples: int, seed: int) -> tuple[Array, Array]:
     import torch
 
-    from klrl.checks import to_config
-    from klrl.composer import compose
     from klrl.config import LanguageConfig
+    from klrl.config.checks import to_config
+    from klrl.config.compose import compose
     from klrl.language.batch import make_batch
     from klrl.language.policy import make_policy
     from klrl.language.rollout import decoding_of, texts_of

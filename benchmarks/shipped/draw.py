@@ -12,10 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.shipped.tables import Row
-from klrl.curves import COLOURS
 from klrl.report.curves import curve
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
+from klrl.runs.curves import COLOURS
 
 BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
 #: Inches; 1100 pixels wide, of which a README shows about 830.

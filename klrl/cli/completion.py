@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 
+from klrl.base.errors import ConfigError
 from klrl.cli.main import COMMANDS
 from klrl.cli.wrapper import Parser
-from klrl.errors import ConfigError
 
 SHELLS = ("bash", "zsh")
 
@@ -127,8 +127,8 @@ def _settings(before: Sequence[str], current: str) -> Iterable[str]:
 
 def _keys(key: str, before: Sequence[str], config_dir: str | None) -> list[str]:
     """Groups and settings; those below a group only once its dot is there."""
-    from klrl.catalogue import ALL_GROUPS, chosen, schema_of, settings
     from klrl.config import SWEEP_GROUPS
+    from klrl.config.catalogue import ALL_GROUPS, chosen, schema_of, settings
 
     sweep = {"-m", "--multirun"} & set(before)
     groups = [group for group in ALL_GROUPS if sweep or group not in SWEEP_GROUPS]
@@ -147,7 +147,7 @@ def _keys(key: str, before: Sequence[str], config_dir: str | None) -> list[str]:
 
 def _values(key: str, value: str, before: Sequence[str], config_dir: str | None) -> Iterable[str]:
     """Values of a closed list or paths; in a sweep, further ones behind a comma."""
-    from klrl.catalogue import ALL_GROUPS, choices, settings
+    from klrl.config.catalogue import ALL_GROUPS, choices, settings
 
     if key in _RUNS:
         return run_folders(value)

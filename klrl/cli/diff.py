@@ -13,7 +13,7 @@ def diff_command(argv: list[str]) -> int:
     """
     args = parser().parse_args(argv)
 
-    from klrl.diff import as_text, compare, read
+    from klrl.report.diff import as_text, compare, read
 
     first, second = map(read, args.runs)
     print(as_text(compare(first, second)))

@@ -17,8 +17,9 @@ def evaluate_command(argv: list[str]) -> int:
     """
     args = parser().parse_intermixed_args(argv)
 
-    from klrl.checks import check_device_name
-    from klrl.preflight import check_device, find_run
+    from klrl.config.checks import check_device_name
+    from klrl.runs.find import find_run
+    from klrl.runs.machine import check_device
 
     folder = find_run(args.run, "RUN")
     check_device_name(args.device)
@@ -26,7 +27,7 @@ def evaluate_command(argv: list[str]) -> int:
 
     import torch
 
-    from klrl.evaluate import evaluate_run
+    from klrl.control.evaluate import evaluate_run
 
     torch.set_num_threads(1)
     result = evaluate_run(
@@ -48,7 +49,7 @@ def evaluate_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    from klrl.evaluate import EPISODES, RESPONSES
+    from klrl.control.evaluate import EPISODES, RESPONSES
 
     made = Parser(
         prog="klrl evaluate",

@@ -10,8 +10,8 @@ from typing import Any
 from klrl.base.text import text_table
 from klrl.cli.wrapper import Parser
 from klrl.domains import Domain
-from klrl.listing import Entry, entries
-from klrl.metrics import metric_of
+from klrl.report.listing import Entry, entries
+from klrl.runs.metrics import metric_of
 
 _HEADS = ("", "state", "progress", "", "return", "KL(ref)", "started", "")
 _RIGHT = (2, 3, 4, 5)

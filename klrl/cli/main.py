@@ -12,10 +12,10 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from klrl._version import __version__
+from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
+from klrl.base.version import __version__
 from klrl.cli.wrapper import DONE, Command, exit_code
-from klrl.errors import ConfigError
 
 #: command -> what it does; run is meant where none is named.
 COMMANDS = {

@@ -18,13 +18,13 @@ def plan_command(argv: list[str]) -> int:
     Raises:
         ConfigError: a job is refused, or the machine is too small for the jobs at a time.
     """
-    from klrl.composer import parse_args
+    from klrl.config.compose import parse_args
 
     args = parse_args(argv)
     if args.help:
         print(HELP)
         return 0
-    from klrl.plan.__main__ import print_plan
+    from klrl.sweep.plan import print_plan
 
     print_plan(args)
     return 0

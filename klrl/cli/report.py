@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from klrl.base.errors import ConfigError
 from klrl.cli.wrapper import Parser
-from klrl.errors import ConfigError
 
 
 def report_command(argv: list[str]) -> int:

@@ -11,17 +11,17 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from klrl.base.errors import ConfigError, first_line
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.cli.show import show_job
-from klrl.composer import check_jobs, job_config, parse_args
 from klrl.config import JobConfig, conf_dir, register_schemas
+from klrl.config.compose import check_jobs, job_config, parse_args
+from klrl.config.explain import help_text
+from klrl.config.overrides import is_own, key_of, value_of
 from klrl.domains import domain_of
-from klrl.errors import ConfigError, first_line
-from klrl.hints import help_text
-from klrl.preflight import check_machine
-from klrl.run_folder import RunFolder
+from klrl.runs.folder import RunFolder
+from klrl.runs.preflight import check_machine
 from klrl.sweep.single import run_in_folder
-from klrl.sweep.words import is_own, key_of, value_of
 
 
 def run_command(argv: list[str]) -> int:
@@ -91,7 +91,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
     with collection_paused():
         (checked,) = check_jobs([words], args)
     given = _run_dir(overrides, checked.config)
-    import_for_good("klrl.training", domain_of(checked.config).module)
+    import_for_good("klrl.train.loop", domain_of(checked.config).module)
     run_in_folder(given, checked.config, words, argv=sys.orig_argv)
     return 0
 
@@ -135,13 +135,13 @@ def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
     """Go on with a run, in its own folder and with its own settings."""
     if args.multirun:
         raise ConfigError(f"resume={path}: resumes one run; drop -m")
-    from klrl.resume import resumed_config
+    from klrl.runs.resume import resumed_config
 
     words = [word for word in overrides if key_of(word) != "resume"]
     folder, config = resumed_config(path, words)
     check_machine(config, resumed=True)
-    import_for_good("klrl.training", domain_of(config).module)
-    from klrl.training import start
+    import_for_good("klrl.train.loop", domain_of(config).module)
+    from klrl.train.loop import start
 
     start(config, RunFolder(folder), resume=True)
     return 0

@@ -12,9 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
 
-from klrl.composer import compose, job_config, keys
+from klrl.base.errors import ConfigError
 from klrl.config import conf_dir
-from klrl.errors import ConfigError
+from klrl.config.compose import compose, job_config, keys
 
 #: The package of a preset, whose settings may be of any group.
 _GLOBAL = ""

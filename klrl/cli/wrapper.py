@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from klrl.errors import FAILURES, ConfigError, Interrupted
+from klrl.base.errors import FAILURES, ConfigError, Interrupted
 
 #: From a command's words to its exit code.
 Command = Callable[[list[str]], int]

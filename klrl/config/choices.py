@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
 from klrl.config import control, kl, language, learning, record, sweep
 from klrl.config.fields import ChoiceConfig
-from klrl.errors import ConfigError
 
 CONTROL, LANGUAGE = "control", "language"
 #: Of a sweep's groups, which belong to no job.
@@ -65,7 +65,7 @@ def _sweep(factory: str) -> dict[str, str]:
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
-        "gym": Choice(control.EnvConfig, _control("klrl.envs.factory:gym")),
+        "gym": Choice(control.EnvConfig, _control("klrl.control.env:gym")),
         "sort_digits": Choice(
             language.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
         ),
@@ -73,12 +73,14 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
-        "mlp": Choice(control.GaussianActorConfig, _control("klrl.models.actor:mlp_agent")),
-        "normal": Choice(control.GaussianActorConfig, _control("klrl.models.actor:normal_agent")),
+        "mlp": Choice(control.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
+        "normal": Choice(control.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
         "tanh_normal": Choice(
-            control.GaussianActorConfig, _control("klrl.models.actor:tanh_normal_agent")
+            control.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
         ),
-        "categorical": Choice(control.ActorConfig, _control("klrl.models.actor:categorical_agent")),
+        "categorical": Choice(
+            control.ActorConfig, _control("klrl.control.actor:categorical_agent")
+        ),
         "causal_lm": Choice(language.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },
     # (config) -> ReferenceRule
@@ -93,15 +95,15 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "kl": {
         "none": Choice(
             kl.KLConfig,
-            {CONTROL: "klrl.kl.build:no_kl", LANGUAGE: "klrl.language.charge:no_kl"},
+            {CONTROL: "klrl.control.kl:no_kl", LANGUAGE: "klrl.language.kl:no_kl"},
         ),
         "legacy": Choice(
             kl.LegacyKLConfig,
-            {CONTROL: "klrl.kl.build:legacy", LANGUAGE: "klrl.language.charge:legacy"},
+            {CONTROL: "klrl.control.kl:legacy", LANGUAGE: "klrl.language.kl:legacy"},
         ),
         "retrieve": Choice(
             kl.RetrieveKLConfig,
-            {CONTROL: "klrl.kl.build:retrieve", LANGUAGE: "klrl.language.charge:retrieve"},
+            {CONTROL: "klrl.control.kl:retrieve", LANGUAGE: "klrl.language.kl:retrieve"},
         ),
     },
     # (config, coef, frames) -> a controller
@@ -115,7 +117,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "advantage": {
         "gae": Choice(
             learning.AdvantageConfig,
-            {CONTROL: "klrl.advantage:gae", LANGUAGE: "klrl.language.advantage:gae"},
+            {CONTROL: "klrl.control.advantage:gae", LANGUAGE: "klrl.language.advantage:gae"},
         ),
         "group": Choice(learning.GroupConfig, _language("klrl.language.advantage:group")),
     },
@@ -144,25 +146,27 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "learner": {
         "ppo": Choice(
             learning.LearnerConfig,
-            {CONTROL: "klrl.learner:Learner", LANGUAGE: "klrl.language.learner:LanguageLearner"},
+            {CONTROL: "klrl.train.learner:Learner", LANGUAGE: "klrl.language.step:LanguageLearner"},
         ),
     },
     # (config, parameters) -> the optimiser
     "optim": {
         "adam": Choice(
             learning.OptimConfig,
-            {CONTROL: "klrl.update:adam", LANGUAGE: "klrl.language.optimizer:adam"},
+            {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.optimizer:adam"},
         ),
         "adamw": Choice(
             learning.AdamWConfig,
-            {CONTROL: "klrl.update:adamw", LANGUAGE: "klrl.language.optimizer:adamw"},
+            {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.optimizer:adamw"},
         ),
     },
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
     "collector": {
-        "vector": Choice(control.CollectorConfig, _control("klrl.rollout:vector_rollout")),
-        "torchrl": Choice(control.CollectorConfig, _control("klrl.rollout:torchrl_rollout")),
-        "ray": Choice(control.RayCollectorConfig, _control("klrl.rollout:ray_rollout")),
+        "vector": Choice(control.CollectorConfig, _control("klrl.control.rollout:vector_rollout")),
+        "torchrl": Choice(
+            control.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
+        ),
+        "ray": Choice(control.RayCollectorConfig, _control("klrl.control.rollout:ray_rollout")),
         "sampler": Choice(
             language.SamplerConfig,
             _language("klrl.language.rollout:PromptRollout"),
@@ -171,8 +175,8 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # (config, opened) -> a context manager that yields loggers
     "logger": {
-        "wandb": Choice(record.WandbConfig, _both("klrl.loggers:wandb_run"), free=("*",)),
-        "none": Choice(record.LoggerConfig, _both("klrl.loggers:no_run"), free=("*",)),
+        "wandb": Choice(record.WandbConfig, _both("klrl.runs.loggers:wandb_run"), free=("*",)),
+        "none": Choice(record.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from klrl.errors import ConfigError
+from klrl.base.errors import ConfigError
 
 #: Where the KL is charged: in the reward, in the loss, or the own step in the loss as well.
 PLACEMENTS = ("reward", "loss", "split")
-#: How it is estimated. The formulas: :mod:`klrl.kl.divergence`.
+#: How it is estimated. The formulas: :mod:`klrl.kl.estimators`.
 ESTIMATORS = ("k1", "k2", "k3", "exact")
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME, choice_of
 from klrl.config.jobs import RootConfig
-from klrl.errors import ConfigError
 
 #: group -> what 0.1.0 called the name of its choice
 _NAMED = {

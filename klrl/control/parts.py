@@ -1,4 +1,4 @@
-"""The parts of a control run; the algorithm is :meth:`klrl.training.Training.train`."""
+"""The parts of a control run; the algorithm is :meth:`klrl.train.loop.Training.train`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
-from klrl.checkpoint import Counters
+from klrl.base.seeds import derived_seed
 from klrl.config import CheckpointReferenceConfig, Config, KLPENConfig, factory
-from klrl.envs.factory import make_copies
-from klrl.evaluate import evaluate_policy
-from klrl.kl.build import ReferenceKL, make_reference_kl
+from klrl.control.actor import device_of, make_agent
+from klrl.control.env import make_copies
+from klrl.control.evaluate import evaluate_policy
+from klrl.control.kl import ReferenceKL, make_reference_kl
+from klrl.control.load import load_agent, load_reference
+from klrl.control.rollout import Asked, Rollout, make_rollout
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import OTHER_RUN, THE_POLICY, freeze, memory_bytes
-from klrl.learner import Learned, Learner
-from klrl.load import load_agent, load_reference
-from klrl.metrics import Row
-from klrl.models import make_agent
-from klrl.models.actor import device_of
-from klrl.record import make_row
-from klrl.rollout import Asked, Rollout, make_rollout
-from klrl.seeds import derived_seed
-from klrl.training import Parts
+from klrl.runs.checkpoint import Counters
+from klrl.runs.metrics import Row
+from klrl.runs.record import make_row
+from klrl.train.learner import Learned, Learner
+from klrl.train.loop import Parts
 
 
 class ControlParts(Parts):
@@ -33,7 +32,7 @@ class ControlParts(Parts):
 
     Args:
         config: the job.
-        before: on resume, the run's manifest; see :class:`klrl.training.Training`.
+        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
 
     Raises:
         ConfigError: an environment, a policy or a reference cannot be built.

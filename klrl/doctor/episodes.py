@@ -9,7 +9,7 @@ from torch import Tensor
 
 from klrl.doctor.enumerable import Chain, chains, cosine, error
 from klrl.doctor.lines import Line
-from klrl.kl.divergence import ESTIMATORS
+from klrl.kl.estimators import ESTIMATORS
 from klrl.losses.functional import reference_kl
 
 #: KL of the chain -> relative error of the gradient, sequences of five tokens.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from klrl.doctor.enumerable import DOUBLE, cosine, softmax_pairs
 from klrl.doctor.lines import Line
-from klrl.kl.divergence import ESTIMATORS, estimate_kl, exact_kl
+from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.losses.functional import reference_kl
 
 #: shift between two unit Gaussians -> true KL, std / true of k1, k2, k3, relative bias of k2.

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.control.actor import make_agent
+from klrl.control.env import make_env
+from klrl.control.kl import make_reference_kl
 from klrl.doctor.lines import Line
-from klrl.envs import make_env
-from klrl.kl.build import make_reference_kl
 from klrl.kl.reference import freeze
-from klrl.models import make_agent
 
 
 def parity_lines() -> Iterator[Line]:

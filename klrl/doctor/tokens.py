@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 
 from klrl.doctor.enumerable import DOUBLE
 from klrl.doctor.lines import Line
-from klrl.kl.divergence import ESTIMATORS, exact_kl
+from klrl.kl.estimators import ESTIMATORS, exact_kl
 
 TOKENS, STEPS = 64, 32
 #: std / true of a sequence's KL, and how far sampling may have put the published figure.

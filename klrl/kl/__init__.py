@@ -7,24 +7,24 @@ neither ray nor transformers.
 from importlib import import_module
 from typing import Any
 
-from klrl.kl.constrained import (
-    KLConstrainedTransform,
-    KLDivergenceTransform,
-    ReferenceModelLogProbTransform,
-    RewardAdjustmentTransform,
-)
 from klrl.kl.controllers import (
     AdaptiveKLController,
     DualKLController,
     FixedKLController,
     ScheduledKLController,
 )
-from klrl.kl.divergence import estimate_kl, exact_kl, masked_mean
-from klrl.kl.legacy import KLRewardTransform
+from klrl.kl.estimators import estimate_kl, exact_kl, masked_mean
 from klrl.kl.reference import freeze
-from klrl.kl.retrieve import KLComputation, RetrieveLogProb
-from klrl.kl.retrieve_kl import RetrieveKL
-from klrl.kl.workers import SendToWorkers
+from klrl.transforms.constrained import (
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    ReferenceModelLogProbTransform,
+    RewardAdjustmentTransform,
+)
+from klrl.transforms.legacy import KLRewardTransform
+from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
+from klrl.transforms.retrieve_kl import RetrieveKL
+from klrl.transforms.workers import SendToWorkers
 
 __all__ = [
     "AdaptiveKLController",
@@ -47,7 +47,7 @@ __all__ = [
     "masked_mean",
 ]
 
-_LAZY = {"RayRetrieveKL": "klrl.kl.ray"}
+_LAZY = {"RayRetrieveKL": "klrl.transforms.served"}
 
 
 def __getattr__(name: str) -> Any:

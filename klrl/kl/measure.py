@@ -10,11 +10,11 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from klrl.errors import NonFiniteError
-from klrl.kl.divergence import ESTIMATORS, masked_mean, sequence_mean
+from klrl.base.errors import NonFiniteError
+from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 if TYPE_CHECKING:
-    from klrl.models.distributions import Family
+    from klrl.control.distributions import Family
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 from klrl.base.live import LiveLine
-from klrl.progress import duration
+from klrl.runs.progress import duration
 
 
 class Countdown:

@@ -10,10 +10,10 @@ from tensordict import TensorDictBase
 from klrl.config import LANGUAGE, AdvantageConfig, GroupConfig, LanguageConfig, factory
 from klrl.kl.charge import to_go
 from klrl.language.batch import REWARD, SCORE, response_mask
-from klrl.language.charge import CHARGED, TokenKL
-from klrl.language.group import group_advantage, token_gae
+from klrl.language.kl import CHARGED, TokenKL
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
+from klrl.train.advantage import group_advantage, token_gae
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 

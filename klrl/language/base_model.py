@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from klrl.cache import cache_dir
-from klrl.errors import ConfigError
+from klrl.base.cache import cache_dir
+from klrl.base.errors import ConfigError
 from klrl.language._quiet import no_progress_bar
 from klrl.language.sort_digits import make_tokenizer
 from klrl.language.supervised import Recipe, make_model, train

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from klrl.kl._score import evaluating
+from klrl.transforms.token_log_probs import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, except where gradient checkpointing needs the training mode.
 
     ``transformers`` checkpoints in training mode only; such a model must hold no dropout
-    (``klrl.language.preflight`` compares sampled with recomputed log-probs and finds it).
+    (``klrl.language.checks`` compares sampled with recomputed log-probs and finds it).
     """
     if torch.is_grad_enabled() and getattr(plain(model), "is_activation_checkpointing", False):
         yield

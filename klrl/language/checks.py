@@ -1,132 +1,149 @@
-"""What takes two settings to be wrong in a language job; no torch in here."""
+"""What must hold before a language run is believed: each check is one line with a number.
+
+Nothing here prints or raises on a failed check; the caller decides.
+"""
 
 from __future__ import annotations
 
-from klrl.config import (
-    GroupConfig,
-    LanguageConfig,
-    SortDigitsConfig,
-    TextConfig,
-)
-from klrl.errors import ConfigError
-from klrl.unread import Unread
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-MOST_DIGITS = 64
-#: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
-BASE_CONTEXT = 256
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.kl.estimators import masked_mean
+from klrl.language.batch import response_mask
+from klrl.language.sampler import SpecialTokens
+from klrl.language.scoring import AGREEMENT
+from klrl.transforms.tokens import MARKS_ASSISTANT
+
+#: Largest KL(pi_0 || pi_ref) in nats per token of two equal policies, by dtype.
+SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-def check_language(c: LanguageConfig) -> None:
-    """Refuse combinations that each setting alone allows.
+@dataclass(frozen=True)
+class Check:
+    """One line of the preflight.
 
-    Raises:
-        ConfigError: the setting, its value, the remedy.
+    Attributes:
+        name: what was checked.
+        value: what was found.
+        threshold: the largest value that is right.
+        detail: a word on it, or empty.
     """
-    _check_task(c)
-    _check_groups(c)
-    _check_adapters(c)
-    if getattr(c.kl, "apply", "rollout") == "step":
-        raise ConfigError(
-            "kl.apply=step: the KL of a response is known when it is complete; use kl.apply=rollout"
-        )
-    if c.loss.reduction not in ("token", "sequence"):
-        raise ConfigError(
-            f"loss.reduction={c.loss.reduction}: control only; choose token (mean over tokens) or "
-            "sequence (sum over a response, mean over responses)"
-        )
-    if c.learner.compile not in ("auto", "false"):
-        raise ConfigError(
-            f"learner.compile={c.learner.compile}: a language model's update runs eagerly; use "
-            "learner.compile=false"
-        )
+
+    name: str
+    value: float
+    threshold: float
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the value is at most the threshold; NaN is not."""
+        return self.value <= self.threshold
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.ok else "FAILED"
+        detail = f"; {self.detail}" if self.detail else ""
+        return f"{self.name}: {self.value:.3g} (at most {self.threshold:g}) {verdict}{detail}"
 
 
-def _check_task(c: LanguageConfig) -> None:
-    env = c.env
-    if isinstance(env, TextConfig):
-        if env.reward in ("exact", "proxy"):
-            raise ConfigError(
-                f"env.reward={env.reward}: belongs to env=sort_digits; name a function of yours as "
-                "package.module:function"
-            )
-        if c.actor.model is None and c.actor.init is None:
-            raise ConfigError(
-                "actor.model=null: env=text needs a model; give a folder that save_pretrained "
-                "wrote, or a hub id"
-            )
-    if isinstance(env, SortDigitsConfig) and not env.shortest <= env.longest <= MOST_DIGITS:
-        raise ConfigError(
-            f"env.longest={env.longest}: give env.shortest={env.shortest} .. {MOST_DIGITS}"
-        )
-    if isinstance(env, SortDigitsConfig) and c.actor.model is None:
-        room = BASE_CONTEXT - 8 - env.longest - 20 * env.shots
-        if room < c.collector.max_new_tokens:
-            raise ConfigError(
-                f"env.shots={env.shots}: with env.longest={env.longest} leaves {max(room, 0)} of "
-                f"the base model's {BASE_CONTEXT} tokens for a response of "
-                f"collector.max_new_tokens={c.collector.max_new_tokens}; choose fewer"
-            )
+def kl_at_start(kl: Tensor, mask: Tensor, dtype: torch.dtype) -> Check:
+    """KL(pi_0 || pi_ref), mean per token: 0 where the reference is the policy as it starts.
+
+    Args:
+        kl: exact or sampled, per token [B, R] nats.
+        mask: [B, R].
+        dtype: of the model.
+    """
+    value = abs(float(masked_mean(kl.detach(), mask)))
+    return Check("KL(policy||reference) at the start, nats/token", value, SAME_POLICY[dtype])
 
 
-def _check_groups(c: LanguageConfig) -> None:
-    size, count = c.collector.group_size, c.collector.prompts
-    if isinstance(c.advantage, GroupConfig) and size < 2:
-        raise ConfigError(
-            f"collector.group_size={size}: advantage=group compares the responses to a prompt; "
-            "give >= 2, or choose advantage=gae"
-        )
-    if count % c.learner.minibatches:
-        raise ConfigError(
-            f"learner.minibatches={c.learner.minibatches}: does not divide collector.prompts="
-            f"{count}, whose groups stay together; choose a divisor"
-        )
+def sampled_against_recomputed(
+    sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: torch.dtype
+) -> Check:
+    """Largest |log pi while sampling - log pi by scoring|, both [B, R] nats at padding whatever.
+
+    A temperature, a top-p, a forgotten first token or dropout on one side alone shows here.
+    """
+    off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
+    return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype])
 
 
-def _check_adapters(c: LanguageConfig) -> None:
-    lora = c.actor.lora
-    if c.reference.name == "adapter_off" and lora.r == 0 and c.kl.name != "none":
-        raise ConfigError(
-            "reference=adapter_off: actor.lora.r=0 has no adapters to switch off; set "
-            "actor.lora.r=8, or choose reference=initial"
-        )
-    if lora.dropout:
-        raise ConfigError(
-            f"actor.lora.dropout={lora.dropout:g}: the updated policy would not be the one that "
-            "sampled; set it to 0"
-        )
-    targets = lora.target_modules
-    listed = isinstance(targets, list) and targets and all(isinstance(t, str) for t in targets)
-    if targets != "all-linear" and not listed:
-        raise ConfigError(
-            f"actor.lora.target_modules={targets}: give names as in [q_proj,v_proj], or all-linear"
-        )
+def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
+    """Responses whose EOS is lost or whose truncation is wrong; the risk where pad == eos.
+
+    A response that is not truncated ends with an EOS inside its mask; a truncated one holds none;
+    none holds an EOS before its end.
+    """
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    eos = torch.tensor(special.eos, device=tokens.device)
+    ends = torch.isin(tokens, eos) & mask
+    last = mask.sum(1, keepdim=True) - 1
+    ended = ends.gather(1, last).squeeze(1)
+    wrong = (ended == batch["next", "truncated"].squeeze(-1)) | (ends.sum(1) > ended.long())
+    detail = "pad == eos: masks go by position" if special.pad in special.eos else ""
+    return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail)
 
 
-def _no_critic(c: LanguageConfig) -> bool:
-    return isinstance(c.advantage, GroupConfig)
+def same_temperature(sampling: float, **scoring: float) -> Check:
+    """Sampling and every scoring use one temperature.
+
+    Args:
+        sampling: of the sampler.
+        scoring: of each that scores, by name: ``policy=1.0, reference=1.0``.
+    """
+    off = {name: abs(value - sampling) for name, value in scoring.items()}
+    worst = max(off, key=lambda name: off[name])
+    detail = f"sampling at {sampling:g}, " + ", ".join(f"{k} at {v:g}" for k, v in scoring.items())
+    return Check("temperature of scoring - of sampling", off[worst], 0.0, detail)
 
 
-_grouped = "advantage=group has no critic; drop it or choose advantage=gae"
-_full = "actor.lora.r=0 has no adapters; set actor.lora.r"
-UNREAD_LANGUAGE = (
-    *(
-        Unread(f"loss.{name}", _no_critic, _grouped)
-        for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")
-    ),
-    *(
-        Unread(f"actor.lora.{name}", lambda c: c.actor.lora.r == 0, _full)
-        for name in ("alpha", "dropout", "target_modules")
-    ),
-    *(
-        Unread(f"loss.{name}", lambda c: True, reason)
-        for name, reason in (
-            ("samples_mc_kl", "a language job samples KL(old||new) from the responses; drop it"),
-            ("samples_mc_entropy", "a token's entropy has a closed form; drop it"),
-        )
-    ),
-    Unread(
-        "collector.samples_count",
-        lambda c: c.collector.samples_every == 0,
-        "collector.samples_every=0 never shows any; drop it",
-    ),
-)
+def template_marks(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], answer: str, eos: str | None = None
+) -> Check:
+    """Positions where the template's assistant mask and the mask by position disagree.
+
+    By position, the prompt is the template's with its generation prompt, and the response is the
+    answer's own tokens and the EOS. A template without ``{% generation %}`` marks nothing: then
+    positions alone are used, and that is said.
+
+    Args:
+        tokenizer: of ``transformers``, with a chat template.
+        messages: the conversation before the answer.
+        answer: what the assistant says.
+        eos: the text of the EOS; None for the tokenizer's.
+    """
+    name = "positions where template and mask disagree"
+    eos = tokenizer.eos_token if eos is None else eos
+    prompt = _ids(tokenizer, messages, add_generation_prompt=True)["input_ids"]
+    response = tokenizer(answer + (eos or ""), add_special_tokens=False)["input_ids"]
+    if not MARKS_ASSISTANT.search(tokenizer.chat_template or ""):
+        return Check(name, 0.0, 0.0, "the template marks no assistant tokens; positions are used")
+    whole = [*messages, {"role": "assistant", "content": answer}]
+    rendered = _ids(tokenizer, whole, return_assistant_tokens_mask=True)
+    ids, marks = rendered["input_ids"], rendered["assistant_masks"]
+    before = _ids(tokenizer, messages, return_assistant_tokens_mask=True)["assistant_masks"]
+    # Earlier turns' answers are marked too; they were not produced here.
+    marks = [0] * len(before) + list(marks[len(before) :])
+    mine = prompt + response
+    expected = [0] * len(prompt) + [1] * len(response)
+    width = max(len(ids), len(mine))
+    wrong = sum(
+        _at(marks, i) != _at(expected, i) or (_at(expected, i) == 1 and _at(ids, i) != mine[i])
+        for i in range(width)
+    )
+    return Check(name, float(wrong), 0.0)
+
+
+def _ids(tokenizer: Any, messages: Sequence[Mapping[str, str]], **kwargs: Any) -> Any:
+    return tokenizer.apply_chat_template(
+        [dict(message) for message in messages], tokenize=True, return_dict=True, **kwargs
+    )
+
+
+def _at(row: Sequence[int], index: int) -> int:
+    return row[index] if index < len(row) else 0

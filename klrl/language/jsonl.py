@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from klrl.errors import ConfigError
+from klrl.base.errors import ConfigError
 from klrl.language.prompts import Prompt
 
 

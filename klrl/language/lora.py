@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from klrl.errors import ConfigError
-from klrl.kl._score import evaluating
+from klrl.base.errors import ConfigError
+from klrl.transforms.token_log_probs import evaluating
 
 
 @dataclass(frozen=True)

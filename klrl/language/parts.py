@@ -1,4 +1,4 @@
-"""The parts of a language run; the algorithm is :meth:`klrl.training.Training.train`."""
+"""The parts of a language run; the algorithm is :meth:`klrl.train.loop.Training.train`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from klrl.callbacks import Callback
-from klrl.checkpoint import Counters, load_component
+from klrl.base.seeds import derived_seed
 from klrl.config import KLPENConfig, LanguageConfig, factory
+from klrl.control.actor import device_of
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
-from klrl.language.charge import TokenKL, annotate, charge, make_token_kl, measure_tokens
 from klrl.language.evaluate import evaluate_language
-from klrl.language.learner import LanguageLearner
-from klrl.language.load import prompt_limit
+from klrl.language.kl import TokenKL, annotate, charge, make_token_kl, measure_tokens
+from klrl.language.model import prompt_limit
 from klrl.language.record import ShownSamples, language_row
 from klrl.language.reference import AdapterOff, checkpointed, make_reference, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.start import PROMPTS, look
+from klrl.language.step import LanguageLearner
 from klrl.language.tasks import make_task
 from klrl.language.vocabulary import NextTokens
 from klrl.language.weights import Weights, base_digest
-from klrl.learner import Learned
-from klrl.metrics import Row
-from klrl.models.actor import device_of
-from klrl.preflight import find_run
-from klrl.seeds import derived_seed
-from klrl.training import Parts
+from klrl.runs.checkpoint import Counters, load_component
+from klrl.runs.find import find_run
+from klrl.runs.metrics import Row
+from klrl.train.callbacks import Callback
+from klrl.train.learner import Learned
+from klrl.train.loop import Parts
 
 
 class LanguageParts(Parts):
@@ -37,7 +37,7 @@ class LanguageParts(Parts):
 
     Args:
         config: the job.
-        before: on resume, the run's manifest; see :class:`klrl.training.Training`.
+        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
 
     Raises:
         ConfigError: a model, a reference, the prompts or the reward cannot be used, or a check of

@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from klrl.checkpoint import load_component
+from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, CausalLMConfig, LanguageConfig, SortDigitsConfig
-from klrl.errors import ConfigError
+from klrl.control.actor import device_of
 from klrl.language.base_model import base_model
-from klrl.language.load import CausalLM, load_causal_lm
 from klrl.language.lora import LoraSettings
+from klrl.language.model import CausalLM, load_causal_lm
 from klrl.language.sampler import SpecialTokens
 from klrl.language.supervised import recipe_for
 from klrl.language.value_head import ValueHead
 from klrl.language.weights import Weights, base_digest
-from klrl.models.actor import device_of
-from klrl.preflight import find_run
-from klrl.resume import stored_config
+from klrl.runs.checkpoint import load_component
+from klrl.runs.find import find_run
+from klrl.runs.resume import stored_config
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def make_policy(
         say: takes a line about a choice that was made for the user.
 
     Raises:
-        ConfigError: it cannot be loaded; see :func:`klrl.language.load.load_causal_lm`.
+        ConfigError: it cannot be loaded; see :func:`klrl.language.model.load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
     lora = actor.lora
@@ -126,7 +126,7 @@ def trained_policy(
 
 
 def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu") -> CausalLM:
-    """:func:`klrl.load.load_policy` of a language run."""
+    """:func:`klrl.control.load.load_policy` of a language run."""
     return trained_policy(run, which, device).causal
 
 

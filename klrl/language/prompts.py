@@ -14,7 +14,7 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from klrl.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError, first_line
 
 #: A tokenizer of ``transformers``; importing its class costs seconds.
 Tokenizer: TypeAlias = Any

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDictBase
 
-from klrl.callbacks import Callback
-from klrl.checkpoint import Counters
 from klrl.config import SamplerConfig
-from klrl.kl.divergence import masked_mean
+from klrl.kl.estimators import masked_mean
 from klrl.language.batch import REWARD, SCORE, response_mask
-from klrl.language.charge import CHARGED, EXACT, TokenKL
+from klrl.language.kl import CHARGED, EXACT, TokenKL
 from klrl.language.rollout import GOLD, PromptRollout
-from klrl.learner import Learned
-from klrl.metrics import Row, check_row, learned_row
+from klrl.runs.checkpoint import Counters
+from klrl.runs.metrics import Row, check_row, learned_row
+from klrl.train.callbacks import Callback
+from klrl.train.learner import Learned
 
 if TYPE_CHECKING:
-    from klrl.training import Training
+    from klrl.train.loop import Training
 
 
 def language_row(
@@ -31,7 +31,7 @@ def language_row(
     klpen: bool,
     seconds: float,
 ) -> Row:
-    """One line of ``metrics.jsonl``; names and units in :mod:`klrl.metrics`.
+    """One line of ``metrics.jsonl``; names and units in :mod:`klrl.runs.metrics`.
 
     Args:
         counters: of the iteration that was just done.

@@ -9,6 +9,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base.errors import ConfigError
 from klrl.config import (
     CausalLMConfig,
     CheckpointReferenceConfig,
@@ -17,14 +18,13 @@ from klrl.config import (
     SortDigitsConfig,
 )
 from klrl.config.stored import renamed
-from klrl.errors import ConfigError
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, freeze, memory_bytes
 from klrl.language.causal_lm import head
 from klrl.language.lora import adapter_off
 from klrl.language.policy import Policy, language_config, make_policy, trained_policy
 from klrl.language.scoring import Layout
 from klrl.language.vocabulary import NextTokens
-from klrl.preflight import find_run
+from klrl.runs.find import find_run
 
 
 class CopiedReference:

@@ -10,7 +10,7 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 - rows: the whole lines of the data file, or a task's own fields.
 
 The built-in ``exact`` and ``proxy`` are such functions. Whatever goes wrong in one is a
-:class:`~klrl.errors.RewardError` of one line that names the sample.
+:class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from klrl.errors import ConfigError, RewardError
+from klrl.base.errors import ConfigError, RewardError
 from klrl.language import sort_digits
 from klrl.language._text import in_one_line
 from klrl.language.prompts import Prompt, Tokenizer

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from klrl.kl._score import evaluating
 from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import (
     check_length,
@@ -22,6 +21,7 @@ from klrl.language.causal_lm import (
 from klrl.language.decoder import CopiedCache, Decoder, SharedCache
 from klrl.language.scoring import AGREEMENT, padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.transforms.token_log_probs import evaluating
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDictBase
 
+from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
-from klrl.errors import ConfigError
-from klrl.language import preflight
+from klrl.language import checks as preflight
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.causal_lm import head, model_dtype
+from klrl.language.checks import Check
 from klrl.language.exact import exact_token_kl
 from klrl.language.policy import Policy
-from klrl.language.preflight import Check
 from klrl.language.prompts import PromptBatch
 from klrl.language.reference import Reference, starts_at_reference
 from klrl.language.rollout import STATES, sample

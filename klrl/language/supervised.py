@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from klrl.kl._score import evaluating
 from klrl.language._countdown import Countdown
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact
+from klrl.transforms.token_log_probs import evaluating
 
 #: Move it with every change of this file or of the problems that changes the model.
 VERSION = 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from klrl.config.placement import check_placement as check_placement
 from klrl.kl.charge import shaped
 from klrl.kl.charge import to_go as kl_to_go  # noqa: F401  (this module's name for it)
-from klrl.kl.divergence import estimate_kl, masked_mean, sequence_mean
+from klrl.kl.estimators import estimate_kl, masked_mean, sequence_mean
 from klrl.losses import functional as terms
 
 

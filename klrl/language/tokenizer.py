@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from klrl.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError, first_line
 from klrl.language.prompts import Tokenizer
 
 

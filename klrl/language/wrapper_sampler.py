@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
-from klrl.kl._score import evaluating
 from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import check_length, head, plain
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.transforms.token_log_probs import evaluating
 
 
 class WrapperSampler:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
-from klrl.kl.divergence import ESTIMATORS
+from klrl.kl.estimators import ESTIMATORS
 
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 

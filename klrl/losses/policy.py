@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from klrl.config import CONTROL, ClipConfig, KLPENConfig, LossConfig, factory
+from klrl.control.distributions import Family
 from klrl.kl.charge import penalized
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
-from klrl.models.distributions import Family
 
 Minibatch = Mapping[str, Tensor]
 

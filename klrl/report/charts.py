@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from klrl.metrics import PANELS, Metric, heading, metric_of, metrics_of
 from klrl.report.curves import curve
 from klrl.report.frontier import frontier
 from klrl.report.measures import compared_by, kl_metric, reward_metric
 from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line, line_value
+from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
 #: More settings than this are not told apart in one chart; the page lets the reader choose others.
 SHOWN = 7
@@ -42,7 +42,7 @@ class Chart:
         title: what it shows.
         x: label of the x-axis, with its unit.
         y: label of the y-axis, with its unit.
-        digits: of values of x and of y, as :func:`klrl.metrics.number` has them.
+        digits: of values of x and of y, as :func:`klrl.runs.metrics.number` has them.
         log: whether y is logarithmic; values that are not positive are left out.
         series: index of the setting -> its points by x.
         front: indices of the settings on the Pareto front, by x; None for learning curves.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from klrl.metrics import Metric, metric_of
 from klrl.report.runs import Run
+from klrl.runs.metrics import Metric, metric_of
 
 #: KL(old||new) is in band within this factor of loss.dtarg, from the iteration after these on.
 BAND = 1.5

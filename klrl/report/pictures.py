@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from klrl.curves import COLOURS
 from klrl.report.charts import Chart, Point
 from klrl.report.statistics import Estimate
+from klrl.runs.curves import COLOURS
 
 #: Settings beyond the colours are told apart by lines and shapes, as on the page.
 _LINES = ("-", "--", ":", "-.")

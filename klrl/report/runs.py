@@ -15,12 +15,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
-from klrl.errors import ConfigError
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep
-from klrl.run_folder import RunFolder, by_dotted_key
+from klrl.runs.folder import RunFolder, by_dotted_key
 
 T = TypeVar("T")
 

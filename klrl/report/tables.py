@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from klrl.domains import Domain
-from klrl.metrics import METRICS, Metric, metric_of
 from klrl.report.frontier import KNOBS, EqualKL
 from klrl.report.jobs import Job, count_states
 from klrl.report.measures import Measure
@@ -14,6 +13,7 @@ from klrl.report.runs import Found, Run
 from klrl.report.settings import Setting, differing, show
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line
+from klrl.runs.metrics import METRICS, Metric, metric_of
 
 
 def equal_table(equal: EqualKL) -> str:

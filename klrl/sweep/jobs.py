@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity, settings_hash
-from klrl.errors import ConfigError
-from klrl.resume import stored_config
-from klrl.run_folder import RunFolder, by_dotted_key
+from klrl.runs.folder import RunFolder, by_dotted_key
+from klrl.runs.resume import stored_config
 
 
 @dataclass(frozen=True)

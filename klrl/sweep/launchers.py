@@ -149,7 +149,7 @@ def _result_of(handle: Any, job: Job) -> Outcome:
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
     """``launcher=ray``: on a cluster (its address, or ``RAY_ADDRESS``), else on this machine."""
-    from klrl.ray_start import start_ray
+    from klrl.base.ray_start import start_ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not config.address and "RAY_ADDRESS" not in os.environ:

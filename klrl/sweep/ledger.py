@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from klrl._version import __version__
+from klrl.base.version import __version__
 from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.loggers import read_rows
-from klrl.metrics import METRICS, Row, metric_of
-from klrl.progress import duration
-from klrl.run_folder import RunFolder
+from klrl.runs.folder import RunFolder
+from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import METRICS, Row, metric_of
+from klrl.runs.progress import duration
 from klrl.sweep.jobs import Job, Outcome
 
 SWEEP_FILE = "sweep.json"

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.composer import Checked, check_jobs, sweep_settings
+from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
-from klrl.errors import ConfigError, Interrupted
-from klrl.run_folder import new_folder
+from klrl.config.compose import Checked, check_jobs, sweep_settings
+from klrl.config.overrides import SweepWords, expand, job_name, split_words, swept_keys
+from klrl.runs.folder import new_folder
 from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
 from klrl.sweep.launchers import is_parallel, launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.single import remove_unstarted
 from klrl.sweep.stop import passed_on
-from klrl.sweep.words import SweepWords, expand, job_name, split_words, swept_keys
 
 FAILED = 1
 

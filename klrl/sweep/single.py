@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
-from klrl.errors import ConfigError
-from klrl.run_folder import RunFolder, new_folder
+from klrl.runs.folder import RunFolder, new_folder
 
 if TYPE_CHECKING:
-    from klrl.callbacks import Callback
+    from klrl.train.callbacks import Callback
 
 
 def run_in_folder(
@@ -55,7 +55,7 @@ def run_in_folder(
         raise ConfigError(f"{setting}={given or 'outputs'}: cannot be written: {error}") from error
     try:
         with collection_paused():
-            from klrl.training import start
+            from klrl.train.loop import start
         start(config, RunFolder(folder, words, argv), callbacks=callbacks)
     except BaseException:
         remove_unstarted(folder, before, made)

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from klrl.errors import Interrupted
-from klrl.run_folder import RunFolder, lives_here
+from klrl.base.errors import Interrupted
+from klrl.runs.folder import RunFolder, lives_here
 from klrl.sweep.jobs import Job
 from klrl.sweep.worker import STOP_FILE
 

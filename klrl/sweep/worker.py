@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from klrl.base.errors import FAILURES, ConfigError, Interrupted, first_line
 from klrl.base.imports import import_for_good
-from klrl.composer import keys
+from klrl.config.compose import keys
 from klrl.domains import domain_of
-from klrl.errors import FAILURES, ConfigError, Interrupted, first_line
-from klrl.preflight import check_machine
-from klrl.run_folder import RunFolder
+from klrl.runs.folder import RunFolder
+from klrl.runs.preflight import check_machine
 from klrl.sweep.jobs import Job, Outcome
 
 #: In the sweep's folder: jobs that wait shall not begin.
@@ -65,8 +65,8 @@ def _outcome(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> None:
-    import_for_good("klrl.training", domain_of(job.config).module)
-    from klrl.training import start
+    import_for_good("klrl.train.loop", domain_of(job.config).module)
+    from klrl.train.loop import start
 
     os.chdir(job.cwd)
     begun = RunFolder(job.folder).exists

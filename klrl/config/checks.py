@@ -1,0 +1,349 @@
+"""From what Hydra composed to one typed job, or one line that says what is wrong with it.
+
+No torch in here. Ranges stand with the fields in ``klrl/config``; here is what takes two settings.
+To refuse a setting that a choice leaves unread: a rule in ``unread.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from klrl.base.errors import ConfigError, first_line
+from klrl.config import (
+    CONTROL,
+    GROUPS,
+    JOBS,
+    LANGUAGE,
+    AdaptiveControllerConfig,
+    CheckpointConfig,
+    ChoiceConfig,
+    Config,
+    DualControllerConfig,
+    EvalConfig,
+    JobConfig,
+    KLPENConfig,
+    RayCollectorConfig,
+    RetrieveKLConfig,
+    RootConfig,
+    choice_of,
+    choices_for,
+)
+from klrl.config.choices import ALL_CHOICES, NAME
+from klrl.config.language_checks import UNREAD_LANGUAGE, check_language
+from klrl.config.placement import check_placement
+from klrl.config.ray_checks import check_ray
+from klrl.config.unread import UNREAD, UNREAD_CONTROL
+
+
+def to_config(cfg: DictConfig) -> JobConfig:
+    """Type and check one composed config; its ``env`` decides which domain's job it is.
+
+    Args:
+        cfg: what Hydra composed, without its ``hydra`` node.
+
+    Returns:
+        The same settings as dataclasses.
+
+    Raises:
+        ConfigError: a value is missing, out of range, or does not go with another one.
+    """
+    extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
+    if extra:
+        raise ConfigError(f"{extra[0]}: no such setting; drop it")
+    parts = to_settings(cfg, GROUPS)
+    for name in ("eval", "checkpoint"):
+        parts[name] = _object(name, cfg[name])
+    for name in _NUMBERS:
+        if OmegaConf.is_missing(cfg, name):
+            raise ConfigError(f"{name}: has no value; give one, as in {name}=...")
+        parts[name] = _checked(name, cfg.get(name), _ROOT[name].metadata)
+    config = JOBS[_domain(parts)](**parts)
+    _check_together(config)
+    return config
+
+
+_ROOT = {f.name: f for f in fields(RootConfig)}
+#: Settings outside any group.
+_NUMBERS = ("frames", "seed", "device", "threads")
+
+
+def check_config(config: JobConfig) -> JobConfig:
+    """Check typed settings that were put together, or changed, in Python.
+
+    Returns:
+        The same, with whole floats as ints where an int is meant.
+
+    Raises:
+        ConfigError: a value is of another type, out of range, or does not go with another one.
+    """
+    parts: dict[str, Any] = {}
+    for group in GROUPS:
+        value = getattr(config, group)
+        if not isinstance(value, ChoiceConfig):
+            raise ConfigError(f"{group}={value!r}: give the settings of a choice of klrl.config")
+        _check_registered(group, value)
+        parts[group] = _retyped(group, value)
+    if JOBS[_domain(parts)] is not type(config):
+        raise ConfigError(
+            f"env={config.env.name}: belongs to {_domain(parts)}, not to a {type(config).__name__}"
+        )
+    for name, schema in (("eval", EvalConfig), ("checkpoint", CheckpointConfig)):
+        value = getattr(config, name)
+        if not isinstance(value, schema):
+            raise ConfigError(f"{name}={value!r}: give a klrl.config.{schema.__name__}")
+        parts[name] = _retyped(name, value)
+    root = OmegaConf.structured(RootConfig)
+    for name in _NUMBERS:
+        parts[name] = _root_value(name, getattr(config, name), root)
+    checked = type(config)(**parts)
+    _check_together(checked)
+    return checked
+
+
+def _retyped(path: str, value: Any) -> Any:
+    """Settings made in Python, through the types of their schema, as composed ones are."""
+    try:
+        return _object(path, OmegaConf.structured(value))
+    except OmegaConfBaseException as error:
+        key = f"{path}.{error.full_key}" if error.full_key else path
+        raise ConfigError(f"{key}: {first_line(error)}") from error
+
+
+def _root_value(name: str, value: Any, root: DictConfig) -> Any:
+    """The same of a setting outside any group."""
+    try:
+        root[name] = value
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
+    return _checked(name, root[name], _ROOT[name].metadata)
+
+
+def _domain(parts: Mapping[str, Any]) -> str:
+    """The domain of the chosen ``env``, which every other choice must serve.
+
+    Raises:
+        ConfigError: with the choice to make.
+    """
+    env = parts["env"]
+    (domain,) = choice_of("env", env.name).domains
+    for group in GROUPS:
+        name = parts[group].name
+        if domain in choice_of(group, name).domains:
+            continue
+        serve = " or ".join(f"{group}={other}" for other in choices_for(group, domain))
+        task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
+        larger = f", or start from experiment={env.name}" if domain == LANGUAGE else ""
+        raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {serve}{larger}")
+    return domain
+
+
+def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
+    """Type and check single groups of a composed config.
+
+    Raises:
+        ConfigError: a value is missing or out of range.
+    """
+    parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
+    for group, value in parts.items():
+        _check_registered(group, value)
+    return parts
+
+
+def _check_registered(group: str, value: ChoiceConfig) -> None:
+    """The settings are those of the choice that they name."""
+    schema = choice_of(group, value.name).schema
+    if type(value) is not schema:
+        raise ConfigError(
+            f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, not "
+            f"{schema.__name__}; name the schema of the same choice in its YAML's defaults list"
+        )
+
+
+def _group_node(cfg: DictConfig, group: str) -> DictConfig:
+    node = cfg.get(group)
+    if node is None:
+        raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
+    if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
+        names = "|".join(ALL_CHOICES[group])
+        raise ConfigError(
+            f"{group}: the chosen YAML has no schema; "
+            f"put '/schema/{group}/{names}@{group}' first in its defaults list"
+        )
+    return node
+
+
+def _object(path: str, node: DictConfig) -> Any:
+    missing = sorted(OmegaConf.missing_keys(node))
+    if f"{path}.{NAME}" in missing:
+        raise ConfigError(
+            f"{path}.{NAME}: the chosen YAML gives none; add the line '{NAME}: ' with the choice "
+            "whose schema it names"
+        )
+    if missing:
+        raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
+    value: Any = OmegaConf.to_object(node)
+    extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
+    if extra:
+        raise ConfigError(f"{path}.{extra[0]}: no such setting; drop it")
+    _check_fields(path, value)
+    return value
+
+
+def _check_fields(path: str, value: Any) -> None:
+    """Ranges, of nested settings too; whole floats become ints."""
+    for f in fields(value):
+        mine = getattr(value, f.name)
+        if is_dataclass(mine):
+            _check_fields(f"{path}.{f.name}", mine)
+        elif f.metadata:
+            setattr(value, f.name, _checked(f"{path}.{f.name}", mine, f.metadata))
+
+
+def _checked(key: str, value: Any, rule: Any) -> Any:
+    """Return the value, a whole float as an int; raise ConfigError outside the rule."""
+    if not rule or (value is None and rule.get("optional", True)):
+        return value
+    if "allowed" in rule:
+        value = "false" if value is False else value
+        if value not in rule["allowed"]:
+            raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
+        return value
+    bounds = " and ".join(
+        f"{sign} {rule[name]:g}"
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
+        if rule[name] is not None
+    )
+    if rule["whole"]:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+            raise ConfigError(f"{key}={value}: give a whole number {bounds}")
+        value = int(value)
+    inside = (
+        math.isfinite(value)
+        and (rule["ge"] is None or value >= rule["ge"])
+        and (rule["gt"] is None or value > rule["gt"])
+        and (rule["le"] is None or value <= rule["le"])
+    )
+    if not inside:
+        raise ConfigError(f"{key}={value}: out of range; give a finite number {bounds}")
+    return value
+
+
+def _check_together(c: Any) -> None:
+    """Refuse combinations that each setting alone allows."""
+    _CHECKS[c.domain](c)
+    if c.optim.lr_floor > c.optim.lr:
+        raise ConfigError(
+            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
+            "the learning rate falls from lr to lr_floor"
+        )
+    if c.actor.init == "":
+        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
+    if isinstance(c.loss, KLPENConfig):
+        _check_beta(c.loss)
+    if isinstance(c.kl, RetrieveKLConfig):
+        check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
+    if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
+        _check_controller(c)
+    check_device_name(c.device)
+
+
+def _check_control(c: Config) -> None:
+    batch = c.frames_per_iteration
+    if batch % c.learner.minibatches:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: does not divide the rollout of "
+            f"env.num_envs x collector.steps = {c.env.num_envs} x {c.collector.steps} = {batch} "
+            "frames; choose a divisor"
+        )
+    if batch // c.learner.minibatches < 2 and c.loss.normalize_advantage:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
+            "advantage has no spread; choose fewer or loss.normalize_advantage=false"
+        )
+    if isinstance(c.collector, RayCollectorConfig):
+        check_ray(c, c.collector)
+    if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
+        raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
+    if c.loss.reduction not in ("mean", "sum"):
+        raise ConfigError(
+            f"loss.reduction={c.loss.reduction}: language only; choose mean or sum over the frames"
+        )
+
+
+def _check_controller(c: JobConfig) -> None:
+    """A coefficient that is multiplied must start inside its bounds, above 0."""
+    controller, coef = c.controller, getattr(c.kl, "coef", None)
+    assert isinstance(controller, AdaptiveControllerConfig | DualControllerConfig)
+    if coef is not None and not controller.coef_min <= coef <= controller.coef_max:
+        raise ConfigError(
+            f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "
+            f"controller.coef_min={controller.coef_min:g} .. "
+            f"controller.coef_max={controller.coef_max:g}; start inside"
+        )
+
+
+def _check_beta(loss: KLPENConfig) -> None:
+    if loss.beta_min > loss.beta_max:
+        raise ConfigError(
+            f"loss.beta_min={loss.beta_min:g}: above loss.beta_max={loss.beta_max:g}; swap them"
+        )
+    if loss.beta_rule != "forward" and not loss.beta_min <= loss.beta <= loss.beta_max:
+        raise ConfigError(
+            f"loss.beta={loss.beta:g}: outside loss.beta_min={loss.beta_min:g} .. "
+            f"loss.beta_max={loss.beta_max:g}; start inside the bounds"
+        )
+
+
+def check_device_name(device: str) -> None:
+    """Refuse a device name that torch or klrl would not understand."""
+    kind, _, index = device.partition(":")
+    known = device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit())
+    if not known:
+        raise ConfigError(f"device={device}: choose auto, cpu, cuda or cuda:0")
+
+
+def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
+    """Refuse an override that the chosen composition never reads.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave, as in ``loss.beta``.
+
+    Raises:
+        ConfigError: with the key and the reason.
+    """
+    given = set(overridden)
+    for rule in (*UNREAD, *_UNREAD[config.domain]):
+        if rule.key in given and rule.unread(config):
+            raise ConfigError(f"{rule.key}: nothing reads it here: {rule.reason}")
+    if config.kl.name == "none":
+        groups = ("reference", "controller")
+        named = sorted(k for k in given if k.split(".")[0] in groups)
+        if named:
+            raise ConfigError(
+                f"{named[0]}: nothing reads it here: kl=none has no {named[0].split('.')[0]}; "
+                "drop it"
+            )
+
+
+def check_names_unset(overridden: Iterable[str]) -> None:
+    """Refuse ``kl.name=legacy``: a name is set by the choice.
+
+    Raises:
+        ConfigError: with the choice to make instead.
+    """
+    for key in overridden:
+        group, _, name = key.partition(".")
+        if group in ALL_CHOICES and name == NAME:
+            raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
+
+
+#: domain -> what its settings must be together; settings of it that nothing may read
+_CHECKS: dict[str, Callable[[Any], None]] = {CONTROL: _check_control, LANGUAGE: check_language}
+_UNREAD = {CONTROL: UNREAD_CONTROL, LANGUAGE: UNREAD_LANGUAGE}

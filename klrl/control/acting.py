@@ -1,0 +1,185 @@
+"""How a policy acts inside the native loop: one small forward per step, no distribution object.
+
+The noise of a rollout is drawn before it; a draw is then a plain function of the parameters
+(``Family.act``). What the batch records (parameters, log-probs) is evaluated afterwards, once for
+the whole rollout, so nothing here is more than an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from klrl.control.actor import Agent
+from klrl.control.distributions import Categorical, Family, TanhNormalFamily
+from klrl.control.mlp import ObservationNormalizer, PolicyNet
+
+Array = np.ndarray
+
+
+class Acting(Protocol):
+    """Acts for N copies; numpy in, numpy out, as the simulators want it."""
+
+    def begin(self, steps: int, copies: int) -> None:
+        """Draw the noise of a rollout; without it, actions are deterministic."""
+
+    def sample(self, step: int, observation: Array) -> Array:
+        """The family's sample [N, A] or [N] at observations [N, D]."""
+
+    def action(self, sample: Array) -> Array:
+        """The action behind a sample."""
+
+
+def make_acting(agent: Agent, device: torch.device) -> Acting:
+    """Numpy for an MLP on the CPU (dispatch costs torch more than the arithmetic), else torch."""
+    if device.type == "cpu" and understood(agent.policy_net):
+        return NumpyActing(agent.policy_net, agent.family)
+    return TorchActing(agent.policy_net, agent.family, device)
+
+
+# -------------------------------------------------------------------------------------- numpy
+
+#: Activations in place. GELU needs erf, which numpy lacks: such a policy acts in torch.
+_NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
+    nn.ELU: lambda x: np.copyto(x, np.expm1(x), where=x < 0),
+    nn.SiLU: lambda x: np.divide(x, 1 + np.exp(-x), out=x),
+}
+
+
+def understood(net: PolicyNet) -> bool:
+    """Whether :class:`NumpyActing` can evaluate a network."""
+    known: tuple[type, ...] = (nn.Linear, *_NUMPY)
+    plain = isinstance(net.normalizer, ObservationNormalizer | nn.Identity)
+    return plain and all(isinstance(layer, known) for layer in net.trunk)
+
+
+class NumpyActing:
+    """An MLP policy in numpy, on the memory of its own parameters.
+
+    Args:
+        net: the policy's network, on the CPU.
+        family: its action distribution.
+    """
+
+    def __init__(self, net: PolicyNet, family: Family) -> None:
+        self._net, self._family = net, family
+        self._noise: Array | None = None
+        self._look()
+
+    def begin(self, steps: int, copies: int) -> None:
+        """Draw noise [T, N, .], already scaled where the scale is the same in every state."""
+        self._look()
+        noise = self._family.act_noise((steps, copies), self._net.head.out_features)
+        if self._net.log_std is not None:
+            noise = noise * self._net.log_std.detach().exp()
+        self._noise = noise.numpy()
+
+    def sample(self, step: int, observation: Array) -> Array:
+        """Loc + scale * noise, or the argmax of logits + noise."""
+        out = self._forward(observation)
+        if self._noise is not None:
+            out += self._noise[step]
+        return out.argmax(-1) if isinstance(self._family, Categorical) else out
+
+    def action(self, sample: Array) -> Array:
+        """Squashed for TanhNormal, else the sample."""
+        if not isinstance(self._family, TanhNormalFamily):
+            return sample
+        return self._low + self._half_width * (np.tanh(sample) + 1)
+
+    def _forward(self, observation: Array) -> Array:
+        x = observation
+        if self._normalizer is not None:
+            mean, std, clip = self._normalizer
+            x = (x - mean) / std
+            np.minimum(np.maximum(x, -clip, out=x), clip, out=x)
+        for weight, bias, activate in self._layers:
+            x = x @ weight
+            x += bias
+            if activate is not None:
+                activate(x)
+        return x
+
+    def _look(self) -> None:
+        """Views of the parameters: an optimiser or a checkpoint may have moved them."""
+        net, normalizer = self._net, self._net.normalizer
+        linears = [layer for layer in net.trunk if isinstance(layer, nn.Linear)]
+        activations = [_NUMPY[type(x)] for x in net.trunk if not isinstance(x, nn.Linear)]
+        self._layers = [
+            (layer.weight.detach().numpy().T, layer.bias.detach().numpy(), activate)
+            for layer, activate in zip([*linears, net.head], [*activations, None], strict=True)
+        ]
+        self._normalizer = None
+        if isinstance(normalizer, ObservationNormalizer):
+            self._normalizer = (normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.clip)
+        if isinstance(self._family, TanhNormalFamily):
+            self._low = self._family.low.cpu().numpy()
+            self._half_width = 0.5 * (self._family.high - self._family.low).cpu().numpy()
+
+
+# -------------------------------------------------------------------------------------- torch
+
+
+class TorchActing:
+    """Any network, on any device; on a GPU one captured CUDA graph per step.
+
+    Args:
+        net: the policy's network.
+        family: its action distribution.
+        device: where the network is.
+    """
+
+    def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
+        self._net, self._family, self._device = net, family, device
+        self._noise: Tensor | None = None
+        self._captured: _CapturedForward | None = None
+
+    def begin(self, steps: int, copies: int) -> None:
+        """Draw noise [T, N, .]."""
+        noise = self._family.act_noise((steps, copies), self._net.head.out_features)
+        self._noise = noise.to(self._device)
+
+    @torch.inference_mode()
+    def sample(self, step: int, observation: Array) -> Array:
+        """The family's draw from the noise of this step, or its mode."""
+        seen = torch.from_numpy(observation)
+        if self._device.type == "cuda":
+            if self._captured is None:
+                self._captured = _CapturedForward(self._net, seen, self._device)
+            outputs = self._captured(seen)
+        else:
+            outputs = self._net(seen)
+        params = dict(zip(self._family.param_keys, outputs, strict=True))
+        noise = outputs[0].new_zeros(()) if self._noise is None else self._noise[step]
+        return self._family.act(params, noise).cpu().numpy()
+
+    def action(self, sample: Array) -> Array:
+        """Squashed for TanhNormal, else the sample."""
+        return self._family.action(torch.from_numpy(sample)).numpy()
+
+
+class _CapturedForward:
+    """A network's forward as one CUDA graph; it reads the parameters where they lie."""
+
+    def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
+        self._input = example.to(device)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries choose their kernels before a capture
+                net(self._input)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = net(self._input)
+
+    def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:
+        self._input.copy_(observation)
+        self._graph.replay()
+        return self._outputs

@@ -1,0 +1,214 @@
+"""Actor and critic as TorchRL modules, shaped by the environment's specs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torchrl.data import Bounded, TensorSpec
+from torchrl.data import Categorical as CategoricalSpec
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import TanhNormal
+
+from klrl.base.errors import ConfigError
+from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
+from klrl.control.distributions import Categorical, Family, Normal, TanhNormalFamily
+from klrl.control.mlp import ObservationNormalizer, PolicyNet, ValueNet, mlp
+
+
+@dataclass
+class Agent:
+    """A policy with its critic.
+
+    Attributes:
+        actor: observation -> distribution parameters, action, ``action_log_prob``.
+        critic: observation -> ``state_value`` [..., 1].
+        family: the action distribution as pure functions.
+        normalizer: the observation normaliser that both share, or None.
+    """
+
+    actor: ProbabilisticTensorDictSequential
+    critic: TensorDictModule
+    family: Family
+    normalizer: ObservationNormalizer | None
+
+    @property
+    def modules(self) -> nn.ModuleDict:
+        """Both networks, for checkpoints and devices."""
+        return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+
+    @property
+    def policy_net(self) -> PolicyNet:
+        """The plain network inside the actor."""
+        return self.actor[0].module
+
+    @property
+    def value_net(self) -> ValueNet:
+        """The plain network inside the critic."""
+        return self.critic.module
+
+
+class PreTanhSampler(ProbabilisticTensorDictModule):
+    """Samples TanhNormal and keeps the value before tanh, from which all log-probs are computed.
+
+    Writes ``action``, ``pre_tanh`` and ``action_log_prob``; :meth:`log_prob` of a batch that holds
+    ``pre_tanh`` never inverts tanh. Without it (data from elsewhere) TorchRL's inverse is used.
+
+    Args:
+        family: the distribution, with the action's bounds.
+    """
+
+    def __init__(self, family: TanhNormalFamily) -> None:
+        super().__init__(
+            in_keys=list(family.param_keys),
+            out_keys=["action"],
+            distribution_class=family.distribution,
+            return_log_prob=True,
+            default_interaction_type=InteractionType.RANDOM,
+        )
+        self.family = family
+
+    @property
+    def out_keys(self) -> list[Any]:
+        """What a forward writes beside the parameters."""
+        return [*super().out_keys, "pre_tanh"]
+
+    def forward(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        _requires_sample: bool = True,
+    ) -> TensorDictBase:
+        """Sample (or take the median, where exploration is off) and score."""
+        out = tensordict if tensordict_out is None else tensordict_out
+        dist: TanhNormal = self.get_dist(tensordict)
+        if _requires_sample:
+            random = exploration_type() in (None, ExplorationType.RANDOM)
+            u = dist.base_dist.sample() if random else dist.base_dist.mean
+            out.set("pre_tanh", u)
+            # Rounding may put tanh on the bound itself, outside the distribution's support.
+            out.set("action", dist.transforms[0](u))
+        params = {key: tensordict.get(key) for key in self.family.param_keys}
+        out.set("action_log_prob", self.family.log_prob(params, out.get("pre_tanh")))
+        return out
+
+    def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
+        """Log-density of the batch's action, from ``pre_tanh`` where the batch holds it."""
+        tanh: Any = self.get_dist(tensordict) if dist is None else dist
+        u = tensordict.get("pre_tanh", None)
+        if u is None:
+            return tanh.log_prob(tensordict.get("action"))
+        return tanh.base_dist.log_prob(u) - self.family.log_slope(u)
+
+
+def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool) -> Agent:
+    """Build actor and critic for an environment; sizes come from its specs.
+
+    Args:
+        config: the actor group.
+        env: the environment whose specs count.
+        normalize: whether observations are normalised inside the networks.
+        separate: ``loss.separate_losses``: keep the critic's gradient out of a shared trunk.
+
+    Raises:
+        ConfigError: the distribution does not fit the action space.
+    """
+    return factory("actor", config, CONTROL)(config, env, normalize=normalize, separate=separate)
+
+
+def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=mlp``: categorical for discrete actions, else normal; arguments as above."""
+    discrete = isinstance(env.action_spec_unbatched, CategoricalSpec)
+    return (categorical_agent if discrete else normal_agent)(config, env, **how)
+
+
+def normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=normal``; arguments as :func:`make_agent`."""
+    spec = _continuous(config, env)
+    return _agent(config, env, Normal(), spec.shape[-1], config.init_std, **how)
+
+
+def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=tanh_normal``; arguments as :func:`make_agent`."""
+    spec = _continuous(config, env)
+    if not isinstance(spec, Bounded):
+        raise ConfigError("actor=tanh_normal: the environment's actions have no finite bounds")
+    family = TanhNormalFamily(spec.space.low, spec.space.high)
+    return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
+
+
+def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=categorical``; arguments as :func:`make_agent`."""
+    spec = env.action_spec_unbatched
+    if not isinstance(spec, CategoricalSpec):
+        raise ConfigError(f"actor={config.name}: the environment's actions are continuous")
+    return _agent(config, env, Categorical(), spec.n, None, **how)
+
+
+def _continuous(config: ActorConfig, env: EnvBase) -> TensorSpec:
+    spec = env.action_spec_unbatched
+    if isinstance(spec, CategoricalSpec):
+        raise ConfigError(f"actor={config.name}: the environment's actions are discrete")
+    return spec
+
+
+def _agent(
+    config: ActorConfig,
+    env: EnvBase,
+    family: Family,
+    outputs: int,
+    init_std: float | None,
+    *,
+    normalize: bool,
+    separate: bool,
+) -> Agent:
+    """Actor and critic of a family, whose network has so many outputs."""
+    size = env.observation_spec_unbatched["observation"].shape[-1]
+    normalizer = ObservationNormalizer(size) if normalize else None
+    sizes = [size, *config.hidden]
+    policy_trunk = mlp(sizes, config.activation)
+    value_trunk = policy_trunk if config.share_trunk else mlp(sizes, config.activation)
+    shared: nn.Module = normalizer or nn.Identity()
+    policy = PolicyNet(shared, policy_trunk, outputs, init_std)
+    value = ValueNet(shared, value_trunk, detach_trunk=separate)
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(policy, ["observation"], list(family.param_keys)), _sampler(family)
+    )
+    critic = TensorDictModule(value, ["observation"], ["state_value"])
+    return Agent(actor, critic, family, normalizer)
+
+
+def _sampler(family: Family) -> ProbabilisticTensorDictModule:
+    if isinstance(family, TanhNormalFamily):
+        return PreTanhSampler(family)
+    return ProbabilisticTensorDictModule(
+        in_keys=list(family.param_keys),
+        out_keys=["action"],
+        distribution_class=family.distribution,
+        return_log_prob=True,
+        default_interaction_type=InteractionType.RANDOM,
+    )
+
+
+def device_of(name: str) -> torch.device:
+    """``auto`` -> cuda where there is one, else cpu; anything else as it says."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def trainable(agent: Agent) -> list[nn.Parameter]:
+    """The parameters of both networks, each once."""
+    unique: dict[int, Any] = {id(p): p for p in agent.modules.parameters()}
+    return list(unique.values())

@@ -1,0 +1,132 @@
+"""Trained policies, read back from a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torchrl.envs import EnvBase
+
+from klrl.base.errors import ConfigError
+from klrl.config import Config, choice_of
+from klrl.config.checks import check_device_name
+from klrl.config.stored import renamed
+from klrl.control.actor import Agent, make_agent
+from klrl.control.env import make_env
+from klrl.domains import domain_of
+from klrl.runs.checkpoint import load_component
+from klrl.runs.find import find_run
+from klrl.runs.machine import check_device
+from klrl.runs.resume import stored_config
+
+
+def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
+    """The policy of a run, frozen.
+
+    Args:
+        run: the run folder.
+        which: last or best.
+        device: where to put it.
+
+    Returns:
+        Of a control run a ``ProbabilisticTensorDictSequential``: observation in, action out, with
+        its observation normaliser. Of a language run a :class:`klrl.language.model.CausalLM`: the
+        model of ``transformers`` (a ``PeftModel`` with LoRA) and its tokenizer.
+
+    Raises:
+        ConfigError: no such run, checkpoint or device.
+    """
+    check_device_name(device)
+    folder = find_run(str(run), "run")
+    return domain_of(stored_config(folder)).load(folder, which, device)
+
+
+def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
+    """:func:`load_policy` of a control run."""
+    return trained_agent(run, which, device).actor
+
+
+def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> Agent:
+    """Policy and critic of a run, frozen; arguments as :func:`load_policy`."""
+    folder = find_run(str(run), "run")
+    check_device(device)
+    config = control_config(folder)
+    env = make_env(config.env, seed=0, num_envs=1)
+    agent = agent_like(describe_policy(config), env)
+    env.close()
+    load_component(folder, which, "agent", agent.modules, torch.device(device))
+    agent.modules.to(device).requires_grad_(False).eval()
+    return agent
+
+
+def control_config(run: Path) -> Config:
+    """The settings of a control run.
+
+    Raises:
+        ConfigError: it is a language run.
+    """
+    config = stored_config(run)
+    if not isinstance(config, Config):
+        raise ConfigError(f"{run}: is a language run, whose policy acts on no observation")
+    return config
+
+
+def load_agent(run: str, agent: Agent) -> None:
+    """``actor.init``: start networks from a trained run's, normaliser and critic included.
+
+    Raises:
+        ConfigError: no such run, or its networks have other shapes.
+    """
+    folder = find_run(run, "actor.init")
+    load_component(folder, "last", "agent", agent.modules, torch.device("cpu"))
+
+
+def describe_policy(config: Config) -> dict[str, Any]:
+    """What it takes, beside the environment's specs, to build a run's networks again."""
+    return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
+
+
+def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
+    """Networks of the shape that :func:`describe_policy` told, with fresh weights."""
+    settings = renamed({"actor": described["actor"]})["actor"]
+    actor: Any = choice_of("actor", settings["name"]).schema(**settings)
+    return make_agent(actor, env, normalize=described["normalize"], separate=False)
+
+
+def load_reference(
+    path: str, which: str, agent: Agent, env: EnvBase, described: Mapping[str, Any] | None
+) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
+    """Another run's policy as pi_ref, with the normaliser that it was trained with.
+
+    Args:
+        path: the run folder.
+        which: last or best.
+        agent: the live networks; the reference must have their action distribution.
+        env: the environment of this run.
+        described: on resume, what this run noted of its reference: its weights then come from
+            this run's own checkpoint, and the other folder may be gone.
+
+    Returns:
+        The frozen policy, and its description for the manifest.
+
+    Raises:
+        ConfigError: the policy does not fit this environment or this action distribution.
+    """
+    setting = f"reference.path={path}"
+    folder = None if described else find_run(path, "reference.path")
+    told = (
+        dict(described) if described else describe_policy(control_config(find_run(path, setting)))
+    )
+    reference = agent_like(told, env)
+    if reference.family.name != agent.family.name:
+        raise ConfigError(
+            f"{setting}: its policy is {reference.family.name}, this run's is {agent.family.name}; "
+            f"choose actor={reference.family.name}"
+        )
+    if folder is not None:
+        load_component(folder, which, "agent", reference.modules, torch.device("cpu"))
+    return reference.actor.requires_grad_(False).eval(), told

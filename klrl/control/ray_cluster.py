@@ -1,0 +1,62 @@
+"""The Ray that ``collector=ray`` works on: this machine's, a cluster, or one that runs already."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+import ray._private.worker
+
+from klrl.base.errors import WorkerError
+from klrl.base.ray_start import start_ray
+
+
+class Cluster:
+    """Ray, started on loopback or joined where ``RAY_ADDRESS`` says, unless it runs already.
+
+    Args:
+        cpus: what the workers will ask for. A Ray started here is told to have as many, however
+            many there are: workers would wait for ever for more.
+
+    Raises:
+        WorkerError: Ray does not start, or the cluster has fewer CPUs.
+    """
+
+    def __init__(self, cpus: int) -> None:
+        self.ray = ray
+        # What the learner raises is the first worker's error; Ray would print the other workers'.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+        self._mine = not ray.is_initialized()
+        self._print = ray._private.worker.print_to_stdstream
+        if self._mine:
+            self._enter(cpus)
+        here = ray.cluster_resources().get("CPU", 0)
+        if here < cpus:
+            self.leave()
+            raise WorkerError(
+                f"collector=ray: the workers ask for {cpus} CPUs, the Ray cluster has {here:g}; "
+                "lower collector.workers or collector.cpus_per_worker, or add machines"
+            )
+
+    def leave(self) -> None:
+        """Stop or leave it, where it was started or joined here."""
+        if self._mine:
+            ray.shutdown()
+            ray._private.worker.print_to_stdstream = self._print
+
+    def _enter(self, cpus: int) -> None:
+        # Ray prints a paragraph about each process that dies, and no setting of it stops that.
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+        if "RAY_ADDRESS" not in os.environ:
+            options["num_cpus"] = cpus
+        try:
+            start_ray(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise WorkerError(f"collector=ray: Ray does not start: {last_line(error)}") from error
+
+
+def last_line(error: BaseException | None) -> str:
+    """The last line of what an error says; Ray's begin with a traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

@@ -1,0 +1,270 @@
+"""One gradient step of PPO as a function of tensors alone, so that it can be compiled.
+
+    step(flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics
+
+``flat`` [P] holds every parameter of policy and critic once; the modules' own parameters are views
+of it, so what the step writes is what they are. ``rows`` [B, C] is a minibatch with its entries
+side by side. Learning rate, beta and kl.coef come as a tensor: as Python numbers each new value
+would be compiled anew. Nothing else moves between steps: the observation statistics stand still
+during an update, and so observations come normalised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw as torch_adamw
+
+from klrl.config import AdamWConfig, OptimConfig
+from klrl.control.actor import Agent
+from klrl.control.networks import Networks, PairedNetworks, can_be_paired, in_order
+from klrl.losses.policy import Coefficients, LossTerms, PolicyLoss
+
+#: Adam's decay rates (Kingma and Ba 2015).
+BETA1, BETA2 = 0.9, 0.999
+
+#: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics; changes the first four.
+Step = Callable[..., Tensor]
+
+
+class Columns:
+    """Named tensors [B, ...] side by side in one float32 matrix [B, C].
+
+    One gather shuffles all of them, and a compiled step has one input whose shape can be checked.
+    Integers (actions) are exact as float32 up to 2^24.
+
+    Args:
+        example: the tensors of one batch; shapes behind B and types are taken from it.
+
+    Raises:
+        TypeError: a type that float32 does not hold.
+    """
+
+    def __init__(self, example: Mapping[str, Tensor]) -> None:
+        for key, value in example.items():
+            if value.dtype not in (torch.float32, torch.int64):
+                raise TypeError(f"{key} is {value.dtype}: a minibatch holds float32 and int64")
+        self.shapes = {key: (value.shape[1:], value.dtype) for key, value in example.items()}
+        self.widths = [shape.numel() for shape, _ in self.shapes.values()]
+
+    def pack(self, frames: Mapping[str, Tensor]) -> Tensor:
+        """One matrix [B, C]."""
+        parts = (frames[key].float().flatten(1) if frames[key].ndim > 1 else
+                 frames[key].float().unsqueeze(1) for key in self.shapes)  # fmt: skip
+        return torch.cat(list(parts), 1)
+
+    def unpack(self, rows: Tensor) -> dict[str, Tensor]:
+        """The named tensors again, as views where they are float32."""
+        parts = zip(rows.split(self.widths, 1), self.shapes.items(), strict=True)
+        return {key: _as(part, *like) for part, (key, like) in parts}
+
+
+def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Columns [B, width] as [B, *shape]; the cheapest operation that does it."""
+    if not shape:
+        part = part.squeeze(1)
+    elif len(shape) > 1:
+        part = part.reshape(-1, *shape)
+    return part if dtype == torch.float32 else part.to(dtype)
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """All that a step reads of the optimiser's settings; they are constant during a run.
+
+    Attributes:
+        eps: Adam's epsilon.
+        max_grad_norm: the gradient is scaled down to this Euclidean norm.
+        weight_decay: decoupled from the gradient; 0 is plain Adam.
+    """
+
+    eps: float
+    max_grad_norm: float
+    weight_decay: float
+
+
+class Adam:
+    """The optimiser's state, over one flat tensor that all parameters are views of.
+
+    Args:
+        parameters: each once; from now on they are views of :attr:`flat`.
+        settings: what the step reads.
+
+    Attributes:
+        flat, exp_avg, exp_avg_sq: [P].
+        count: steps made, a scalar float tensor.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], settings: AdamSettings) -> None:
+        self.settings = settings
+        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+        offset = 0
+        for p in parameters:
+            p.data = self.flat[offset : offset + p.numel()].view(p.shape)
+            offset += p.numel()
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = self.flat.new_zeros(())
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What a step changes in place."""
+        return self.flat, self.exp_avg, self.exp_avg_sq, self.count
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moments; the parameters are in their modules."""
+        return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's moments up, in place."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Adam:
+    """``optim=adam``."""
+    return Adam(parameters, AdamSettings(config.eps, config.max_grad_norm, weight_decay=0.0))
+
+
+def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
+    """``optim=adamw``."""
+    settings = AdamSettings(config.eps, config.max_grad_norm, config.weight_decay)
+    return Adam(parameters, settings)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a step is built from; all of it is constant during a run.
+
+    Attributes:
+        agent: the networks.
+        loss: the loss.
+        optim: the optimiser's settings.
+        columns: the layout of a minibatch.
+    """
+
+    agent: Agent
+    loss: PolicyLoss
+    optim: AdamSettings
+    columns: Columns
+
+
+def loss_terms(
+    problem: Problem, outputs: tuple[Tensor, ...], batch: Mapping[str, Tensor], coef: Tensor
+) -> LossTerms:
+    """The loss of a minibatch from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
+    *params, value = outputs
+    named = dict(zip(problem.agent.family.param_keys, params, strict=True))
+    return problem.loss(named, value, batch, Coefficients(beta=coef[1], kl_ref=coef[2]))
+
+
+def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """(the gradient scaled down to a norm of at most ``limit``, its norm before)."""
+    norm = gradient.norm()
+    # torch.nn.utils.clip_grad_norm_'s factor, its 1e-6 included.
+    return gradient * (limit / (norm + 1e-6)).clamp(max=1.0), norm
+
+
+def _pure_adam(
+    optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
+) -> None:
+    """Move moments and parameters in place, in operations that a compiler fuses.
+
+    Kingma and Ba (2015), algorithm 1; the decay is Loshchilov and Hutter's (2019).
+    """
+    flat, exp_avg, exp_avg_sq, count = state
+    count.add_(1)
+    exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
+    exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    # 1 - b^t as -expm1(t log b): in float32 the difference itself would lose four digits at t = 1.
+    mean = exp_avg / -torch.expm1(count * math.log(BETA1))
+    spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
+    if optim.weight_decay:
+        flat.mul_(1 - lr * optim.weight_decay)
+    flat.sub_(lr * mean / spread)
+
+
+def _fused_adam(
+    optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
+) -> None:
+    """The same by torch's fused kernel, which eager mode calls once instead of fifteen times."""
+    flat, exp_avg, exp_avg_sq, count = state
+    torch_adamw(  # without decay it is torch's Adam, to the bit
+        [flat],
+        [gradient],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [count],
+        fused=True,
+        amsgrad=False,
+        beta1=BETA1,
+        beta2=BETA2,
+        lr=lr,
+        weight_decay=optim.weight_decay,
+        eps=optim.eps,
+        maximize=False,
+    )
+
+
+def _metrics(terms: LossTerms, norm: Tensor) -> Tensor:
+    """Means over the minibatch of what the loss measures, then the gradient's norm."""
+    return torch.cat([torch.stack(terms.frames).mean(1), norm.reshape(1)])
+
+
+def eager_step(problem: Problem) -> Step:
+    """The step by autograd on the modules themselves and torch's fused Adam."""
+    networks: Networks | PairedNetworks = Networks(problem.agent)
+    parameters: list[Any] = in_order(problem.agent)
+    if can_be_paired(problem.agent):
+        networks = PairedNetworks(problem.agent)
+        parameters = networks.leaves
+
+    def step(
+        flat: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, count: Tensor, rows: Tensor, coef: Tensor
+    ) -> Tensor:
+        batch = problem.columns.unpack(rows)
+        terms = loss_terms(problem, networks(batch["observation"]), batch, coef)
+        gradients = torch.autograd.grad(terms.total, parameters)
+        with torch.no_grad():
+            gradient = torch.cat([g.reshape(-1) for g in gradients])
+            gradient, norm = _clipped(gradient, problem.optim.max_grad_norm)
+            _fused_adam(problem.optim, (flat, exp_avg, exp_avg_sq, count), gradient, coef[0])
+            return _metrics(terms, norm)
+
+    return step
+
+
+def pure_step(problem: Problem) -> Step:
+    """The same step, the gradient taken of a function of the flat parameters (torch.func)."""
+    networks = Networks(problem.agent)
+    names = {id(p): name for name, p in networks.named_parameters()}
+    parameters = in_order(problem.agent)
+    sizes = [p.numel() for p in parameters]
+    shapes = [(names[id(p)], p.shape) for p in parameters]
+
+    def loss_of(flat: Tensor, rows: Tensor, coef: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        batch = problem.columns.unpack(rows)
+        parts = zip(flat.split(sizes), shapes, strict=True)
+        weights = {name: part.view(shape) for part, (name, shape) in parts}
+        # A shared trunk is one module, reached by either name. Tying the names would swap it twice
+        # and leave the swapped tensors behind (torch 2.13).
+        outputs = torch.func.functional_call(
+            networks, weights, (batch["observation"],), tie_weights=False
+        )
+        terms = loss_terms(problem, outputs, batch, coef)
+        return terms.total, terms.frames
+
+    def step(
+        flat: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, count: Tensor, rows: Tensor, coef: Tensor
+    ) -> Tensor:
+        gradient, frames = torch.func.grad(loss_of, has_aux=True)(flat, rows, coef)
+        gradient, norm = _clipped(gradient, problem.optim.max_grad_norm)
+        _pure_adam(problem.optim, (flat, exp_avg, exp_avg_sq, count), gradient, coef[0])
+        return _metrics(LossTerms(norm, frames), norm)
+
+    return step

@@ -1,0 +1,288 @@
+"""``collector=vector``: a native loop over the batched environment, TorchRL's batch at its edge.
+
+TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
+simulators are stepped in numpy, into [N, T] storage; transforms that only look at transitions are
+applied to the finished batch, where they give the same numbers; parameters and log-probs are
+evaluated once for the whole rollout. The batch is that of ``collector=torchrl``, key by key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    ObservationNorm,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
+
+from klrl.control.acting import make_acting
+from klrl.control.actor import Agent
+from klrl.control.gym_vector import VectorGymEnv
+from klrl.transforms.base import NextTransform
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which transforms of an environment act when.
+
+    Attributes:
+        online: change what the policy sees, and so act at every step.
+        batch: look at transitions only: applied to the finished rollout, in their order.
+    """
+
+    online: tuple[Transform, ...]
+    batch: tuple[Transform, ...]
+
+
+def make_plan(env: TransformedEnv) -> Plan | str:
+    """The plan for an environment, or why the native loop cannot serve it."""
+    if not isinstance(env.base_env, VectorGymEnv):
+        return f"{type(env.base_env).__name__} is not klrl's VectorGymEnv"
+    online, batch = [], []
+    for transform in _leaves(env.transform):
+        if _acts_online(transform):
+            online.append(transform)
+        elif _acts_on_batches(transform):
+            batch.append(transform)
+        else:
+            return f"{type(transform).__name__} is not known to it"
+    return Plan(tuple(online), tuple(batch))
+
+
+def _leaves(transform: Transform) -> list[Transform]:
+    if isinstance(transform, Compose):
+        return [leaf for part in transform.transforms for leaf in _leaves(part)]
+    return [transform]
+
+
+def _acts_online(transform: Transform) -> bool:
+    keys = {*transform.in_keys, *transform.out_keys, *transform.in_keys_inv}
+    return type(transform) in (ObservationNorm, CatFrames) and keys == {"observation"}
+
+
+def _acts_on_batches(transform: Transform) -> bool:
+    if isinstance(transform, StepCounter):
+        return transform.max_steps is None and transform.step_count_key == "step_count"
+    if isinstance(transform, RewardSum):
+        return transform.in_keys == ["reward"] and transform.out_keys == ["episode_reward"]
+    return isinstance(transform, NextTransform) or type(transform) in (
+        RewardScaling,
+        RewardClipping,
+    )
+
+
+class VectorRollout:
+    """Rollouts of ``steps`` steps of every copy.
+
+    Args:
+        env: a VectorGymEnv in a TransformedEnv.
+        agent: the live policy; its weights are used as they are at each rollout.
+        steps: T.
+        device: of the policy and of the batches.
+
+    Raises:
+        ValueError: the environment has no :class:`Plan`.
+    """
+
+    def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
+        plan = make_plan(env)
+        if isinstance(plan, str):
+            raise ValueError(f"collector=vector: {plan}; use collector=torchrl")
+        self._env, self._base, self._plan = env, env.base_env, plan
+        self._agent, self._steps, self._device = agent, steps, device
+        self._acting = make_acting(agent, device)
+        self._copies = env.batch_size[0]
+        self._width = env.observation_spec["observation"].shape[-1]
+        self._observation: np.ndarray | None = None
+        self._trajectories = np.arange(self._copies)
+        self._next_trajectory = self._copies
+        #: Entries of the last step that the next one starts from, where no episode ended.
+        self._carried: dict[str, Tensor] = {}
+
+    def collect(self) -> TensorDictBase:
+        """The next rollout, [N, T].
+
+        Raises:
+            NonFiniteError: a step returned NaN or infinity.
+        """
+        with torch.no_grad():
+            batch = self._play().to(self._device)
+            self._add_policy(batch)
+            for transform in self._plan.batch:
+                self._apply(transform, batch)
+            self._add_before(batch)
+        return batch
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    # ---------------------------------------------------------------------------- simulators
+
+    def _play(self) -> TensorDict:
+        """Step the simulators; what they gave, and the samples that were taken."""
+        copies, steps, acting = self._copies, self._steps, self._acting
+        observations = np.empty((copies, steps, self._width), np.float32)
+        after = np.empty_like(observations)
+        rewards = np.empty((copies, steps), np.float32)
+        terminated = np.zeros((copies, steps), bool)
+        truncated = np.zeros((copies, steps), bool)
+        samples: list[np.ndarray] = []
+        actions: list[np.ndarray] = []
+        acting.begin(steps, copies)
+        observation = self._reset() if self._observation is None else self._observation
+        for t in range(steps):
+            observations[:, t] = observation
+            sample = acting.sample(t, observation)
+            action = acting.action(sample)
+            found, reward, terminal, timeout = self._base.step_native(action)
+            observation = self._see(found)
+            after[:, t] = observation
+            rewards[:, t] = reward
+            samples.append(sample)
+            actions.append(action)
+            ended = terminal | timeout
+            if ended.any():
+                terminated[:, t], truncated[:, t] = terminal, timeout
+                observation = self._reset(ended)
+        self._observation = observation
+        return self._pack(
+            observations, np.stack(actions, 1), np.stack(samples, 1), after, rewards,
+            terminated, truncated,
+        )  # fmt: skip
+
+    def _reset(self, ended: np.ndarray | None = None) -> np.ndarray:
+        found = self._base.reset_native(ended).astype(np.float32)
+        if not self._plan.online:
+            return found
+        mask = np.ones(self._copies, bool) if ended is None else ended
+        before = self._of_step(_reset=torch.from_numpy(mask).unsqueeze(-1))
+        reset = self._of_step(observation=torch.from_numpy(found))
+        for transform in self._plan.online:
+            reset = transform._reset(before, reset)
+        return reset["observation"].numpy()
+
+    def _see(self, found: np.ndarray) -> np.ndarray:
+        """What the policy sees: float32 of its own memory, through the online transforms."""
+        observation = found.astype(np.float32)
+        if not self._plan.online:
+            return observation
+        after = self._of_step(observation=torch.from_numpy(observation))
+        for transform in self._plan.online:
+            after = transform._step(after, after)
+        return after["observation"].numpy()
+
+    def _of_step(self, **entries: Tensor) -> TensorDict:
+        return TensorDict(entries, [self._copies])
+
+    def _pack(
+        self,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        samples: np.ndarray,
+        after: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> TensorDict:
+        ended = terminated | truncated
+        no = np.zeros_like(ended)[..., None]
+        finite = self._base.finite
+        root = {
+            "observation": torch.from_numpy(observations),
+            "action": torch.from_numpy(actions),
+            self._agent.family.sample_key: torch.from_numpy(samples),
+            **{key: torch.from_numpy(no.copy()) for key in ("done", "terminated", "truncated")},
+            "collector": {"traj_ids": torch.from_numpy(self._number(ended))},
+            "next": {
+                "observation": finite("observation", after, "after a step"),
+                "reward": finite("reward", rewards[..., None], "after a step"),
+                "done": torch.from_numpy(ended[..., None]),
+                "terminated": torch.from_numpy(terminated[..., None]),
+                "truncated": torch.from_numpy(truncated[..., None]),
+            },
+        }
+        shape = [self._copies, self._steps]
+        return TensorDict(root, shape, names=[None, "time"])
+
+    def _number(self, ended: np.ndarray) -> np.ndarray:
+        """Trajectory ids [N, T]: a new one, in the order of time, after each end."""
+        ids = np.empty(ended.shape, np.int64)
+        start = 0
+        for t in np.flatnonzero(ended.any(0)).tolist():
+            ids[:, start : t + 1] = self._trajectories[:, None]
+            start = t + 1
+            count = int(ended[:, t].sum())
+            self._trajectories[ended[:, t]] = self._next_trajectory + np.arange(count)
+            self._next_trajectory += count
+        ids[:, start:] = self._trajectories[:, None]
+        return ids
+
+    # --------------------------------------------------------------------------------- batch
+
+    def _add_policy(self, batch: TensorDictBase) -> None:
+        """Parameters and log-probs of the sampling policy, in one forward."""
+        family = self._agent.family
+        outputs = self._agent.policy_net(batch.get("observation"))
+        params = dict(zip(family.param_keys, outputs, strict=True))
+        for key, value in params.items():
+            batch.set(key, value)
+        batch.set("action_log_prob", family.log_prob(params, batch.get(family.sample_key)))
+
+    def _apply(self, transform: Transform, batch: TensorDictBase) -> None:
+        after = batch.get("next")
+        if isinstance(transform, RewardSum):
+            self._accumulate(batch, "episode_reward", after.get("reward"))
+        elif isinstance(transform, StepCounter):
+            one = torch.ones_like(after.get("reward"), dtype=torch.int64)
+            self._accumulate(batch, "step_count", one)
+        elif isinstance(transform, NextTransform):
+            transform(batch)
+        else:
+            transform._call(after)
+
+    def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
+        """Running sums [N, T, 1] of each episode, added up one step after the other."""
+        ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
+        values = value[..., 0].cpu().numpy()
+        sums = np.empty_like(values)
+        carried = self._carried.get(key)
+        for i in range(self._copies):
+            first = np.zeros((), values.dtype) if carried is None else carried[i, 0].cpu().numpy()
+            start = 0
+            for stop in [*(np.flatnonzero(ended[i]) + 1).tolist(), self._steps]:
+                if stop > start:
+                    part = values[i, start:stop].copy()
+                    part[0] += first
+                    sums[i, start:stop] = np.cumsum(part, dtype=values.dtype)
+                first, start = np.zeros((), values.dtype), stop
+        batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
+
+    def _add_before(self, batch: TensorDictBase) -> None:
+        """What a step starts from is what the one before wrote below "next"; 0 after a reset."""
+        after = batch.get("next")
+        ended = after.get("done")[..., 0]
+        for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):
+            if key == "observation":
+                continue
+            value = after.get(key)
+            before = torch.zeros_like(value)
+            before[:, 1:] = value[:, :-1]
+            before[:, 1:][ended[:, :-1]] = 0
+            if key in self._carried:
+                before[:, 0] = self._carried[key]
+            last = value[:, -1].clone()
+            last[ended[:, -1]] = 0
+            self._carried[key] = last
+            batch.set(key, before)

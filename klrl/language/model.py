@@ -1,0 +1,286 @@
+"""Any causal language model of ``transformers`` with its tokenizer, from a folder or the hub.
+
+Nothing that was downloaded is executed: weights are safetensors, pickles and Python files are not
+even fetched, and ``trust_remote_code`` is off. A model comes without dropout, see
+:func:`silence_dropout`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from klrl.base.errors import ConfigError, first_line
+from klrl.language._quiet import no_progress_bar
+from klrl.language.lora import LoraSettings, add_lora
+from klrl.language.prompts import Tokenizer
+from klrl.language.tokenizer import end_tokens, load_tokenizer
+
+#: What is fetched of a repository on the hub: no pickle, no Python.
+WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+#: The same weights again, in other layouts.
+UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """A model and its tokenizer, checked to go together.
+
+    Args:
+        model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; a ``PeftModel`` with
+            LoRA. In training mode only with gradient checkpointing, which acts in no other.
+        tokenizer: has EOS, a pad token and, if asked for, a chat template.
+        context: most tokens of prompt and response together; None where the config knows none.
+        eos: ids that end a response, the tokenizer's first.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    context: int | None
+    eos: tuple[int, ...]
+
+    @property
+    def pad_is_eos(self) -> bool:
+        """Whether padding can only be told from EOS by position."""
+        return self.tokenizer.pad_token_id in self.eos
+
+
+def load_causal_lm(
+    model: str | Path,
+    *,
+    chat: bool,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    gradient_checkpointing: bool = False,
+    lora: LoraSettings | None = None,
+    say: Callable[[str], None] = print,
+) -> CausalLM:
+    """Load a model and its tokenizer.
+
+    Args:
+        model: ``actor.model``: a folder written by ``save_pretrained``, or a hub id.
+        chat: whether prompts are conversations, so that a chat template is needed.
+        dtype: of the weights: float32, bfloat16 or float64. LoRA's own stay in float32.
+        device: where to put it.
+        gradient_checkpointing: forget activations and compute them again in the backward pass.
+        lora: train low-rank adapters in place of the weights.
+        say: takes a line about a choice that was made for the user.
+
+    Raises:
+        ConfigError: it cannot be loaded, would run code, or lacks what training needs.
+    """
+    if dtype not in DTYPES:
+        remedy = "gradients underflow in it; " if dtype == "float16" else ""
+        raise ConfigError(f"actor.dtype={dtype}: {remedy}choose one of {', '.join(DTYPES)}")
+    folder, setting = find_model(model), f"actor.model={model}"
+    config = _read_config(folder, setting)
+    _check_weights(folder, setting)
+    tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
+    network = _read_weights(folder, config, DTYPES[dtype], setting)
+    _check_vocabulary(network, tokenizer, setting)
+    eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
+    # The author's sampling defaults (top_k, top_p, penalties) would bend every sample and its KL.
+    network.generation_config = GenerationConfig(
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=list(eos) if len(eos) > 1 else eos[0],
+    )
+    network.config.pad_token_id = tokenizer.pad_token_id
+    if lora is not None:
+        network = add_lora(network, lora)
+    if gradient_checkpointing:
+        _checkpoint_gradients(network, setting)
+    network = network.to(device).train(gradient_checkpointing)
+    return CausalLM(network, tokenizer, context_of(config), eos)
+
+
+# ----------------------------------------------------------------------------------------- files
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder of a model: the given one, or what is fetched for a hub id.
+
+    Raises:
+        ConfigError: neither there nor on the hub, or the hub cannot be reached.
+    """
+    setting, path = f"actor.model={model}", Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ConfigError(f"{setting}: is a file; give the folder that save_pretrained wrote")
+    name = str(model)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
+    try:
+        fetched = snapshot_download(
+            name, allow_patterns=list(WANTED_FILES), ignore_patterns=list(UNWANTED_FILES)
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{setting}: no such folder here, and the hub does not give it "
+            f"({first_line(error)}); give a folder that save_pretrained wrote, or a hub id"
+        ) from error
+    return Path(fetched)
+
+
+def _check_weights(folder: Path, setting: str) -> None:
+    """Refuse a folder without safetensors before anything is read."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ConfigError(
+            f"{setting}: its weights are pickled ({pickles[0]}), and unpickling runs code; "
+            "convert them once where you trust them: AutoModelForCausalLM.from_pretrained(...)"
+            ".save_pretrained(FOLDER)"
+        )
+    raise ConfigError(f"{setting}: no *.safetensors in it; save it with save_pretrained")
+
+
+def _read_config(folder: Path, setting: str) -> PretrainedConfig:
+    """The model's config, without dropout.
+
+    Raises:
+        ConfigError: there is none, it asks for code, or it is not of a causal language model.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"{setting}: holds LoRA adapters alone; merge them into their model "
+                "(merge_and_unload) and give the folder where that was saved"
+            )
+        raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
+    try:
+        raw = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{setting}: config.json is not JSON ({error}); save it anew") from error
+    kind = raw.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        if "auto_map" in raw:
+            raise ConfigError(
+                f"{setting}: runs code of its own (auto_map), which klrl never does; choose a "
+                "model that transformers itself implements"
+            )
+        raise ConfigError(
+            f"{setting}: this transformers knows no model_type {kind!r}; upgrade it or choose "
+            "another model"
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigError(
+            f"{setting}: {kind} is no causal language model; choose one that "
+            "AutoModelForCausalLM loads"
+        )
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    silence_dropout(config)
+    return config
+
+
+def silence_dropout(config: PretrainedConfig) -> None:
+    """Set every dropout rate to 0, so that training mode and evaluation mode are one function.
+
+    With dropout the updated policy would not be the one that sampled: a ratio other than 1 and a
+    KL(old||new) above 0 before the first update.
+    """
+    for name, value in vars(config).items():
+        rate = "dropout" in name or "pdrop" in name or name in ("layerdrop", "drop_path_rate")
+        if rate and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, setting: str) -> Any:
+    """The model; every weight must come from the files.
+
+    Raises:
+        ConfigError: the files are broken, or lack weights of this architecture.
+    """
+    try:
+        with no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"
+        ) from error
+    network, told = loaded
+    missing = sorted(told["missing_keys"])
+    if missing:
+        # transformers would go on with random numbers in their place.
+        raise ConfigError(
+            f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); "
+            "it was saved without its language-model head, or broke while being saved"
+        )
+    return network
+
+
+def _checkpoint_gradients(network: Any, setting: str) -> None:
+    try:
+        network.activation_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(
+            f"actor.gradient_checkpointing=true: {setting} does not support it; set it to false"
+        ) from error
+
+
+def _check_vocabulary(network: Any, tokenizer: Tokenizer, setting: str) -> None:
+    """Token ids must be rows of the embedding."""
+    rows = network.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
+            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
+        )
+
+
+# --------------------------------------------------------------------------------------- context
+
+
+def context_of(config: PretrainedConfig) -> int | None:
+    """Most tokens that a model takes, or None where its config names no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return int(limit) if limit is not None and limit > 0 else None
+
+
+def prompt_limit(context: int | None, response: int, setting: str) -> int | None:
+    """Most tokens of a prompt that leave room for the response.
+
+    Args:
+        context: of the model; None for no limit.
+        response: most tokens of a response.
+        setting: where that stands, as in ``collector.max_new_tokens``.
+
+    Raises:
+        ConfigError: the response alone fills the context.
+    """
+    if context is None:
+        return None
+    if response >= context:
+        raise ConfigError(
+            f"{setting}={response}: leaves no room for a prompt in the model's context of "
+            f"{context} tokens; choose less"
+        )
+    return context - response

@@ -1,0 +1,125 @@
+"""Two runs side by side: ``klrl diff RUN RUN``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.report.measures import final
+from klrl.report.runs import Run, read_run
+from klrl.report.settings import differing, show
+from klrl.report.sweeps import Unreadable
+from klrl.runs.metrics import Metric, metric_of
+
+#: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
+_FACTS = ("status", "seed", "klrl", "numerics", "python", "device", "compile", "git_commit")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table.
+
+    Attributes:
+        title: above it.
+        rows: name, first run, second run, and what there is to say of the difference.
+    """
+
+    title: str
+    rows: list[tuple[str, str, str, str]]
+
+
+def compare(first: Run, second: Run) -> list[Part]:
+    """Settings and versions that differ, and the final value of every metric."""
+    return [
+        Part("settings", _unequal(_settings(first), _settings(second))),
+        Part("circumstances", _unequal(_facts(first), _facts(second))),
+        Part("metrics, mean of the last tenth of the iterations", _metrics(first, second)),
+    ]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Without the version of the arithmetic, which stands among the circumstances."""
+    return {key: value for key, value in run.settings.items() if key != "numerics"}
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
+    commit = facts.get("git_commit")
+    if commit:
+        # Twelve digits, and the + of a changed tree.
+        facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
+    return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
+
+
+def _unequal(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for key in differing([dict(first), dict(second)]):
+        left, right = (show(each[key]) if key in each else "-" for each in (first, second))
+        rows.append((key, left, right, ""))
+    return rows
+
+
+def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
+    """All metrics of either run; the difference is the second less the first."""
+    rows = []
+    for name in dict.fromkeys([*first.columns, *second.columns]):
+        values = [final(run, name) if name in run.columns else None for run in (first, second)]
+        left, right = values
+        metric = metric_of(name, first.domain)
+        change = "" if left is None or right is None else metric.show(right - left, signed=True)
+        rows.append((name, _shown(metric, left), _shown(metric, right), change))
+    return rows
+
+
+def _shown(metric: Metric, value: float | None) -> str:
+    return "-" if value is None else metric.show(value)
+
+
+def as_text(parts: Iterable[Part]) -> str:
+    """The tables in columns of equal width."""
+    blocks = []
+    for part in parts:
+        rows = part.rows or [("nothing differs", "", "", "")]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            "  ".join(
+                [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
+            )
+            for row in rows
+        ]
+        blocks.append("\n".join([f"{part.title}:", *(f"  {line}".rstrip() for line in lines)]))
+    return "\n\n".join(blocks)
+
+
+def read(path: str) -> Run:
+    """One run, by its folder.
+
+    Raises:
+        ConfigError: no folder, no run in it, or a broken one.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: no such folder; give a run folder below outputs/")
+    if not (folder / "manifest.json").is_file():
+        raise ConfigError(f"{path}: no manifest.json in it; give a run folder")
+    try:
+        return read_run(folder)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.diff``, which is ``klrl diff``."""
+    from klrl.cli.diff import diff_command
+    from klrl.cli.wrapper import execute
+
+    execute("klrl diff", diff_command, argv)
+
+
+if __name__ == "__main__":
+    main()

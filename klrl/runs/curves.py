@@ -1,0 +1,97 @@
+"""``curves.png``: what a run's metrics declare to be drawn, against frames or samples."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from klrl.base.imports import collection_paused
+from klrl.domains import Domain
+from klrl.runs.metrics import PANELS, Metric, Panel, Row, fill, heading, metrics_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, told apart by colour-blind readers.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+Points = list[tuple[float, float]]
+
+
+def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
+    """Title of each panel of ``curves.png`` -> it and its metrics, as they were declared."""
+    metrics = metrics_of(domain).values()
+    return {
+        heading(fill(panel.title, domain)): (panel, [each for each in metrics if each.panel == key])
+        for key, panel in PANELS.items()
+        if panel.title is not None
+    }
+
+
+def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> None:
+    """Draw a run's curves into a PNG; arguments as :func:`curves_figure`."""
+    curves_figure(rows, title, domain).savefig(path, dpi=110)
+
+
+def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
+    """A run's curves.
+
+    Args:
+        rows: of ``metrics.jsonl``.
+        title: above all panels.
+        domain: whose metrics the rows hold; its axis is the x-axis.
+    """
+    with collection_paused():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+    drawn = panels(domain)
+    figure = Figure(figsize=(13, 3.8))
+    FigureCanvasAgg(figure)
+    places = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for axes, (name, (panel, metrics)) in zip(places, drawn.items(), strict=True):
+        axes.set_title(name, parse_math=False)
+        axes.set_xlabel(domain.axis)
+        axes.grid(alpha=0.3)
+        _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
+    figure.suptitle(title, parse_math=False)
+    # Fixed, not constrained: finding the margins would draw everything a second time.
+    figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
+    # For notebooks, whether or not they have matplotlib's own display switched on.
+    figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110)
+    return image.getvalue()
+
+
+def _points(rows: Sequence[Row], axis: str, metric: Metric, panel: Panel) -> Points:
+    """Where a metric was recorded; a logarithmic panel has no place for what is not above 0."""
+    points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]
+    return [(x, y) for x, y in points if y > 0] if panel.log else points
+
+
+def _draw(axes: Any, panel: Panel, series: Mapping[Metric, Points]) -> None:
+    """A line per metric that was recorded, each in the colour of its place in the panel."""
+    units = []
+    for i, (metric, points) in enumerate(series.items()):
+        if not points:
+            continue
+        marker = "o" if metric.name.startswith("eval") or len(points) == 1 else None
+        axes.plot(
+            *zip(*points, strict=True),
+            color=COLOURS[i % len(COLOURS)],
+            label=metric.title,
+            marker=marker,
+            markersize=4,
+        )
+        units.append(metric.unit)
+    if units:
+        axes.set_ylabel(", ".join(dict.fromkeys(filter(None, units))))
+        axes.set_yscale("log" if panel.log else "linear")
+        axes.legend()

@@ -1,0 +1,109 @@
+"""Other run folders that a job names: they exist, and their policies fit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.config import CheckpointReferenceConfig, Config
+from klrl.control.preflight import policy_kind
+from klrl.runs.folder import RunFolder, lives_here
+
+
+def find_run(path: str, setting: str) -> Path:
+    """The run folder behind a setting; it must hold a manifest and a checkpoint.
+
+    Raises:
+        ConfigError: no such folder, no run in it, or a run that never wrote a checkpoint.
+    """
+    run = find_manifest(path, setting)
+    if not (run / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
+    if not any(run.glob("checkpoints/*/*/manifest.json")):
+        raise ConfigError(f"{setting}={path}: the run wrote no checkpoint; give another run")
+    return run
+
+
+def find_manifest(path: str, setting: str) -> Path:
+    """The run folder behind a setting; it must hold a manifest.
+
+    Raises:
+        ConfigError: no such folder, or no run in it.
+    """
+    run = Path(path).expanduser()
+    if not run.is_dir():
+        raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
+    try:
+        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("it holds no entries")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{setting}={path}: no manifest.json in it; give a run folder") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{setting}={path}: its manifest.json is broken ({error}); give another run"
+        ) from error
+    return run
+
+
+def other_runs(config: Any) -> list[tuple[str, str, Path]]:
+    """The runs whose policies this one takes, as (setting, its value, folder).
+
+    Raises:
+        ConfigError: a run or its checkpoint is missing.
+    """
+    others, found = [], []
+    if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.name != "none":
+        others.append(("reference.path", config.reference.path, config.reference.which))
+    if config.actor.init is not None:
+        others.append(("actor.init", config.actor.init, "last"))
+    for setting, path, which in others:
+        run = find_run(path, setting)
+        if not any(run.glob(f"checkpoints/{which}/*/manifest.json")):
+            raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
+        found.append((setting, path, run))
+    return found
+
+
+def check_other_runs(config: Config) -> None:
+    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
+    for setting, path, run in other_runs(config):
+        _check_same_kind(setting, path, config, run)
+
+
+def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
+    """The other policy sees as many numbers and acts in the same way."""
+    from klrl.runs.resume import stored_config
+
+    other = stored_config(run)
+    if not isinstance(other, Config):
+        raise ConfigError(f"{setting}={path}: is a language run; give a control run")
+    mine, theirs = (policy_kind(c.env, c.actor) for c in (config, other))
+    names = ("action distribution", "observation", "action")
+    for what, ours, others in zip(names, mine, theirs, strict=True):
+        if ours != others:
+            choice = f"choose actor={others}" if what == names[0] else "give another run"
+            raise ConfigError(
+                f"{setting}={path}: its {what} is {others}, this run's is {ours}; {choice}"
+            )
+    ours, others = (
+        f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
+        for c in (config, other)
+    )
+    if setting == "actor.init" and ours != others:
+        raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
+
+
+def check_not_running(run: Path) -> None:
+    """Refuse to resume a run that another process is still writing."""
+    files = RunFolder(run)
+    if files.status != "running" or files.manifest.get("pid") == os.getpid():
+        return
+    where = "" if lives_here(files.manifest) else f" on {files.manifest.get('host')}"
+    raise ConfigError(
+        f"resume={run}: process {files.manifest.get('pid')} is still running it{where}; wait or "
+        "stop it"
+    )

@@ -1,0 +1,174 @@
+"""Where rows go: ``metrics.jsonl`` always, wandb where it is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from klrl.base.errors import Interrupted
+from klrl.config import LoggerConfig, WandbConfig
+from klrl.domains import Domain
+from klrl.runs.machine import wandb_mode
+from klrl.runs.metrics import Row, metrics_of
+
+#: What ``samples.jsonl`` shows of an iteration: responses, one mapping each.
+Samples = Sequence[Mapping[str, Any]]
+
+
+class Logger(Protocol):
+    """Anything beside ``metrics.jsonl`` that takes rows."""
+
+    def log(self, row: Row) -> None:
+        """Take one iteration's row."""
+
+    def log_samples(self, samples: Samples) -> None:
+        """Take what is to be looked at beside the next row."""
+
+
+class JsonlLogger:
+    """One JSON object per line, flushed at once: a killed run loses no finished iteration.
+
+    Args:
+        path: ``metrics.jsonl``, or ``samples.jsonl``.
+        after: on resume, the frames of the checkpoint; later rows are dropped, since the resumed
+            run makes them again.
+        axis: the metric that counts them: its domain's.
+    """
+
+    def __init__(self, path: Path, after: int | None, axis: str) -> None:
+        if after is not None and path.exists():
+            kept = [row for row in read_rows(path) if row[axis] <= after]
+            partial = path.with_suffix(".tmp")
+            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            partial.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, row: Row) -> None:
+        """Append one line."""
+        self.log_all([row])
+
+    def log_all(self, rows: Samples) -> None:
+        """Append a line each, flushed once."""
+        for row in rows:
+            self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``metrics.jsonl``; a last line that was cut off is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class WandbLogger:
+    """Rows against the domain's axis in a wandb run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._table: dict[str, Any] = {}
+
+    def log(self, row: Row) -> None:
+        """Log one row, and the table that was shown with it."""
+        self._run.log({**row, **self._table})
+        self._table = {}
+
+    def log_samples(self, samples: Samples) -> None:
+        """A table of responses, logged with the next row."""
+        import wandb
+
+        names = list(samples[0])
+        rows = [[_cell(sample[name]) for name in names] for sample in samples]
+        self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
+
+
+def _cell(value: Any) -> Any:
+    """Lists as texts: a column of a table has one type."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _define(run: Any, domain: Domain) -> None:
+    """The x-axis of every metric. A count against a count is a straight line: no chart of its own.
+
+    The last line is for what klrl does not declare, as the table of responses.
+    """
+    for metric in metrics_of(domain).values():
+        step = None if metric.name == domain.axis else domain.axis
+        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
+    run.define_metric("*", step_metric=domain.axis)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The run that a logger is opened for.
+
+    Attributes:
+        folder: the run folder.
+        settings: the job's, to be attached.
+        group: the sweep's name.
+        run_id: the same again on resume, so that both parts are one run.
+        domain: whose metrics the rows hold.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    group: str | None
+    run_id: str
+    domain: Domain
+
+
+@contextmanager
+def no_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=none``: ``metrics.jsonl`` is written in any case."""
+    yield ()
+
+
+@contextmanager
+def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
+
+    Args:
+        config: the logger group.
+        opened: the run; wandb writes below ``wandb/`` in its folder.
+    """
+    folder, group = opened.folder, opened.group
+    import wandb
+
+    run = wandb.init(
+        project=config.project,
+        entity=config.entity,
+        tags=list(config.tags),
+        group=group,
+        job_type="train",
+        name=f"{group}/{folder.name}" if group else folder.name,
+        id=opened.run_id,
+        resume="allow",
+        # Absolute: wandb keeps one service per process, which may have started elsewhere.
+        dir=str(folder.resolve()),
+        config=opened.settings,
+        mode=wandb_mode(config.mode),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    # Not `with run`: wandb would print a traceback of its own, for a mere Ctrl-C too.
+    code = 1
+    try:
+        _define(run, opened.domain)
+        yield (WandbLogger(run),)
+        code = 0
+    except Interrupted as stop:
+        code = stop.exit_code
+        raise
+    finally:
+        run.finish(exit_code=code)

@@ -1,0 +1,71 @@
+"""What is installed and plugged in: optional packages, wandb's key, CUDA devices."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.config import LanguageConfig, WandbConfig
+
+
+def check_language_packages(config: LanguageConfig) -> None:
+    """Refuse a language job on an install without the extra."""
+    packages = ["transformers", "tokenizers", "safetensors", "filelock"]
+    for package in [*packages, "peft"] if config.actor.lora.r else packages:
+        setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
+        require(package, setting, "pip install 'klrl[language]'")
+
+
+def check_wandb(logger: WandbConfig) -> None:
+    """Refuse what ``wandb.init`` would refuse, before there is a run to mark failed."""
+    require("wandb", "logger=wandb", "pip install wandb, or choose logger=none")
+    mode = os.environ.get("WANDB_MODE")
+    if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
+        raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
+    if wandb_mode(logger.mode) == "online" and not has_wandb_key():
+        raise ConfigError(
+            "logger.mode=online: no wandb key is found; run wandb login, set WANDB_API_KEY, "
+            "or choose logger.mode=offline"
+        )
+    wrong = sorted(set(logger.project) & set("/\\#?%:"))
+    if wrong or not logger.project or len(logger.project) > 128:
+        raise ConfigError(
+            f"logger.project={logger.project}: give 1 to 128 characters without / \\ # ? % :"
+        )
+
+
+def wandb_mode(mode: str) -> Any:
+    """``auto``: WANDB_MODE where it is set, else online with a key, else offline."""
+    if mode != "auto":
+        return mode
+    return os.environ.get("WANDB_MODE") or ("online" if has_wandb_key() else "offline")
+
+
+def has_wandb_key() -> bool:
+    """Whether the environment or the netrc file holds a key."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return netrc.is_file() and "api.wandb.ai" in netrc.read_text(encoding="utf-8")
+
+
+def require(package: str, setting: str, remedy: str) -> None:
+    """Refuse a setting whose optional package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{setting}: the package {package} is not installed; {remedy}")
+
+
+def check_device(device: str) -> None:
+    """Refuse a CUDA device that is not here."""
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    index = int(device.partition(":")[2] or 0)
+    if index >= count:
+        here = f"this machine has {count} CUDA device{'s' * (count != 1)}"
+        raise ConfigError(f"device={device}: {here}; choose device=auto or device=cpu")

@@ -1,0 +1,350 @@
+"""The names of everything that is recorded, each declared once, with all that its readers need.
+
+One row of ``metrics.jsonl`` is one iteration. KLs and entropies are in nats per frame, means over
+the rollout; rewards are per frame, before any scaling for the learner. For language a frame is a
+token (means over valid tokens), an episode a response, and the x-axis counts samples, that is
+responses; the suffix ``_seq`` says: summed over a response, mean over responses. Every row
+satisfies reward/shaped == reward/raw - kl/ref/penalty.
+
+To add a metric, declare it in :data:`METRICS` and write it into the rows: the progress line,
+``curves.png``, wandb, the report and ``klrl.report.diff`` read the rest here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klrl.domains import Domain
+    from klrl.train.learner import Learned
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Metrics that are drawn together in ``curves.png``; in the report each has its own chart.
+
+    Attributes:
+        title: above it, ``{score}`` filled by the domain; None where the report alone draws it.
+        log: whether its y-axis is logarithmic; what is not above 0 is left out there.
+    """
+
+    title: str | None
+    log: bool
+
+
+#: name -> panel, in the order of ``curves.png``
+PANELS: dict[str, Panel] = {
+    "score": Panel("{score}", log=False),
+    "kl": Panel("KL", log=True),
+    "coefficient": Panel("coefficient", log=True),
+    "speed": Panel(None, log=False),
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of ``metrics.jsonl``, drawn against its domain's axis.
+
+    ``{score}``, ``{unit}`` and other attributes of a domain in a text are filled by it; see
+    :meth:`of`.
+
+    Attributes:
+        name: in ``metrics.jsonl``.
+        title: what it is called where people read it.
+        unit: of its values; empty where they have none.
+        what: what it is, in one line.
+        digits: how many significant ones are printed; 0 for a count, None for a score, whose digits
+            are the domain's.
+        panel: key of :data:`PANELS` where it is drawn; None where it is not drawn.
+        short: its label in the progress line; empty where it is not in it.
+        domain: name of the only domain that records it; None where all do.
+    """
+
+    name: str
+    title: str
+    unit: str
+    what: str
+    digits: int | None = 4
+    panel: str | None = None
+    short: str = ""
+    domain: str | None = None
+
+    def of(self, domain: Domain) -> Metric:
+        """The same with its texts and digits as the domain fills them."""
+        return replace(
+            self,
+            title=fill(self.title, domain),
+            unit=fill(self.unit, domain),
+            what=fill(self.what, domain),
+            short=fill(self.short, domain),
+            digits=domain.digits if self.digits is None else self.digits,
+        )
+
+    def show(self, value: float, *, signed: bool = False) -> str:
+        """A value as people read it; of a score after :meth:`of`.
+
+        Args:
+            value: of this metric.
+            signed: with a plus where it is above 0, as a difference has it.
+        """
+        assert self.digits is not None, f"{self.name}: fill it by a domain first"
+        return number(value, self.digits, signed=signed)
+
+
+def number(value: float, digits: int, *, signed: bool = False) -> str:
+    """Significant digits; large numbers in full (1.2346e+05 is hard to read), zero without sign.
+
+    Args:
+        value: any.
+        digits: how many; 0 for whole numbers.
+        signed: with a plus where it is above 0.
+    """
+    plus = "+" if signed else ""
+    in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
+    text = f"{value:{plus},.0f}" if in_full else f"{value:{plus}.{digits}g}"
+    return "0" if text in ("-0", "+0") else text
+
+
+def fill(text: str, domain: Domain) -> str:
+    """``nats per {unit}`` -> ``nats per frame``."""
+    return text.format_map(vars(domain))
+
+
+def heading(title: str) -> str:
+    """With a capital, unless it begins with a setting or a formula: kl.coef, KL(old||new)."""
+    return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
+
+
+_KL_REF = "KL(policy||reference)"
+
+_DECLARED = (
+    Metric("iteration", "iterations", "rollouts", "rollouts so far", digits=0),
+    Metric(
+        "frames",
+        "frames",
+        "environment steps",
+        "environment steps so far, all copies counted; the x-axis",
+        digits=0,
+        domain="control",
+    ),
+    Metric(
+        "samples",
+        "samples",
+        "responses",
+        "responses so far; the x-axis",
+        digits=0,
+        domain="language",
+    ),
+    Metric(
+        "reward/episode",
+        "training {score}",
+        "{score} per {episode}",
+        "mean unshaped {score} of the {episode}s that ended in this rollout",
+        digits=None,
+        panel="score",
+        short="{score}",
+    ),
+    Metric(
+        "eval/return",
+        "{evaluation} {score}",
+        "{score} per {episode}",
+        "mean {score} of fresh {episode}s in which the policy takes its likeliest actions",
+        digits=None,
+        panel="score",
+    ),
+    Metric(
+        "reward/gold",
+        "training gold score",
+        "gold score per {episode}",
+        "mean gold score, beside a reward that is not it",
+        digits=None,
+        panel="score",
+        domain="language",
+    ),
+    Metric(
+        "eval/gold",
+        "{evaluation} gold score",
+        "gold score per {episode}",
+        "mean gold score of the evaluation, beside a reward that is not it",
+        digits=None,
+        panel="score",
+        domain="language",
+    ),
+    Metric(
+        "eval/return_std",
+        "spread of the {evaluation} {score}",
+        "{score} per {episode}",
+        "standard deviation over the {episode}s of the evaluation",
+        digits=None,
+    ),
+    Metric(
+        "reward/episode_length",
+        "{episode} length",
+        "{unit}s",
+        "mean length of the {episode}s that ended in this rollout",
+    ),
+    Metric(
+        "reward/episodes",
+        "{episode}s",
+        "{episode}s per rollout",
+        "how many {episode}s ended in this rollout",
+    ),
+    Metric(
+        "reward/truncated",
+        "cut off",
+        "share of responses",
+        "share of responses cut off at collector.max_new_tokens",
+        domain="language",
+    ),
+    Metric(
+        "reward/raw",
+        "unshaped reward",
+        "reward per {unit}",
+        "mean reward as the environment or the reward function gave it",
+    ),
+    Metric(
+        "reward/shaped",
+        "shaped reward",
+        "reward per {unit}",
+        "mean reward after the KL was charged",
+    ),
+    Metric(
+        "kl/ref/exact",
+        _KL_REF,
+        "nats per {unit}",
+        "distance to the reference, in closed form: over all actions, or the whole vocabulary",
+        panel="kl",
+        short="KL ref",
+    ),
+    *(
+        Metric(
+            f"kl/ref/{name}",
+            f"{_KL_REF} by {name}",
+            "nats per {unit}",
+            f"distance to the reference, estimated by {name} from what was sampled",
+        )
+        for name in ("k1", "k2", "k3")
+    ),
+    *(
+        Metric(
+            f"kl/ref/{name}_seq",
+            _KL_REF if name == "exact" else f"{_KL_REF} by {name}",
+            "nats per {episode}",
+            f"kl/ref/{name}, summed over a response",
+            domain="language",
+        )
+        for name in ("exact", "k1", "k2", "k3")
+    ),
+    Metric(
+        "kl/old/exact",
+        "KL(old||new)",
+        "nats per {unit}",
+        "how far the update moved the policy, in closed form",
+        panel="kl",
+        short="KL old",
+    ),
+    Metric(
+        "kl/ref/coef",
+        "kl.coef",
+        "reward per nat",
+        f"coefficient of {_KL_REF} in this iteration",
+        panel="coefficient",
+    ),
+    Metric(
+        "kl/old/beta",
+        "loss.beta",
+        "advantage per nat",
+        "coefficient of KL(old||new) during the update",
+        panel="coefficient",
+        short="beta",
+    ),
+    Metric(
+        "kl/ref/penalty",
+        "penalty",
+        "reward per {unit}",
+        "what was charged to the reward: kl.coef times the KL that was applied",
+    ),
+    Metric(
+        "loss/kl_ref",
+        "penalty in the loss",
+        "reward per {unit}",
+        f"kl.coef times {_KL_REF} as the loss charged it (placement loss or split)",
+    ),
+    Metric("loss/objective", "objective", "", "minus the policy's gain, penalty included"),
+    Metric("loss/critic", "critic loss", "", "the critic's loss, weighted"),
+    Metric("loss/entropy", "entropy loss", "", "minus the weighted entropy bonus"),
+    Metric(
+        "policy/entropy",
+        "entropy",
+        "nats per {unit}",
+        "of the action distribution; of tokens the mean of -log pi of those that were sampled",
+    ),
+    Metric("learner/grad_norm", "gradient norm", "", "before clipping"),
+    Metric("learner/lr", "learning rate", "", "during the update"),
+    Metric("learner/epochs", "epochs", "passes over the rollout", "passes that the update made"),
+    Metric("learner/alpha", "step kept", "share", "of the actor's step, by loss.line_search"),
+    *(
+        Metric(
+            f"time/{axis}_per_second",
+            "throughput",
+            f"{axis} per second",
+            f"{axis} of this iteration over its seconds",
+            panel="speed",
+            domain=domain,
+        )
+        for axis, domain in (("frames", "control"), ("samples", "language"))
+    ),
+    Metric("time/iteration", "time", "seconds", "of this iteration"),
+)
+
+#: name -> metric
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+
+#: The metrics that measure the machine, not the run: they differ between two equal runs.
+TIMES = tuple(name for name in METRICS if name.startswith("time/"))
+
+Row = dict[str, float]
+
+
+def metrics_of(domain: Domain) -> dict[str, Metric]:
+    """All metrics that the domain records, filled by it, in the order of their declaration."""
+    return {
+        name: metric.of(domain)
+        for name, metric in METRICS.items()
+        if metric.domain in (None, domain.name)
+    }
+
+
+def metric_of(name: str, domain: Domain) -> Metric:
+    """One metric, filled by the domain; what another klrl recorded is called by its name."""
+    metric = METRICS.get(name)
+    return Metric(name, name, "", "", digits=5) if metric is None else metric.of(domain)
+
+
+def learned_row(learned: Learned, klpen: bool) -> Row:
+    """What an update adds to a row.
+
+    Args:
+        learned: what it gave.
+        klpen: whether the loss has a beta.
+    """
+    row: Row = {
+        "kl/old/exact": learned.kl_old,
+        "loss/objective": learned.objective,
+        "loss/critic": learned.critic,
+        "loss/entropy": learned.entropy,
+        "policy/entropy": learned.policy_entropy,
+        "learner/grad_norm": learned.grad_norm,
+        "learner/lr": learned.lr,
+        "learner/epochs": learned.epochs,
+    }
+    return {**row, "kl/old/beta": learned.beta, "learner/alpha": learned.alpha} if klpen else row
+
+
+def check_row(row: Row) -> Row:
+    """Refuse names that are not declared above."""
+    unknown = sorted(set(row) - set(METRICS))
+    if unknown:
+        raise KeyError(f"metric {unknown[0]}: declare it in klrl/runs/metrics.py")
+    return row

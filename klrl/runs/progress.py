@@ -1,0 +1,104 @@
+"""What a person sees while a run goes on: a live line, or plain lines where there is none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import TextIO
+
+from klrl.base.live import LiveLine
+from klrl.domains import Domain
+from klrl.runs.metrics import Row, metrics_of
+
+#: The live line shows the mean of so many scores of training: one rollout's is noisy.
+_RECENT = 10
+_SCORE = "reward/episode"
+
+
+class Progress:
+    """A live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
+
+    Args:
+        frames: how many the run will have.
+        domain: says what they count, and which metrics the line shows.
+        done: how many it has already, on resume.
+        stream: where to write; default stdout.
+        every: seconds between plain lines.
+    """
+
+    def __init__(
+        self,
+        frames: int,
+        domain: Domain,
+        done: int = 0,
+        stream: TextIO | None = None,
+        every: float = 10.0,
+    ) -> None:
+        self._axis = domain.axis
+        self._metrics = [metric for metric in metrics_of(domain).values() if metric.short]
+        self._stream = stream or sys.stdout
+        self._line = LiveLine(self._stream)
+        self._total, self._start_frames, self._every = frames, done, every
+        self._started = time.monotonic()
+        self._printed = 0.0
+        self._row: Row = {domain.axis: done}
+        self._scores: deque[float] = deque(maxlen=_RECENT)
+        self._stop = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Progress:
+        if not self._line.live:
+            self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._line.end()
+        if self._ticker.is_alive():
+            self._ticker.join()
+            self._print()
+
+    def show(self, row: Row) -> None:
+        """Take the newest row."""
+        self._row = {**self._row, **row}
+        if _SCORE in row:
+            self._scores.append(row[_SCORE])
+            self._row[_SCORE] = sum(self._scores) / len(self._scores)
+        if self._line.live:
+            self._line.show(self.line())
+
+    def say(self, text: str) -> None:
+        """Print a line of its own."""
+        self._line.say(text)
+
+    def line(self) -> str:
+        """Frames, speed, the metrics that have a short name, and time left."""
+        row = self._row
+        frames = int(row[self._axis])
+        passed = max(time.monotonic() - self._started, 1e-9)
+        speed = (frames - self._start_frames) / passed
+        parts = [f"{frames:,}/{self._total:,} {self._axis}", f"{speed:,.0f}/s"]
+        for metric in self._metrics:
+            if metric.name in row:
+                parts.append(f"{metric.short} {metric.show(row[metric.name])}")
+        if speed > 0:
+            parts.append(f"{duration((self._total - frames) / speed)} left")
+        return " | ".join(parts)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(self._every):
+            self._print()
+
+    def _print(self) -> None:
+        self._stream.write(self.line() + "\n")
+        self._stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """73.2 -> "1:13", 4000 -> "1:06:40"."""
+    whole = max(round(seconds), 0)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,109 @@
+"""From what one job's parts cost to what a sweep takes: plain arithmetic."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from klrl.config import JobConfig, JoblibConfig, LauncherConfig, RayLauncherConfig, SubmititConfig
+from klrl.sweep.jobs import flat_settings
+from klrl.sweep.probe import Cost
+
+#: Half of the evaluations, early ones above all, are the best so far and write a checkpoint.
+_IMPROVED = 0.5
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job that is to be run.
+
+    Attributes:
+        name: of its folder.
+        words: of its command line.
+        config: its settings.
+        done: frames (samples) that it has already.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    config: JobConfig
+    done: int = 0
+
+
+def kind_of(config: JobConfig) -> str:
+    """What two jobs share that cost the same per iteration.
+
+    The seed and settings that are real numbers (coefficients, targets, rates) change what is
+    learned, not the work.
+    """
+    settings = flat_settings(config)
+    kept = {k: v for k, v in settings.items() if not isinstance(v, float)}
+    for free in ("seed", "frames"):
+        del kept[free]
+    return repr(sorted(kept.items(), key=lambda item: item[0]))
+
+
+def job_seconds(job: Planned, cost: Cost) -> float:
+    """What a job takes in a process that has run one of its kind before."""
+    config = job.config
+    share = 1 - job.done / config.frames
+    iterations = config.iterations * share
+    evaluations = iterations / config.eval.every if config.eval.every else 0.0
+    checkpoints = 1 + iterations / config.checkpoint.every + _IMPROVED * evaluations
+    return (
+        cost.job
+        + iterations * cost.iteration
+        + evaluations * cost.evaluation
+        + checkpoints * cost.checkpoint
+    )
+
+
+def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
+    """Jobs at a time."""
+    if isinstance(launcher, JoblibConfig):
+        wanted = launcher.n_jobs
+    elif isinstance(launcher, SubmititConfig):
+        wanted = jobs if launcher.cluster == "local" else launcher.array_parallelism
+    elif isinstance(launcher, RayLauncherConfig):
+        wanted = int((launcher.cpus or cores) / launcher.cpus_per_job)
+    else:
+        wanted = 1
+    return max(min(wanted, jobs), 1)
+
+
+def on_this_machine(launcher: LauncherConfig) -> bool:
+    """Whether the jobs run where the plan is made."""
+    if isinstance(launcher, SubmititConfig):
+        return launcher.cluster == "local"
+    return not (isinstance(launcher, RayLauncherConfig) and launcher.address)
+
+
+def sweep_seconds(
+    jobs: Sequence[Planned], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
+) -> float:
+    """Wall time of all jobs, each taken by the process that is free first.
+
+    A process pays its start with its first job; submitit gives every job a new one.
+    """
+    if not jobs:
+        return 0.0
+    free = [0.0] * at_once
+    fresh = set(range(at_once))
+    queue = [(0.0, slot) for slot in range(at_once)]
+    heapq.heapify(queue)
+    for job in jobs:
+        cost = costs[kind_of(job.config)]
+        at, slot = heapq.heappop(queue)
+        if slot in fresh or isinstance(launcher, SubmititConfig):
+            at += cost.start
+            fresh.discard(slot)
+        at += job_seconds(job, cost)
+        free[slot] = at
+        heapq.heappush(queue, (at, slot))
+    return max(free)
+
+
+def memory(costs: Mapping[str, Cost], at_once: int) -> int:
+    """Bytes of all processes at a time, each at the largest peak."""
+    return at_once * max((cost.memory + cost.children for cost in costs.values()), default=0)

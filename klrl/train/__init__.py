@@ -1,0 +1,1 @@
+"""The algorithm; knows no domain."""

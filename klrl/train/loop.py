@@ -1,0 +1,393 @@
+"""The algorithm: :meth:`Training.train`. What its steps do for a domain stand in its parts:
+:mod:`klrl.control.parts`, :mod:`klrl.language.parts`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.base.errors import ConfigError
+from klrl.base.interrupt import StopRequest
+from klrl.config import JobConfig, LegacyKLConfig, factory
+from klrl.control.rollout import Rollout
+from klrl.domains import Domain, domain_of
+from klrl.kl.controllers import FixedKLController
+from klrl.kl.reference import ReferenceRule
+from klrl.losses import BetaRule
+from klrl.runs.checkpoint import Checkpoints, Counters
+from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import Row
+from klrl.runs.record import Recorder, keep_status, recording
+from klrl.train.callbacks import Callback
+from klrl.train.learner import Learned
+
+
+class Learner(Protocol):
+    """Learns from rollouts.
+
+    Attributes:
+        mode: how its step runs.
+        say: told what there is to say of it.
+        beta_rule: moves ``loss.beta``.
+        optimizer: with ``state_dict`` and ``load_state_dict``.
+    """
+
+    mode: str
+    say: Callable[[str], None]
+    beta_rule: BetaRule
+    optimizer: Any
+
+    def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
+        """Learn from a rollout; ``progress`` is the share of the run that is over."""
+
+
+class ChargedKL(Protocol):
+    """KL(policy||reference) of a run: ``coef``, in reward per nat, and what the loss charges."""
+
+    coef: float
+
+    @property
+    def loss_estimator(self) -> str | None:
+        """What the loss charges; None where it charges nothing."""
+
+
+class Parts(ABC):
+    """What a domain builds of one run, and how it takes the steps that are its own.
+
+    Args:
+        config: the job.
+        device: where it computes.
+
+    Attributes:
+        kl: KL(policy||reference), None for ``kl=none``.
+        learner: the update.
+        estimate_advantage: writes the advantages of a rollout.
+        described: what the manifest tells of the reference, to build it again on resume.
+        reference_rule: how the reference moves.
+        controller: moves ``kl.coef``.
+    """
+
+    kl: ChargedKL | None
+    learner: Learner
+    estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
+    described: Mapping[str, Any] | None
+
+    def __init__(self, config: JobConfig, device: torch.device) -> None:
+        self.device = device
+        coef = config.kl.coef if isinstance(config.kl, LegacyKLConfig) else 0.0
+        self.reference_rule: ReferenceRule = factory("reference", config.reference, config.domain)(
+            config.reference
+        )
+        self.controller: FixedKLController = factory(
+            "controller", config.controller, config.domain
+        )(config.controller, coef, config.frames)
+
+    @abstractmethod
+    def rollout(self, iteration: int, say: Callable[[str], None]) -> Rollout:
+        """Who collects, from an iteration on; ``say`` takes lines for the user."""
+
+    @abstractmethod
+    def charge_kl(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
+
+    @abstractmethod
+    def row(
+        self,
+        counters: Counters,
+        batch: TensorDictBase,
+        measured: Mapping[str, Tensor],
+        learned: Learned,
+        seconds: float,
+    ) -> Row:
+        """One line of ``metrics.jsonl``, of the iteration that was just counted.
+
+        Args:
+            counters: of the run.
+            batch: its rollout, charged.
+            measured: KL(policy||reference) by every estimator.
+            learned: what the update gave.
+            seconds: what the iteration took.
+        """
+
+    @abstractmethod
+    def evaluation(self) -> Row:
+        """Play the policy as it is: ``eval/return``, ``eval/return_std``."""
+
+    @abstractmethod
+    def move_reference(self, iteration: int) -> None:
+        """The reference for the next iteration; ``iteration`` are done."""
+
+    @abstractmethod
+    def components(self) -> dict[str, Any]:
+        """What a checkpoint holds beside counters, coefficients and random states, by name."""
+
+    @abstractmethod
+    def reference_bytes(self) -> int:
+        """What the reference holds in memory beside the policy."""
+
+    def move_normalizer(self, batch: TensorDictBase) -> None:
+        """Take the rollout into the observation statistics, after the update that used it."""
+        return  # a domain without statistics has nothing to move
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Hooks of the domain's own."""
+        return ()
+
+    def opening_lines(self) -> Sequence[str]:
+        """What to say before the first iteration."""
+        return ()
+
+
+class Training:
+    """One run: the loop, its counters, and the parts that a domain built for it.
+
+    Args:
+        config: the job.
+        before: on resume, the run's manifest: how its update was compiled, and what a reference
+            from another run was. Weights will come from the run's own checkpoint, not
+            ``actor.init``.
+
+    Attributes:
+        domain: of the job.
+        parts: what the domain built.
+        counters: iterations and frames (samples) so far.
+        recorder: takes rows; there while the run is open.
+
+    Raises:
+        ConfigError: an environment, a model, a policy or a reference cannot be built.
+    """
+
+    recorder: Recorder
+
+    def __init__(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> None:
+        self.config = config
+        self.domain: Domain = domain_of(config)
+        self.counters = Counters()
+        self.parts: Parts = self.domain.parts(config, before)
+        self._stop = StopRequest()
+        self._callbacks: list[Callback] = []
+
+    def train(
+        self,
+        files: RunFolder,
+        *,
+        group: str | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """Rollout, KL, advantage, update, record; until the frames are done.
+
+        Args:
+            files: the run folder.
+            group: the sweep that the job belongs to.
+            resume: go on from the folder's last checkpoint.
+            callbacks: hooks, called in this order after the domain's own.
+
+        Raises:
+            NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
+            Interrupted: the run was told to stop; the checkpoint is written.
+        """
+        self._callbacks = [*self.parts.callbacks(), *callbacks]
+        with ExitStack() as stack:
+            stop = stack.enter_context(self._stop)
+            checkpoints = self.checkpoints(files)
+            if resume:
+                self.load(checkpoints)
+            rollout = self._open(stack, files, group, resume)
+            if not resume:
+                self.save(checkpoints, improved=False, stopping=True)
+            while self.counters.iteration < self.config.iterations:
+                started = time.perf_counter()
+                batch = rollout.collect()
+                measured = self.parts.charge_kl(batch)
+                self.parts.estimate_advantage(batch)
+                learned = self.learn(batch)
+                self.parts.move_normalizer(batch)
+                self.counters.iteration += 1
+                self.counters.frames += batch.numel()
+                row = self.make_row(batch, measured, learned, time.perf_counter() - started)
+                self.move_anchor(batch, measured)
+                improved = self.evaluate(row)
+                self.record(row, batch)
+                self.save(checkpoints, improved, stopping=stop.requested)
+                stop.obey()
+
+    def stop(self) -> None:
+        """End the run in good order after this iteration, with a checkpoint, as Ctrl-C does."""
+        self._stop.request()
+
+    # ------------------------------------------------------------------------------ the steps
+
+    def learn(self, batch: TensorDictBase) -> Learned:
+        """The update, with the coefficients as they are in this iteration."""
+        progress = self.counters.frames / self.config.frames
+        coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
+        return self.parts.learner.update(batch, progress, coef)
+
+    def make_row(
+        self,
+        batch: TensorDictBase,
+        measured: Mapping[str, Tensor],
+        learned: Learned,
+        seconds: float,
+    ) -> Row:
+        """One line of ``metrics.jsonl``."""
+        return self.parts.row(self.counters, batch, measured, learned, seconds)
+
+    def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
+        """The reference and its coefficient move once per iteration, for the next one."""
+        kl = self.parts.kl
+        if kl is None:
+            return
+        self.parts.move_reference(self.counters.iteration)
+        kl.coef = self.parts.controller.update(float(measured["exact"]), n=batch.numel())
+
+    def evaluate(self, row: Row) -> bool:
+        """Evaluate when it is due, add the result to the row; whether it is the best so far."""
+        every, counters = self.config.eval.every, self.counters
+        last = counters.iteration >= self.config.iterations
+        if every == 0 or (counters.iteration % every and not last):
+            return False
+        began = time.perf_counter()
+        row.update(self.parts.evaluation())
+        self._tell("evaluated", dict(row), time.perf_counter() - began)
+        value = row["eval/return"]
+        if counters.best_return is not None and value <= counters.best_return:
+            return False
+        counters.best_return = value
+        return True
+
+    def record(self, row: Row, batch: TensorDictBase) -> None:
+        """Show the iteration to the hooks, then write its row."""
+        self._tell("iterated", dict(row), batch)
+        self.recorder.record(row)
+
+    def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
+        """Write ``best`` when it improved, ``last`` when it is due or the run ends."""
+        counters = self.counters
+        due = counters.iteration % self.config.checkpoint.every == 0
+        if improved:
+            self._save(checkpoints, "best")
+        if due or stopping or counters.iteration >= self.config.iterations:
+            self._save(checkpoints, "last")
+
+    def _save(self, checkpoints: Checkpoints, which: str) -> None:
+        began, counters = time.perf_counter(), self.counters
+        about = {"iteration": counters.iteration, "best_return": counters.best_return}
+        checkpoints.save(which, counters.frames, about)
+        self._tell("saved", which, time.perf_counter() - began)
+
+    # ---------------------------------------------------------------------- opening, resuming
+
+    def checkpoints(self, files: RunFolder) -> Checkpoints:
+        """Of a run folder: the domain's components, counters and coefficients."""
+        components = {
+            **self.parts.components(),
+            "counters": self.counters,
+            "controller": self.parts.controller,
+            "beta": self.parts.learner.beta_rule,
+        }
+        return Checkpoints(files.checkpoints, components)
+
+    def load(self, checkpoints: Checkpoints) -> None:
+        """Go on from ``last``: every component, then what depends on them."""
+        checkpoints.load_last(self.parts.device)
+        if self.parts.kl is not None:
+            self.parts.kl.coef = self.parts.controller.coef
+
+    def _open(self, stack: ExitStack, files: RunFolder, group: str | None, resume: bool) -> Rollout:
+        """Open manifest, record and rollout; the stack closes them."""
+        learner = self.parts.learner
+        manifest = files.open(
+            self.config,
+            device=str(self.parts.device),
+            reference=self.parts.described,
+            compile=learner.mode,
+        )
+        stack.enter_context(keep_status(files, self.config, self.counters))
+        self.recorder = stack.enter_context(
+            recording(
+                files,
+                self.config,
+                self.counters,
+                group=group,
+                wandb_id=manifest["wandb_id"],
+                resume=resume,
+            )
+        )
+        stack.callback(self._tell, "ended")
+        say = self.recorder.say
+        for line in self._opening_lines(resume):
+            say(line)
+        learner.say = say
+        rollout = self.parts.rollout(self.counters.iteration, say)
+        stack.callback(rollout.close)
+        self._tell("started")
+        return rollout
+
+    def _opening_lines(self, resume: bool) -> list[str]:
+        lines = [*self.parts.opening_lines()]
+        if resume:
+            lines.append(f"resumed at {self.counters.frames:,} {self.domain.axis}")
+        if self.parts.kl is not None:
+            name, size = self.config.reference.name, self.parts.reference_bytes()
+            lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
+        return lines
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(self, *args)
+
+
+#: One run at a time: torch's random generator and its threads are the process's.
+_running = threading.Lock()
+
+
+def start(
+    config: JobConfig,
+    files: RunFolder,
+    *,
+    group: str | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Train one policy and record the run.
+
+    Args:
+        config: the job, checked.
+        files: its folder.
+        group: the sweep that the job belongs to.
+        resume: go on from the folder's last checkpoint.
+        callbacks: hooks of the loop.
+
+    Raises:
+        ConfigError: the settings cannot be run, the folder holds a run already, or another run
+            goes on in this process; nothing was recorded.
+        RewardError: a reward function failed; the last good checkpoint is kept.
+        NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
+        Interrupted: Ctrl-C or SIGTERM came; the checkpoint is written.
+    """
+    if files.exists and not resume:
+        raise ConfigError(f"folder={files.path}: holds a run already; give another, or resume it")
+    if not _running.acquire(blocking=False):
+        raise ConfigError(
+            f"folder={files.path}: another run goes on in this process; wait for it, or start this "
+            "one in a process of its own"
+        )
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(config.threads)
+        training = Training(config, files.manifest if resume else None)
+        training.train(files, group=group, resume=resume, callbacks=callbacks)
+    finally:
+        torch.set_num_threads(before)
+        _running.release()

@@ -1,0 +1,1 @@
+"""KL(policy||reference) as TorchRL transforms."""

@@ -1,0 +1,217 @@
+"""What every KL transform shares: one function that serves an environment step and a batch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDictBase, unravel_key
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import Transform
+
+from klrl.kl.estimators import sum_beyond
+
+#: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
+Key: TypeAlias = str | tuple[Any, ...]
+
+
+class NextTransform(Transform):
+    """A transform that reads a transition and writes below its ``next``.
+
+    Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls it once per
+    environment step; :meth:`forward` calls it on a whole batch, so that both give the same numbers.
+    """
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply to a batch of transitions, in place.
+
+        Raises:
+            KeyError: the batch has no "next".
+        """
+        next_tensordict = tensordict.get("next", None)
+        if next_tensordict is None:
+            raise KeyError(f"{type(self).__name__} reads transitions, and this batch has no 'next'")
+        return tensordict.set("next", self._step(tensordict, next_tensordict))
+
+
+def zeros_at_reset(
+    tensordict_reset: TensorDictBase, spec: Composite, keys: list[Key]
+) -> TensorDictBase:
+    """A reset has no action and so no KL: write the zeros that the observation spec promises."""
+    for key in keys:
+        tensordict_reset.set(key, spec[key].zero())
+    return tensordict_reset
+
+
+def reward_like(parent: Transform) -> Unbounded:
+    """A spec with the shape and type of the environment's reward."""
+    spec = parent.full_reward_spec[parent.reward_key]
+    return Unbounded(shape=spec.shape, dtype=spec.dtype, device=spec.device)
+
+
+def as_key(key: Key) -> Key:
+    """``("a",)`` -> ``"a"``, ``("a", ("b",))`` -> ``("a", "b")``."""
+    return unravel_key(key)
+
+
+def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) -> Tensor:
+    """log pi(a|s) of a transition's action, on the transition's device, shape [...].
+
+    A policy with several heads gives the sum over them. An environment on the CPU may ask a policy
+    on a GPU. The copy is shallow: the model writes its parameters into what it is given.
+    """
+    device = next(model.parameters()).device
+    action_device = tensordict.get(model.dist_sample_keys[0]).device
+    moved = tensordict.copy() if device == action_device else tensordict.to(device)
+    scored = model.log_prob(moved)
+    if not isinstance(scored, Tensor):
+        scored = _sum_heads(scored, log_prob_keys(model), tensordict.ndim)
+    return scored.to(action_device)
+
+
+def refuse_nested_policy(name: str, model: Any) -> None:
+    """Refuse a policy whose last part is a policy with a network of its own.
+
+    tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
+    where those of the sampling policy stand, and every KL is 0.
+
+    Raises:
+        ValueError: with the flat form to write instead.
+    """
+    if not isinstance(model, ProbabilisticTensorDictSequential):
+        return
+    last = list(model.module.children())[-1]
+    if isinstance(last, ProbabilisticTensorDictSequential):
+        raise ValueError(
+            f"{name}: its last part is a policy, whose network get_dist would skip; write "
+            "ProbabilisticTensorDictSequential(trunk, *head.module)"
+        )
+
+
+def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
+    """Where a policy writes its log-probs, one key per head.
+
+    ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
+    attribute that the property reads); the plural works.
+
+    Raises:
+        ValueError: the policy writes none.
+    """
+    # log_prob_keys names them even where nothing writes them; out_keys does not.
+    written = [as_key(key) for key in model.out_keys]
+    keys = [as_key(key) for key in model.log_prob_keys if key is not None]
+    keys = [key for key in keys if key in written]
+    if not keys:
+        raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
+    return keys
+
+
+def _sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
+    heads = (tensordict.get(key) for key in keys)
+    return torch.stack([sum_beyond(head, batch_dims) for head in heads]).sum(0)
+
+
+def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
+    """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
+
+    Args:
+        tensordict: the transition.
+        keys: where the policy writes its log-probs, one per head.
+        like: a tensor of the log-prob's shape.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob.
+    """
+    if has_all(tensordict, keys):
+        return _sum_heads(tensordict, keys, tensordict.ndim)
+    return unsampled(tensordict, keys[0], like)
+
+
+def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
+    """Whether every key is there."""
+    return all(tensordict.get(key, None) is not None for key in keys)
+
+
+def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
+    """NaN, with a warning: an action that no policy sampled.
+
+    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
+    zero would be a lie.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``.
+    """
+    if _in_parallel_env(tensordict):
+        raise RuntimeError(
+            f"no {key} in a worker of ParallelEnv, which sends it the action alone: put "
+            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
+        )
+    warnings.warn(
+        f"no {key} in the data: a random action has no KL to the reference, "
+        "and its charged reward is NaN; collect with the policy",
+        stacklevel=4,
+    )
+    return torch.full_like(like, torch.nan)
+
+
+def _in_parallel_env(tensordict: TensorDictBase) -> bool:
+    """Whether a transition came through the shared buffers of a ParallelEnv.
+
+    TorchRL does not tell a worker's environment that it is one; but there all data, the action
+    included, stand in shared memory. On a GPU everything always does, which tells nothing.
+    """
+    if multiprocessing.parent_process() is None:
+        return False
+    leaves = tensordict.exclude("next").values(True, True)
+    return all(
+        leaf.device.type == "cpu" and leaf.is_shared()
+        for leaf in leaves
+        if isinstance(leaf, Tensor)
+    )
+
+
+def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
+    """The reward of a transition.
+
+    Raises:
+        KeyError: it is not there; a reward that stays unchanged in silence would look charged.
+    """
+    reward = next_tensordict.get(key, None)
+    if reward is None:
+        raise KeyError(f"no reward at {('next', key)}: give its key in in_keys")
+    return reward
+
+
+def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
+    """A key, or a list of one key.
+
+    Raises:
+        ValueError: a list of none or several, or something that is no key.
+    """
+    listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
+    if len(listed) != 1:
+        raise ValueError(f"{name}={listed}: exactly one key is allowed")
+    if not _is_key(listed[0]):
+        raise ValueError(f"{name}={listed}: a key is a string or a tuple of strings")
+    return as_key(listed[0])
+
+
+def _is_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return bool(key) and all(map(_is_key, key))
+    return isinstance(key, str)
+
+
+def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
+    """A reward may be charged once: its raw value is the sign that it was.
+
+    Raises:
+        RuntimeError: the raw reward is there already.
+    """
+    if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
+        raise RuntimeError(f"the KL was charged to this reward already: it holds {raw_key}")

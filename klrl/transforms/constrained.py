@@ -1,0 +1,284 @@
+"""The transforms that TorchRL announced and never wrote, usable alone or composed.
+
+    ReferenceModelLogProbTransform   log pi_ref(a|s) of the action that was taken
+    KLDivergenceTransform            KL(pi || pi_ref), sampled or in closed form
+    RewardAdjustmentTransform        reward - coef * KL
+    KLConstrainedTransform           the three in a row
+
+Shapes: log-probs [...], KL and reward [..., 1]; nats, and reward per nat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import Compose
+
+from klrl.kl.charge import shaped
+from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
+from klrl.kl.reference import freeze
+from klrl.transforms.base import (
+    Key,
+    NextTransform,
+    as_key,
+    has_all,
+    log_prob_keys,
+    one_key,
+    refuse_nested_policy,
+    refuse_second_charge,
+    reward_like,
+    reward_of,
+    sampled_log_prob,
+    score,
+    unsampled,
+    zeros_at_reset,
+)
+
+
+class ReferenceModelLogProbTransform(NextTransform):
+    """Write log pi_ref(a|s) of the action that was taken to ``("next", ref_log_prob_key)``.
+
+    The action is never resampled or overwritten.
+
+    Args:
+        frozen_model: the reference; copied and frozen, so that training cannot move it.
+        ref_log_prob_key: where to write, shape [...].
+
+    Raises:
+        TypeError: the model has no ``get_dist``.
+        ValueError: it ends in another policy.
+    """
+
+    def __init__(
+        self,
+        frozen_model: ProbabilisticTensorDictSequential,
+        *,
+        ref_log_prob_key: Key = "ref_log_prob",
+    ) -> None:
+        if not hasattr(frozen_model, "get_dist"):
+            raise TypeError(f"frozen_model={type(frozen_model).__name__}: needs get_dist")
+        refuse_nested_policy("frozen_model", frozen_model)
+        self.key = as_key(ref_log_prob_key)
+        super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
+        self.frozen_model = freeze(frozen_model)
+
+    @torch.no_grad()
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict.set(self.key, score(self.frozen_model, tensordict))
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        spec = self.transform_observation_spec(self.parent.observation_spec.clone())
+        return zeros_at_reset(tensordict_reset, spec, [self.key])
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the log-prob, one number per environment."""
+        observation_spec[self.key] = Unbounded(
+            shape=observation_spec.shape, device=observation_spec.device
+        )
+        return observation_spec
+
+
+class KLDivergenceTransform(NextTransform):
+    """Write KL(pi || pi_ref) to ``("next", kl_key)``, [..., 1].
+
+    k1, k2, k3 compare ``log_prob_key`` with ``("next", ref_log_prob_key)``. ``exact`` compares
+    distributions: pi's from the parameters that the policy wrote into the transition, pi_ref's
+    from the reference at the same observation.
+
+    Args:
+        reference: the reference, for ``exact`` only; not copied.
+        estimator: k1, k2, k3 or exact.
+        log_prob_key: log pi(a|s), as the policy wrote it; a list for several heads, which add.
+        ref_log_prob_key: log pi_ref(a|s).
+        kl_key: where to write.
+
+    Raises:
+        ValueError: an unknown estimator, ``exact`` without a reference, or one that ends in
+            another policy.
+        KeyError: the data lacks ``ref_log_prob_key``, or for ``exact`` the parameters.
+        RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
+    """
+
+    def __init__(
+        self,
+        reference: ProbabilisticTensorDictSequential | None = None,
+        *,
+        estimator: str = "k1",
+        log_prob_key: Key | list[Key] = "action_log_prob",
+        ref_log_prob_key: Key = "ref_log_prob",
+        kl_key: Key = "kl_penalty",
+    ) -> None:
+        if estimator not in (*ESTIMATORS, "exact"):
+            raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
+        if estimator == "exact" and reference is None:
+            raise ValueError("estimator=exact: needs the reference's distribution; give reference")
+        refuse_nested_policy("reference", reference)
+        given = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
+        self.log_prob_keys = [as_key(key) for key in given]
+        self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
+        super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
+        self.estimator = estimator
+        self.reference = reference
+
+    @torch.no_grad()
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        if self.reference is not None and self.estimator == "exact":
+            kl = self._exact(self.reference, tensordict)
+        else:
+            ref_log_prob = next_tensordict.get(self.ref_key, None)
+            if ref_log_prob is None:
+                raise KeyError(
+                    f"no log-probs at {('next', self.ref_key)}: "
+                    "put ReferenceModelLogProbTransform before"
+                )
+            log_prob = sampled_log_prob(tensordict, self.log_prob_keys, ref_log_prob)
+            kl = estimate_kl(log_prob, ref_log_prob, self.estimator)
+        return next_tensordict.set(self.kl_key, kl.unsqueeze(-1))
+
+    def _exact(
+        self, reference: ProbabilisticTensorDictSequential, tensordict: TensorDictBase
+    ) -> Tensor:
+        device = next(reference.parameters()).device
+        data_device = tensordict.get(reference.dist_sample_keys[0]).device
+        keys = [as_key(key) for key in reference.dist_params_keys]
+        if not has_all(tensordict, keys):
+            if has_all(tensordict, self.log_prob_keys):
+                raise KeyError(
+                    f"no {keys} in the data: estimator=exact compares distributions; keep the "
+                    "parameters that the policy writes"
+                )
+            return unsampled(
+                tensordict, self.log_prob_keys[0], torch.zeros(tensordict.shape, device=data_device)
+            )
+        ref_dist = reference.get_dist(tensordict.copy().to(device))
+        dist = reference.build_dist_from_params(tensordict.to(device))
+        return exact_kl(dist, ref_dist).to(data_device)
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        spec = self.transform_observation_spec(self.parent.observation_spec.clone())
+        return zeros_at_reset(tensordict_reset, spec, [self.kl_key])
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the KL, shaped like the reward."""
+        observation_spec[self.kl_key] = reward_like(self.parent)
+        return observation_spec
+
+
+class RewardAdjustmentTransform(NextTransform):
+    """reward <- reward - coef * KL, with KL from ``("next", kl_key)``.
+
+    Args:
+        coef: reward per nat; :attr:`coef` may be moved later.
+        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        kl_key: the KL, shaped like the reward.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+
+    Raises:
+        ValueError: more than one in- or out-key.
+        RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
+    """
+
+    def __init__(
+        self,
+        coef: float | Tensor = 1.0,
+        in_keys: Key | Sequence[Key] | None = None,
+        out_keys: Key | Sequence[Key] | None = None,
+        *,
+        kl_key: Key = "kl_penalty",
+        raw_reward_key: Key | None = None,
+    ) -> None:
+        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
+        self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
+        super().__init__(in_keys=[self.reward_key, self.kl_key], out_keys=[self.out_key])
+        self.register_buffer("coef", torch.as_tensor(coef, dtype=torch.float64).clone())
+
+    coef: Tensor
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = reward_of(next_tensordict, self.reward_key)
+        kl = next_tensordict.get(self.kl_key, None)
+        if kl is None:
+            raise KeyError(f"no KL at {('next', self.kl_key)}: put KLDivergenceTransform before")
+        refuse_second_charge(next_tensordict, self.raw_key)
+        if self.raw_key is not None:
+            next_tensordict.set(self.raw_key, reward)
+        charged = shaped(reward, kl.view_as(reward), self.coef)
+        return next_tensordict.set(self.out_key, charged)
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        spec = self.transform_output_spec(self.parent.output_spec.clone())
+        keys = [key for key in (self.raw_key,) if key is not None]
+        if self.out_key != self.parent.reward_key:
+            keys.append(self.out_key)
+        return zeros_at_reset(tensordict_reset, spec["full_observation_spec"], keys)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """The adjusted reward replaces the reward, or is a new observation beside it."""
+        charged = reward_like(self.parent)
+        if self.out_key == self.parent.reward_key:
+            output_spec["full_reward_spec"][self.out_key] = charged
+        else:
+            output_spec["full_observation_spec"][self.out_key] = charged
+        if self.raw_key is not None:
+            output_spec["full_observation_spec"][self.raw_key] = charged.clone()
+        return output_spec
+
+
+class KLConstrainedTransform(Compose):
+    """reward <- reward - coef * KL(pi || pi_ref): the three transforms above in a row.
+
+    Args:
+        frozen_model: the reference; copied and frozen.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        estimator: k1, k2, k3 or exact (see docs/kl.md: in the reward only k1 is unbiased).
+        in_keys: the key of the reward to read; default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        log_prob_key: log pi(a|s), as the policy wrote it; default where ``frozen_model`` does.
+        ref_log_prob_key: where log pi_ref(a|s) goes.
+        kl_key: where the KL goes, without coef.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+    """
+
+    def __init__(
+        self,
+        frozen_model: ProbabilisticTensorDictSequential,
+        coef: float | Tensor = 1.0,
+        *,
+        estimator: str = "k1",
+        in_keys: Key | Sequence[Key] | None = None,
+        out_keys: Key | Sequence[Key] | None = None,
+        log_prob_key: Key | list[Key] | None = None,
+        ref_log_prob_key: Key = "ref_log_prob",
+        kl_key: Key = "kl_penalty",
+        raw_reward_key: Key | None = None,
+    ) -> None:
+        scored = ReferenceModelLogProbTransform(frozen_model, ref_log_prob_key=ref_log_prob_key)
+        compared = KLDivergenceTransform(
+            scored.frozen_model,
+            estimator=estimator,
+            log_prob_key=log_prob_key or log_prob_keys(frozen_model),
+            ref_log_prob_key=ref_log_prob_key,
+            kl_key=kl_key,
+        )
+        charged = RewardAdjustmentTransform(
+            coef, in_keys, out_keys, kl_key=kl_key, raw_reward_key=raw_reward_key
+        )
+        super().__init__(scored, compared, charged)
+
+    @property
+    def coef(self) -> Tensor:
+        """The buffer that holds the coefficient."""
+        return self.transforms[-1].coef

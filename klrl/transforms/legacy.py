@@ -1,0 +1,150 @@
+"""``kl=legacy``: TorchRL's former control transform, the sampled log-ratio in the reward.
+
+Documented in TorchRL 0.6 to 0.10 and removed in 0.11. Its documentation subtracts the KL, its code
+added it; the documented formula is the one that is built here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+
+from klrl.kl.charge import shaped
+from klrl.kl.estimators import k1
+from klrl.kl.reference import freeze
+from klrl.transforms.base import (
+    Key,
+    NextTransform,
+    as_key,
+    log_prob_keys,
+    one_key,
+    refuse_nested_policy,
+    refuse_second_charge,
+    reward_like,
+    reward_of,
+    sampled_log_prob,
+    score,
+    zeros_at_reset,
+)
+
+
+class KLRewardTransform(NextTransform):
+    """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 the actor as it is now.
+
+    log pi is what the policy wrote while it sampled; log pi_0 is that of a frozen copy, evaluated
+    at the same action. Shapes: log-probs [...], reward [..., 1]; nats.
+
+    Args:
+        actor: a probabilistic actor with ``get_dist`` and parameters; copied.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        requires_grad: whether the copy's parameters are differentiable.
+        action_key: the key of the action; default what the actor writes.
+        kl_key: where to write the KL without coef, [..., 1]; None writes none.
+        ref_log_prob_key: where to write log pi_0; None writes none.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+
+    Raises:
+        ValueError: other than one in- or out-key; an actor without parameters, without log-probs,
+            nested in another, or with a buffer that requires gradients.
+        TypeError: an actor without ``get_dist``.
+        RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
+            ParallelEnv was not sent the log-prob.
+    """
+
+    def __init__(
+        self,
+        actor: ProbabilisticTensorDictSequential,
+        coef: float | Tensor = 1.0,
+        in_keys: Key | Sequence[Key] | None = None,
+        out_keys: Key | Sequence[Key] | None = None,
+        requires_grad: bool = False,
+        *,
+        action_key: Key | None = None,
+        kl_key: Key | None = None,
+        ref_log_prob_key: Key | None = None,
+        raw_reward_key: Key | None = None,
+    ) -> None:
+        if not hasattr(actor, "get_dist"):
+            raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
+        if next(actor.parameters(), None) is None:
+            raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
+        refuse_nested_policy("actor", actor)
+        asking = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
+        if asking:
+            raise ValueError(f"actor's buffer {asking[0]} requires gradients: make it a parameter")
+        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
+        super().__init__(in_keys=[self.reward_key, *actor.in_keys], out_keys=[self.out_key])
+        self.reference = freeze(actor, requires_grad=requires_grad)
+        self.requires_grad = requires_grad
+        self.action_key = as_key(action_key or actor.dist_sample_keys[0])
+        self.log_prob_keys = log_prob_keys(actor)
+        self.kl_key, self.ref_log_prob_key, self.raw_key = kl_key, ref_log_prob_key, raw_reward_key
+        coef = torch.as_tensor(coef, dtype=torch.float64).clone()
+        self.register_buffer("coef", coef)
+
+    coef: Tensor
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = reward_of(next_tensordict, self.reward_key)
+        refuse_second_charge(next_tensordict, self.raw_key)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
+            ref_log_prob = self._reference_log_prob(tensordict)
+        log_prob = sampled_log_prob(tensordict, self.log_prob_keys, ref_log_prob)
+        kl = k1(log_prob - ref_log_prob).view_as(reward)
+        written = {
+            self.kl_key: kl,
+            self.ref_log_prob_key: ref_log_prob,
+            self.raw_key: reward,
+            self.out_key: shaped(reward, kl, self.coef),
+        }
+        for key, value in written.items():
+            if key is not None:
+                next_tensordict.set(key, value)
+        return next_tensordict
+
+    def _reference_log_prob(self, tensordict: TensorDictBase) -> Tensor:
+        if self.action_key == self.reference.dist_sample_keys[0]:
+            return score(self.reference, tensordict)
+        return self.reference.get_dist(tensordict.copy()).log_prob(tensordict.get(self.action_key))
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        spec = self.transform_output_spec(self.parent.output_spec.clone())
+        return zeros_at_reset(tensordict_reset, spec["full_observation_spec"], self._new_keys())
+
+    def _new_keys(self) -> list[Key]:
+        keys = [self.kl_key, self.ref_log_prob_key, self.raw_key]
+        if self.out_key != self.parent.reward_key:
+            keys.append(self.out_key)
+        return [key for key in keys if key is not None]
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """The charged reward replaces the reward, or is a new observation beside it."""
+        parent = self.parent
+        observation_spec = output_spec["full_observation_spec"]
+        if self.reward_key == parent.reward_key:
+            charged = reward_like(parent)
+        else:
+            read = observation_spec[self.reward_key]
+            charged = Unbounded(shape=read.shape, dtype=read.dtype, device=read.device)
+        if self.out_key == parent.reward_key:
+            output_spec["full_reward_spec"][self.out_key] = charged
+        else:
+            observation_spec[self.out_key] = charged
+        for key in (self.kl_key, self.raw_key):
+            if key is not None:
+                observation_spec[key] = charged.clone()
+        if self.ref_log_prob_key is not None:
+            observation_spec[self.ref_log_prob_key] = Unbounded(
+                shape=output_spec.shape, device=output_spec.device
+            )
+        return output_spec

@@ -1,0 +1,216 @@
+"""RetrieveKL: the log-probs of two models and their KL, in one transform.
+
+RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torchrl.envs import Compose
+
+from klrl.transforms import language as _language
+from klrl.transforms.base import Key
+from klrl.transforms.collector_policy import CollectorPolicy, PolicyLogProb, ReferenceLogProb
+from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
+
+#: The generation model is the policy of the collector that runs the environment.
+FROM_COLLECTOR = "from_collector"
+
+
+class RetrieveKL(Compose):
+    """KL of a policy to a reference, retrieved from both models and charged to the reward.
+
+    The models are two LLM wrappers, or two control actors. Both are scored on the same tokens at
+    the same temperature. What is written and how it is charged: :class:`~klrl.kl.RetrieveLogProb`
+    and :class:`~klrl.kl.KLComputation`.
+
+    Args:
+        gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
+            of the collector, looked up at the first step, with its live weights.
+        ref_model: the reference, set up to score.
+        gen_model_factory: makes ``gen_model``, instead of it.
+        ref_model_factory: makes ``ref_model``, instead of it.
+        assistant_only: keep the log-probs of assistant tokens alone; needs
+            ``input_mode="history"``.
+        history_key: where the conversation stands; another than "history" overrules the models'
+            input keys.
+        tokenizer_kwargs: more arguments of the chat template.
+        detach: keep the log-probs out of the gradient.
+        device: move both models there.
+        tokenizer: in place of the models' own.
+        padding_side: where ragged sequences are padded, with ``pad_output=True``.
+        gen_log_probs_full_key: where log pi goes, below "next".
+        ref_log_probs_full_key: where log pi_ref goes, below "next".
+        kl_key: where the KL goes, in nats, without coeff.
+        add_to_reward: whether the reward is charged.
+        coeff: reward per nat.
+        estimator: k1, k2 or k3.
+        raw_reward_key: where the uncharged reward is kept; None keeps none.
+        use_ray_service: the older spelling of ``service_backend="ray"``.
+        service_backend: "ray" makes a :class:`~klrl.transforms.served.RayRetrieveKL`, which also takes
+            ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
+        **kwargs: more arguments of both RetrieveLogProb: ``temperature``; default that of the
+            policy.
+
+    Raises:
+        ValueError: a model missing, or given with its factory; ``generate=True``, ``pad_output`` or
+            ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
+            step.
+        TypeError: an argument that nothing reads.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Hand over to the Ray-backed class where it is asked for."""
+        if wants_ray(kwargs):
+            from klrl.transforms.served import RayRetrieveKL
+
+            return RayRetrieveKL(*args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        gen_model: Any = FROM_COLLECTOR,
+        ref_model: Any = None,
+        *,
+        gen_model_factory: Callable[[], Any] | None = None,
+        ref_model_factory: Callable[[], Any] | None = None,
+        assistant_only: bool = True,
+        history_key: Key = "history",
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        detach: bool = True,
+        device: torch.device | str | None = None,
+        tokenizer: Any = None,
+        padding_side: str = "left",
+        gen_log_probs_full_key: Key = ("log_probs", "full"),
+        ref_log_probs_full_key: Key = ("ref_log_probs", "full"),
+        kl_key: Key = "kl_penalty",
+        add_to_reward: bool = True,
+        coeff: float = 1.0,
+        estimator: str = "k1",
+        raw_reward_key: Key | None = None,
+        use_ray_service: bool = False,
+        service_backend: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        computation = KLComputation(
+            gen_log_probs_full_key,
+            ref_log_probs_full_key,
+            kl_key=kl_key,
+            add_to_reward=add_to_reward,
+            coeff=coeff,
+            padding_side=padding_side,
+            estimator=estimator,
+            raw_reward_key=raw_reward_key,
+        )
+        gen_model = one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
+        ref_model = one_of("ref_model", ref_model, ref_model_factory)
+        shared: dict[str, Any] = {
+            "assistant_only": assistant_only,
+            "tokenizer_kwargs": tokenizer_kwargs,
+            "detach": detach,
+            "device": device,
+            "tokenizer": tokenizer,
+            "padding_side": padding_side,
+            "history_key": None if history_key == "history" else history_key,
+            **kwargs,
+        }
+        keys = {"gen": computation.gen_key, "ref": computation.ref_key}
+        parts = _parts(gen_model, ref_model, keys, shared)
+        super().__init__(*parts, computation)
+
+    @property
+    def computation(self) -> KLComputation:
+        """The part that holds the coefficient."""
+        return self.transforms[-1]
+
+    @property
+    def coeff(self) -> float:
+        """Reward per nat; may be moved."""
+        return float(self.computation.coeff)
+
+    @coeff.setter
+    def coeff(self, value: float) -> None:
+        self.computation.coeff.fill_(value)
+
+
+def wants_ray(arguments: dict[str, Any]) -> bool:
+    """Take the choice of the service out of a constructor's arguments if it is Ray.
+
+    Raises:
+        ValueError: an unknown backend, or two choices that contradict each other.
+    """
+    old, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
+    if backend not in (None, "direct", "ray"):
+        raise ValueError(f"service_backend={backend!r}: choose 'ray' or 'direct'")
+    if old and backend == "direct":
+        raise ValueError("use_ray_service=True contradicts service_backend='direct'")
+    return bool(old) or backend == "ray"
+
+
+def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: Any = None) -> Any:
+    """The model, or what its factory makes.
+
+    Raises:
+        ValueError: both or neither.
+    """
+    check_one_of(name, model, factory, default)
+    return model if factory is None else factory()
+
+
+def check_one_of(name: str, model: Any, factory: Any, default: Any = None) -> None:
+    """Refuse a model beside its factory, or neither of them."""
+    if factory is not None and model is not None and model is not default:
+        raise ValueError(f"both {name} and {name}_factory are given: choose one")
+    if factory is None and model is None:
+        raise ValueError(f"neither {name} nor {name}_factory is given")
+
+
+def _parts(
+    gen: Any, ref: Any, keys: dict[str, Any], shared: dict[str, Any]
+) -> tuple[RetrieveLogProb, RetrieveLogProb]:
+    if gen is FROM_COLLECTOR or (isinstance(gen, str) and gen == FROM_COLLECTOR):
+        source = CollectorPolicy(ref, keys["gen"])
+        gen_part: RetrieveLogProb = PolicyLogProb(
+            ref, log_probs_full_key=keys["gen"], source=source, **shared
+        )
+        ref_part: RetrieveLogProb = ReferenceLogProb(
+            ref, log_probs_full_key=keys["ref"], source=source, **shared
+        )
+        return gen_part, ref_part
+    _check_pair(gen, ref, shared["assistant_only"])
+    if _language.is_wrapper(gen) and shared.get("temperature") is None:
+        shared = {**shared, "temperature": _language.temperature_of(gen)}
+    return (
+        RetrieveLogProb(gen, log_probs_full_key=keys["gen"], **shared),
+        RetrieveLogProb(ref, log_probs_full_key=keys["ref"], **shared),
+    )
+
+
+def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
+    kinds = [_language.is_wrapper(model) for model in (gen, ref)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"gen_model={type(gen).__name__} and ref_model={type(ref).__name__}: "
+            "two LLM wrappers or two control actors"
+        )
+    if not kinds[0]:
+        return
+    for name, model in (("gen_model", gen), ("ref_model", ref)):
+        _language.check_wrapper(model, name, assistant_only)
+    if gen.pad_output != ref.pad_output:
+        raise ValueError(
+            f"pad_output mismatch: gen_model.pad_output={gen.pad_output}, "
+            f"ref_model.pad_output={ref.pad_output}; set both alike"
+        )
+    if gen.input_mode != ref.input_mode:
+        raise ValueError(
+            f"gen_model.input_mode={gen.input_mode!r}, ref_model.input_mode={ref.input_mode!r}: "
+            "both must read the same input"
+        )
+    if gen.log_probs_key == ref.log_probs_key:
+        raise ValueError(
+            f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give each its own"
+        )

@@ -1,0 +1,108 @@
+"""Sequences of different lengths in a TensorDict: read, align, write.
+
+TorchRL keeps the tokens of a batch in one of four ways: a dense tensor [B, T], a nested tensor, a
+ragged stack of TensorDicts, or a plain list. Here all four are a list of B tensors [T_i, ...].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torchrl.envs import Transform
+
+from klrl.transforms.base import Key
+
+SIDES = ("left", "right")
+
+
+def read_value(tensordict: TensorDictBase, key: Key) -> Any:
+    """The entry at ``key``: a tensor, a list of B tensors where they are ragged, or None."""
+    parts = key if isinstance(key, tuple) else (key,)
+    holder: Any = tensordict
+    for part in parts[:-1]:
+        holder = holder.get(part, None)
+        if not is_tensor_collection(holder):
+            return None
+    value = holder.get(parts[-1], None, as_list=True)
+    if isinstance(value, list) and value and len({row.shape for row in value}) == 1:
+        return torch.stack(value)
+    return value
+
+
+def either(first: TensorDictBase, second: TensorDictBase, key: Key) -> Any:
+    """The entry of the first TensorDict that has one, or None."""
+    value = read_value(first, key)
+    return read_value(second, key) if value is None else value
+
+
+def is_ragged(value: Any) -> bool:
+    """Whether a value from :func:`read_value` has rows of different lengths, or is nested."""
+    return isinstance(value, list) or value.is_nested
+
+
+def to_rows(value: Any) -> list[Tensor]:
+    """B tensors, one per sample."""
+    return value if isinstance(value, list) else list(value.unbind(0))
+
+
+def set_rows(
+    tensordict: TensorDictBase,
+    key: Key,
+    rows: list[Tensor],
+    ragged: bool,
+    layout: torch.layout | None = None,
+) -> None:
+    """Write B rows at ``key``: dense [B, T, ...], or nested.
+
+    Args:
+        tensordict: batch [B].
+        key: where to.
+        rows: B tensors; equal shapes unless ``ragged``.
+        ragged: write a nested tensor; a stack of TensorDicts takes a row for each.
+        layout: of the nested tensor, strided or jagged; default strided.
+    """
+    if isinstance(tensordict, LazyStackedTensorDict) and tensordict.stack_dim == 0:
+        for sample, row in zip(tensordict.tensordicts, rows, strict=True):
+            sample.set(key, row)
+    elif ragged:
+        nested = torch.nested.as_nested_tensor(rows, layout=layout or torch.strided)
+        tensordict.set(key, nested)
+    else:
+        tensordict.set(key, torch.stack(rows))
+
+
+def for_rows(tensordict: TensorDictBase, ragged: bool, transform: Transform) -> TensorDictBase:
+    """The TensorDict to write rows to: inside an environment a stack of B, where they are ragged.
+
+    A rollout stacks its steps, and torch cannot stack nested tensors.
+    """
+    plain = not isinstance(tensordict, LazyStackedTensorDict)
+    if ragged and plain and transform.parent is not None:
+        return tensordict.to_lazystack(0)
+    return tensordict
+
+
+def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:
+    """Fill every row with zeros (False for masks) up to the longest."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
+    return list(padded.unbind(0))
+
+
+def check_side(padding_side: str) -> str:
+    """``left`` or ``right``.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if padding_side not in SIDES:
+        raise ValueError(f"padding_side={padding_side}: choose one of {', '.join(SIDES)}")
+    return padding_side
+
+
+def lengths(rows: list[Tensor]) -> list[int]:
+    """T_i of every row."""
+    return [row.shape[0] for row in rows]

@@ -1,0 +1,260 @@
+"""One Ray actor with the models, shared by the transforms of several environments.
+
+Keys and specs live in each environment; only steps go to the actor. Needs the extra ``klrl[ray]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import Compose, Transform
+
+from klrl.base.ray_start import start_ray
+from klrl.transforms.llm import KLRewardTransform
+from klrl.transforms.retrieve_kl import FROM_COLLECTOR, RetrieveKL, check_one_of
+
+__all__ = ["RayKLRewardTransform", "RayRetrieveKL", "start_ray"]
+
+
+class Service:
+    """What runs in the actor: a transform with its models.
+
+    Args:
+        build: the transform's class.
+        arguments: of its constructor.
+    """
+
+    def __init__(self, build: Callable[..., Transform], arguments: dict[str, Any]) -> None:
+        self.transform = build(**arguments)
+        whole = self.transform
+        self.parts = list(whole.transforms) if isinstance(whole, Compose) else [whole]
+        self.out_keys = [key for part in self.parts for key in part.out_keys]
+
+    def shells(self) -> list[Transform]:
+        """The transform's parts without models and tokenizers: their keys and specs."""
+        shells = [part.clone() for part in self.parts]
+        for shell in shells:
+            for name in ("model", "ref_model", "tokenizer", "_tokenizer"):
+                if name in shell._modules or name in shell.__dict__:
+                    setattr(shell, name, None)
+        return shells
+
+    def step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """The entries that the transform writes below "next"."""
+        written = next_tensordict.copy()
+        self.transform._step(tensordict, written)
+        return written.select(*self.out_keys, strict=False)
+
+    def coefficient(self, name: str, value: float | None = None) -> float:
+        """Read the coefficient, after setting it if a value is given."""
+        if value is not None:
+            found = getattr(self.transform, name)
+            if isinstance(found, torch.Tensor):
+                found.fill_(value)
+            else:
+                setattr(self.transform, name, value)
+        return float(getattr(self.transform, name))
+
+
+class Served(Compose):
+    """A transform whose models live in a Ray actor.
+
+    Args:
+        build: the local class.
+        arguments: of its constructor, sent to the actor.
+        num_cpus: of the actor.
+        num_gpus: of the actor.
+        actor_name: reuse the actor of this name, whatever its arguments were, or make it. It lives
+            as long as one of its transforms.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Transform],
+        arguments: dict[str, Any],
+        *,
+        num_cpus: float | None,
+        num_gpus: float,
+        actor_name: str | None,
+    ) -> None:
+        if not arguments.get("detach", True):
+            raise ValueError("detach=False: no gradient comes back from another process")
+        options: dict[str, Any] = {
+            "num_cpus": 1 if num_cpus is None else num_cpus,
+            "num_gpus": num_gpus,
+        }
+        if actor_name is not None:
+            options |= {"name": actor_name, "get_if_exists": True}
+        ray = start_ray()
+        actor = ray.remote(Service).options(**options).remote(build, arguments)
+        super().__init__(*ray.get(actor.shells.remote()))
+        self._actor, self._actor_name = actor, actor_name
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self._actor, method).remote(*arguments))
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward_key = getattr(self.transforms[-1], "reward_key", "reward")
+        if reward_key != "reward":
+            raise ValueError(
+                f"the environment's reward is {reward_key}: with Ray it must be 'reward'"
+            )
+        sent = [_to_send(td) for td in (tensordict.exclude("next"), next_tensordict)]
+        written = self._ask("step", *sent)
+        if next_tensordict.device is not None:
+            written = written.to(next_tensordict.device)
+        return next_tensordict.update(written)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply to a batch, in place; without a "next" the results go to the root."""
+        following = tensordict.get("next", None)
+        if following is None:
+            return self._step(tensordict, tensordict)
+        return tensordict.set("next", self._step(tensordict, following))
+
+    def clone(self) -> Served:
+        """A transform of the same actor, for another environment."""
+        twin = object.__new__(type(self))
+        Compose.__init__(twin, *(part.clone() for part in self.transforms))
+        twin._actor, twin._actor_name = self._actor, self._actor_name
+        return twin
+
+    def __repr__(self) -> str:
+        parts = ", ".join(type(part).__name__ for part in self.transforms)
+        return f"{type(self).__name__}(actor={self._actor_name or self._actor}, parts=[{parts}])"
+
+
+def _to_send(tensordict: TensorDictBase) -> TensorDictBase:
+    """On the CPU and without a device, so that the actor may have another."""
+    return tensordict if tensordict.device is None else tensordict.cpu().clear_device_()
+
+
+class RayRetrieveKL(Served):
+    """:class:`~klrl.kl.RetrieveKL` with both models in a Ray actor.
+
+    Args:
+        gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
+        ref_model: the reference; sent by value.
+        gen_model_factory: makes ``gen_model`` in the actor, instead of it.
+        ref_model_factory: makes ``ref_model`` in the actor, instead of it.
+        num_cpus: of the actor; default 1.
+        num_gpus: of the actor.
+        device: of the models, in the actor; results come back to the data's device.
+        actor_name: reuse the actor of this name, or make it.
+        use_ray_service: accepted; it is what this class does.
+        service_backend: accepted; "ray".
+        **kwargs: of RetrieveKL.
+
+    Raises:
+        ValueError: a model missing, or given with its factory; "from_collector", whose policy lives
+            in another process; ``detach=False``. Errors of a step keep their type.
+        ImportError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        gen_model: Any = FROM_COLLECTOR,
+        ref_model: Any = None,
+        *,
+        gen_model_factory: Callable[[], Any] | None = None,
+        ref_model_factory: Callable[[], Any] | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        device: torch.device | str | None = None,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,
+        service_backend: str | None = "ray",
+        **kwargs: Any,
+    ) -> None:
+        check_one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
+        check_one_of("ref_model", ref_model, ref_model_factory)
+        if gen_model_factory is not None:
+            gen_model = None
+        elif isinstance(gen_model, str) and gen_model == FROM_COLLECTOR:
+            raise ValueError(
+                "gen_model='from_collector' with Ray: the collector's policy lives in another "
+                "process; give gen_model or gen_model_factory"
+            )
+        arguments = {
+            "gen_model": gen_model,
+            "ref_model": ref_model,
+            "gen_model_factory": gen_model_factory,
+            "ref_model_factory": ref_model_factory,
+            "device": device,
+            **kwargs,
+        }
+        super().__init__(
+            RetrieveKL, arguments, num_cpus=num_cpus, num_gpus=num_gpus, actor_name=actor_name
+        )
+
+    @property
+    def coeff(self) -> float:
+        """Reward per nat, for all transforms of the actor; may be moved."""
+        return self._ask("coefficient", "coeff")
+
+    @coeff.setter
+    def coeff(self, value: float) -> None:
+        self._ask("coefficient", "coeff", value)
+
+
+class RayKLRewardTransform(Served):
+    """:class:`klrl.transforms.llm.KLRewardTransform` with the reference in a Ray actor.
+
+    Args:
+        ref_model: the reference; sent by value.
+        ref_model_factory: makes ``ref_model`` in the actor, instead of it.
+        num_cpus: of the actor; default 1.
+        num_gpus: of the actor.
+        device: of the reference, in the actor; results come back to the data's device.
+        actor_name: reuse the actor of this name, or make it.
+        use_ray_service: accepted; it is what this class does.
+        service_backend: accepted; "ray".
+        **kwargs: of KLRewardTransform.
+
+    Raises:
+        ValueError: the reference missing, or given with its factory; ``detach=False``. Errors
+            of a step keep their type.
+        ImportError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        ref_model: Any = None,
+        *,
+        ref_model_factory: Callable[[], Any] | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        device: torch.device | str | None = None,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,
+        service_backend: str | None = "ray",
+        **kwargs: Any,
+    ) -> None:
+        check_one_of("ref_model", ref_model, ref_model_factory)
+        arguments = {
+            "ref_model": ref_model,
+            "ref_model_factory": ref_model_factory,
+            "device": device,
+            **kwargs,
+        }
+        super().__init__(
+            KLRewardTransform,
+            arguments,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            actor_name=actor_name,
+        )
+
+    @property
+    def coef(self) -> float:
+        """Reward per nat, for all transforms of the actor; may be moved."""
+        return self._ask("coefficient", "coef")
+
+    @coef.setter
+    def coef(self, value: float) -> None:
+        self._ask("coefficient", "coef", value)

@@ -1,0 +1,107 @@
+"""KL transforms inside the workers of a ParallelEnv.
+
+TorchRL's ParallelEnv shares buffers with its workers, and copies into them what its input specs
+name: the action and the state, ``full_action_spec`` and ``full_state_spec``. What else a policy
+writes, its log-prob first of all, stays behind, unless a transform declares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import Transform
+
+from klrl.transforms.base import Key, as_key
+
+
+class SendToWorkers(Transform):
+    """Make what a policy writes an input of the environment, so that workers get it.
+
+    >>> def make():
+    ...     return TransformedEnv(base(), Compose(SendToWorkers(actor), KLRewardTransform(actor)))
+    >>> env = ParallelEnv(4, make)
+
+    Each key becomes a state and an observation of the environment, in the shapes that the policy
+    gives it. After a reset and after each step it is NaN until the policy writes it (zero, where it
+    is no float): an action that the policy did not sample has no log-prob, and must not be charged
+    with that of the action before. So a batch holds NaN at ``("next", key)``.
+
+    Args:
+        actor: a policy that writes the keys; run once on zeros for their shapes, not copied.
+        keys: what to send; default all that it writes, but the action.
+
+    Raises:
+        KeyError: a key that the policy does not write, or one that the environment has.
+    """
+
+    def __init__(
+        self, actor: ProbabilisticTensorDictSequential, keys: Sequence[Key] | None = None
+    ) -> None:
+        super().__init__()
+        # No submodule: its weights belong to no environment's state.
+        self.__dict__["_actor"] = actor
+        self._given = None if keys is None else [as_key(key) for key in keys]
+        self._specs: dict[Key, Unbounded] | None = None
+
+    def specs(self) -> dict[Key, Unbounded]:
+        """Key -> its spec, in the environment that holds this transform."""
+        if self._specs is None:
+            self._specs = self._measure()
+        return self._specs
+
+    def _measure(self) -> dict[Key, Unbounded]:
+        parent, actor = self.parent, self.__dict__["_actor"]
+        written = _written(actor, parent.observation_spec.zero())
+        keys = self._given
+        if keys is None:
+            taken = [as_key(key) for key in parent.action_keys]
+            keys = [key for key in map(as_key, actor.out_keys) if key not in taken]
+        specs = {}
+        for key in keys:
+            value = written.get(key, None)
+            if not isinstance(value, Tensor):
+                raise KeyError(f"keys={key}: {type(actor).__name__} does not write it")
+            if key in parent.observation_spec.keys(include_nested=True):
+                raise KeyError(f"keys={key}: the environment has it already")
+            specs[key] = Unbounded(shape=value.shape, dtype=value.dtype, device=parent.device)
+        return specs
+
+    def _unset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        for key, spec in self.specs().items():
+            empty = spec.zero()
+            tensordict.set(key, empty.fill_(torch.nan) if empty.is_floating_point() else empty)
+        return tensordict
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        return self._unset(tensordict_reset)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self._unset(next_tensordict)
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        """Add the keys to what the environment reads."""
+        return self._declare(state_spec)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the keys to what a reset and a step return."""
+        return self._declare(observation_spec)
+
+    def _declare(self, spec: Composite) -> Composite:
+        for key, leaf in self.specs().items():
+            spec[key] = leaf.clone()
+        return spec
+
+
+def _written(actor: ProbabilisticTensorDictSequential, zeros: TensorDictBase) -> TensorDictBase:
+    """What a policy writes beside an observation of zeros; the random state stays as it was."""
+    device = next(actor.parameters()).device
+    cuda = [device] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+        return actor(zeros.to(device))
