@@ -8,6 +8,7 @@ TorchRL's own loops. Nothing here imports torch before it is needed.
 from importlib import import_module
 from typing import Any
 
+from klrl.base.moved import install
 from klrl.base.version import __version__
 
 __all__ = [
@@ -26,10 +27,12 @@ _WHERE = {
     "Callback": "klrl.train.callbacks",
     "Run": "klrl.api",
     "compose": "klrl.api",
-    "load_policy": "klrl.control.load",
+    "load_policy": "klrl.api",
     "load_run": "klrl.api",
     "run": "klrl.api",
 }
+
+install()
 
 
 def __getattr__(name: str) -> Any:

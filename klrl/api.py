@@ -21,14 +21,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import JobConfig
-from klrl.config.checks import check_config, to_config
+from klrl.config.checks import check_config, check_device_name, to_config
 from klrl.config.compose import allow_env_kwargs, check_config_dir, check_words, job_config, keys
 from klrl.config.overrides import is_own, key_of, quote_paths, value_of
-from klrl.domains import recorded_domain
-from klrl.runs.find import find_manifest
+from klrl.domains import domain_of, recorded_domain
+from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
-from klrl.runs.preflight import check_machine
+from klrl.runs.machine import check_machine
 from klrl.runs.resume import stored_config
 from klrl.sweep.ledger import final_return
 from klrl.sweep.single import run_in_folder
@@ -36,9 +36,9 @@ from klrl.sweep.single import run_in_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from klrl.control.evaluate import Evaluated
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Callback
+    from klrl.train.evaluate import Evaluated
 
 #: Hydra composes in state of the process's.
 _composing = threading.Lock()
@@ -108,13 +108,13 @@ class Run(os.PathLike[str]):
         }
 
     def policy(self, which: str = "last", device: str = "cpu") -> Any:
-        """The trained policy, frozen; see :func:`klrl.control.load.load_policy`."""
-        from klrl.control.load import load_policy
+        """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
+        from klrl.api import load_policy
 
         return load_policy(self.folder, which, device)
 
     def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluated:
-        """Play the policy; arguments as :func:`klrl.control.evaluate.evaluate_run`.
+        """Play the policy; arguments as :func:`klrl.train.evaluate.evaluate_run`.
 
         Args:
             episodes: how many; None: as the command line.
@@ -124,7 +124,7 @@ class Run(os.PathLike[str]):
         Returns:
             ``returns`` (one per episode), ``row`` (``eval/return``, ``eval/return_std``).
         """
-        from klrl.control.evaluate import evaluate_run
+        from klrl.train.evaluate import evaluate_run
 
         return evaluate_run(self.folder, words, episodes=episodes, **how)
 
@@ -255,3 +255,24 @@ def _words(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
 def _shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
+    """The policy of a run, frozen.
+
+    Args:
+        run: the run folder.
+        which: last or best.
+        device: where to put it.
+
+    Returns:
+        Of a control run a ``ProbabilisticTensorDictSequential``: observation in, action out, with
+        its observation normaliser. Of a language run a :class:`klrl.language.model.CausalLM`: the
+        model of ``transformers`` (a ``PeftModel`` with LoRA) and its tokenizer.
+
+    Raises:
+        ConfigError: no such run, checkpoint or device.
+    """
+    check_device_name(device)
+    folder = find_run(str(run), "run")
+    return domain_of(stored_config(folder)).load(folder, which, device)

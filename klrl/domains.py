@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from klrl.config import CONTROL as CONTROL_NAME
 from klrl.config import LANGUAGE as LANGUAGE_NAME
 from klrl.config import JobConfig
 from klrl.config.choices import resolve
-
-if TYPE_CHECKING:
-    from klrl.control.evaluate import Evaluated
-    from klrl.train.loop import Parts
 
 
 @dataclass(frozen=True)
@@ -52,23 +48,23 @@ class Domain:
     def preflight(
         self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
     ) -> None:
-        """Refuse a job that this machine cannot run; see :func:`klrl.runs.preflight.check_machine`."""
+        """Refuse a job that this machine cannot run; see ``klrl.runs.machine``."""
         resolve(self.does["preflight"])(config, overridden, resumed=resumed)
 
-    def parts(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> Parts:
+    def parts(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> Any:
         """Build what a run needs; arguments as :class:`klrl.train.loop.Training`."""
         return resolve(self.does["parts"])(config, before)
 
     def load(self, run: Path, which: str = "last", device: str = "cpu") -> Any:
-        """The trained policy of a run; see :func:`klrl.control.load.load_policy`."""
+        """The trained policy of a run; see :func:`klrl.api.load_policy`."""
         return resolve(self.does["load"])(run, which, device)
 
     def on_task(self, run: Path, own: JobConfig, words: Sequence[str]) -> JobConfig:
-        """A run's settings with another task; see :mod:`klrl.control.other_task`."""
+        """A run's settings with another task; see :mod:`klrl.runs.other_task`."""
         return resolve(self.does["on_task"])(run, own, words)
 
-    def evaluate(self, run: Path, config: JobConfig, **how: Any) -> Evaluated:
-        """Play a run's policy; see :func:`klrl.control.evaluate.evaluate_run`."""
+    def evaluate(self, run: Path, config: JobConfig, **how: Any) -> Any:
+        """Play a run's policy; see :func:`klrl.train.evaluate.evaluate_run`."""
         return resolve(self.does["evaluate"])(run, config, **how)
 
 
@@ -81,7 +77,7 @@ CONTROL = Domain(
     evaluation="evaluation",
     digits=5,
     does={
-        "preflight": "klrl.runs.preflight:check_control",
+        "preflight": "klrl.control.preflight:check_control",
         "parts": "klrl.control.parts:ControlParts",
         "load": "klrl.control.load:trained_actor",
         "on_task": "klrl.control.other_task:control_on_task",
@@ -97,10 +93,10 @@ LANGUAGE = Domain(
     evaluation="greedy evaluation",
     digits=4,
     does={
-        "preflight": "klrl.runs.preflight:check_language",
+        "preflight": "klrl.language.preflight:check_language",
         "parts": "klrl.language.parts:LanguageParts",
         "load": "klrl.language.policy:trained_causal_lm",
-        "on_task": "klrl.control.other_task:language_on_task",
+        "on_task": "klrl.language.other_task:language_on_task",
         "evaluate": "klrl.language.evaluate:evaluate_language_run",
     },
 )

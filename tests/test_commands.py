@@ -21,10 +21,10 @@ from klrl.cli.main import COMMANDS
 #: Those that are modules of their own too, as ``python -m klrl.evaluate``.
 MODULES = {
     "evaluate": "klrl.control.evaluate",
-    "report": "klrl.report.__main__",
+    "report": "klrl.report.write",
     "diff": "klrl.report.diff",
     "plan": "klrl.sweep.plan",
-    "doctor": "klrl.doctor.__main__",
+    "doctor": "klrl.doctor.examine",
 }
 
 

@@ -13,8 +13,8 @@ from klrl.base.errors import ConfigError
 from klrl.control import compiled
 from klrl.control.compiled import check_inputs, choose, decide, package_key
 from klrl.control.step import Columns, Problem, eager_step, loss_terms, pure_step
+from klrl.control.step_learner import Learner
 from klrl.runs.folder import RunFolder
-from klrl.train.learner import Learner
 from klrl.train.loop import Training, start
 from tests.conftest import QUICK
 

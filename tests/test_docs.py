@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from klrl.config.compose import job_config, parse_args, sweep_settings
+from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, split_words
+from klrl.sweep.check import sweep_settings
 from klrl.sweep.search import space_of
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from klrl.doctor import estimates, tokens
-from klrl.doctor.__main__ import examine, main
+from klrl.doctor.examine import examine, main
 from klrl.doctor.lines import off
 from klrl.kl import estimators as divergence
 from klrl.kl.controllers import AdaptiveKLController

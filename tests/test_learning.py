@@ -15,7 +15,7 @@ from klrl.base.errors import NonFiniteError
 from klrl.config import AdvantageConfig, EnvConfig
 from klrl.control.advantage import gae
 from klrl.control.env import make_env
-from klrl.train.learner import Learner
+from klrl.control.step_learner import Learner
 from klrl.train.loop import Training
 
 

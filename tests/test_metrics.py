@@ -17,21 +17,22 @@ from tensordict import TensorDict
 import klrl
 from klrl.control.evaluate import Evaluation
 from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
+from klrl.control.record import make_row
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, recorded_domain
 from klrl.language.batch import Responses, make_batch
 from klrl.language.evaluate import LanguageEvaluation
 from klrl.language.kl import CHARGED
 from klrl.language.record import language_row
 from klrl.language.rollout import GOLD
-from klrl.report.__main__ import main as report
 from klrl.report.diff import main as diff
+from klrl.report.write import main as report
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import Opened, wandb_run
 from klrl.runs.metrics import METRICS, PANELS, Metric, heading, metric_of, metrics_of, number
 from klrl.runs.progress import Progress
-from klrl.runs.record import make_row, recording, summary
+from klrl.runs.record import recording, summary
 from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
 from klrl.train.learner import Learned

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from klrl.report.__main__ import main
 from klrl.report.runs import command_line, find_runs, read_columns
 from klrl.report.settings import group_runs, name_settings, names_of
+from klrl.report.write import main
 from tests.report_toys import Page, rows_of, write_run, write_runs, write_sweep
 
 pytestmark = pytest.mark.integration
@@ -347,5 +347,5 @@ def test_refusals_in_one_line(case, tmp_path, capsys):
 
 
 def test_the_report_does_not_import_torch():
-    code = "import sys, klrl.report.__main__, klrl.report.diff; sys.exit('torch' in sys.modules)"
+    code = "import sys, klrl.report.write, klrl.report.diff; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from klrl.cli.wrapper import Parser
+from klrl.cli.wrapper import Parser, execute
 
 
 def diff_command(argv: list[str]) -> int:
@@ -25,3 +25,7 @@ def parser() -> Parser:
     made = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
     made.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
     return made
+
+
+if __name__ == "__main__":  # python -m klrl.diff
+    execute("klrl diff", diff_command)

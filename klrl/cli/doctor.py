@@ -6,14 +6,14 @@ import json
 import sys
 from dataclasses import asdict
 
-from klrl.cli.wrapper import DONE, FAILED, Parser
+from klrl.cli.wrapper import DONE, FAILED, Parser, execute
 
 
 def doctor_command(argv: list[str]) -> int:
     """Run every check and print the tables; returns 1 where a line of klrl's own is off."""
     args = parser().parse_args(argv)
 
-    from klrl.doctor.__main__ import examine
+    from klrl.doctor.examine import examine
     from klrl.doctor.lines import off, table
 
     lines = examine(parity_only=args.parity)
@@ -45,3 +45,7 @@ def parser() -> Parser:
     )
     made.add_argument("--json", action="store_true", help="print one JSON list of lines")
     return made
+
+
+if __name__ == "__main__":  # python -m klrl.doctor
+    execute("klrl doctor", doctor_command)

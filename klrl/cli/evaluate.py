@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from klrl.cli.wrapper import Parser
+from klrl.cli.wrapper import Parser, execute
 
 
 def evaluate_command(argv: list[str]) -> int:
@@ -27,7 +27,7 @@ def evaluate_command(argv: list[str]) -> int:
 
     import torch
 
-    from klrl.control.evaluate import evaluate_run
+    from klrl.train.evaluate import evaluate_run
 
     torch.set_num_threads(1)
     result = evaluate_run(
@@ -49,7 +49,7 @@ def evaluate_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    from klrl.control.evaluate import EPISODES, RESPONSES
+    from klrl.train.evaluate import EPISODES, RESPONSES
 
     made = Parser(
         prog="klrl evaluate",
@@ -86,3 +86,7 @@ def _at_least(least: int, text: str) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"{text}: give a whole number >= {least}")
     return value
+
+
+if __name__ == "__main__":  # python -m klrl.evaluate
+    execute("klrl evaluate", evaluate_command)

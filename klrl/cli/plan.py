@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from klrl.cli.wrapper import execute
+
 HELP = """\
 What a command line would run, and for how long: klrl plan -m ...
 
@@ -28,3 +30,7 @@ def plan_command(argv: list[str]) -> int:
 
     print_plan(args)
     return 0
+
+
+if __name__ == "__main__":  # python -m klrl.plan
+    execute("klrl plan", plan_command)

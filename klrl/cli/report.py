@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
-from klrl.cli.wrapper import Parser
+from klrl.cli.wrapper import Parser, execute
 
 
 def report_command(argv: list[str]) -> int:
@@ -17,8 +17,8 @@ def report_command(argv: list[str]) -> int:
     """
     args = parser().parse_args(argv)
 
-    from klrl.report.__main__ import write_report
     from klrl.report.runs import find_runs
+    from klrl.report.write import write_report
 
     found = find_runs(args.paths)
     for line in found.skipped:
@@ -46,3 +46,7 @@ def parser() -> Parser:
         "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
     )
     return made
+
+
+if __name__ == "__main__":  # python -m klrl.report
+    execute("klrl report", report_command)

@@ -15,12 +15,13 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.cli.show import show_job
 from klrl.config import JobConfig, conf_dir, register_schemas
-from klrl.config.compose import check_jobs, job_config, parse_args
+from klrl.config.compose import job_config, parse_args
 from klrl.config.explain import help_text
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
-from klrl.runs.preflight import check_machine
+from klrl.runs.machine import check_machine
+from klrl.sweep.check import check_jobs
 from klrl.sweep.single import run_in_folder
 
 

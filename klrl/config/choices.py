@@ -146,7 +146,10 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "learner": {
         "ppo": Choice(
             learning.LearnerConfig,
-            {CONTROL: "klrl.train.learner:Learner", LANGUAGE: "klrl.language.step:LanguageLearner"},
+            {
+                CONTROL: "klrl.control.step_learner:Learner",
+                LANGUAGE: "klrl.language.step:LanguageLearner",
+            },
         ),
     },
     # (config, parameters) -> the optimiser
@@ -166,7 +169,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "torchrl": Choice(
             control.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
         ),
-        "ray": Choice(control.RayCollectorConfig, _control("klrl.control.rollout:ray_rollout")),
+        "ray": Choice(control.RayCollectorConfig, _control("klrl.control.ray_rollout:ray_rollout")),
         "sampler": Choice(
             language.SamplerConfig,
             _language("klrl.language.rollout:PromptRollout"),

@@ -1,17 +1,14 @@
-"""From words to checked jobs: Hydra composes, :mod:`klrl.config.checks` types. Nothing runs, no torch."""
+"""From words to typed jobs: Hydra composes, ``klrl.config.checks`` types. No torch."""
 
 from __future__ import annotations
 
 import argparse
 import copy
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple
 
 import hydra
 import yaml
@@ -21,23 +18,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
-from klrl.base.live import LiveLine
 from klrl.config import (
     GROUPS,
-    SWEEP_GROUPS,
     JobConfig,
-    LauncherConfig,
     RootConfig,
-    SearchConfig,
     conf_dir,
     register_schemas,
 )
 from klrl.config.catalogue import ALL_GROUPS
-from klrl.config.checks import check_all_read, check_names_unset, to_config, to_settings
+from klrl.config.checks import check_all_read, check_names_unset, to_config
 from klrl.config.explain import bare_word, explain
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
-from klrl.runs.machine import require
-from klrl.runs.preflight import check_machine
 
 
 class Checked(NamedTuple):
@@ -225,87 +216,3 @@ def checked_config(words: list[str], composer: Composer, config_dir: str | None)
 def keys(words: Sequence[str]) -> frozenset[str]:
     """The keys that words set."""
     return frozenset(map(key_of, words))
-
-
-def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
-    """Check every job before the first one runs; the machine once per kind of job.
-
-    Raises:
-        ConfigError: of the first job that cannot run.
-    """
-    composer = Composer(args.config_dir, args.config_name)
-    checked: list[Checked] = []
-    with checking(len(jobs)) as tell:
-        for job in jobs:
-            config = checked_config(job, composer, args.config_dir)
-            checked.append(Checked(job, config))
-            tell(len(checked))
-    seen = set()
-    for each in checked:
-        parts = ("env", "actor", "collector", "device", "reference", "logger")
-        machine = repr([getattr(each.config, part) for part in parts])
-        if machine not in seen:
-            check_machine(each.config, keys(each.words))
-        seen.add(machine)
-    return checked
-
-
-#: Fewer jobs are checked without a word.
-_MANY = 20
-
-
-@contextmanager
-def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """Tell how far the checking of many jobs is, once it has taken a second.
-
-    Yields:
-        A function of the number of jobs that were checked.
-    """
-    stream = stream or sys.stderr
-    line = LiveLine(stream)
-    said, first = time.monotonic(), True
-
-    def tell(done: int) -> None:
-        nonlocal said, first
-        now = time.monotonic()
-        pause = 1.0 if first else 0.2 if line.live else 5.0
-        if jobs < _MANY or now - said < pause:
-            return
-        said, first = now, False
-        text = f"checking jobs: {done:,}/{jobs:,}"
-        if line.live:
-            line.show(text)
-        else:
-            line.say(text)
-
-    yield tell
-    line.clear()
-
-
-def sweep_settings(
-    own: Sequence[str], args: argparse.Namespace
-) -> tuple[LauncherConfig, SearchConfig]:
-    """Where a sweep's jobs run, and what chooses them.
-
-    Args:
-        own: words of the groups ``launcher`` and ``search``.
-        args: Hydra's flags.
-
-    Raises:
-        ConfigError: a word is refused, or a package is missing.
-    """
-    words = list(own)
-    for word in words:
-        if word.partition("=")[0] in SWEEP_GROUPS and "," in word:
-            raise ConfigError(f"{word}: a sweep has one {word.partition('=')[0]}; give one")
-    cfg = Composer(args.config_dir, "sweep").explained(words)
-    check_names_unset(keys(words))
-    parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
-    launcher, search = parts["launcher"], parts["search"]
-    packages = {"joblib": "joblib", "submitit": "submitit", "ray": "ray"}
-    if launcher.name in packages:
-        package = packages[launcher.name]
-        require(package, f"launcher={launcher.name}", f"pip install 'klrl[{package}]'")
-    if search.name == "optuna":
-        require("optuna", "search=optuna", "pip install 'klrl[optuna]'")
-    return launcher, search

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from klrl.control.actor import Agent
-from klrl.control.distributions import Categorical, Family, TanhNormalFamily
+from klrl.control.distributions import Categorical, TanhNormalFamily
 from klrl.control.mlp import ObservationNormalizer, PolicyNet
+from klrl.kl.family import Family
 
 Array = np.ndarray
 

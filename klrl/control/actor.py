@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
     InteractionType,
@@ -23,8 +22,9 @@ from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
-from klrl.control.distributions import Categorical, Family, Normal, TanhNormalFamily
+from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
 from klrl.control.mlp import ObservationNormalizer, PolicyNet, ValueNet, mlp
+from klrl.kl.family import Family
 
 
 @dataclass
@@ -199,13 +199,6 @@ def _sampler(family: Family) -> ProbabilisticTensorDictModule:
         return_log_prob=True,
         default_interaction_type=InteractionType.RANDOM,
     )
-
-
-def device_of(name: str) -> torch.device:
-    """``auto`` -> cuda where there is one, else cpu; anything else as it says."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 def trainable(agent: Agent) -> list[nn.Parameter]:

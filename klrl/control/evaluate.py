@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from klrl.base.errors import ConfigError
+from klrl.train.evaluate import EPISODES
 
 if TYPE_CHECKING:
     import torch
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
 #: A longer episode counts with its return so far: some environments never end one.
 MAX_STEPS = 10_000
 MAX_COPIES = 25
-#: Played by default, of a control run and of a language run.
-EPISODES, RESPONSES = 20, 512
-
-
-class Evaluated(Protocol):
-    """What an evaluation gives, of either domain."""
-
-    @property
-    def returns(self) -> list[float]:
-        """One number per episode (response)."""
-
-    @property
-    def row(self) -> dict[str, float]:
-        """``eval/return`` and its kin."""
-
-    @property
-    def told(self) -> str:
-        """For a person to read."""
 
 
 @dataclass(frozen=True)
@@ -115,56 +97,6 @@ def evaluate_policy(
     return Evaluation(returns)
 
 
-def evaluate_run(
-    run: str | Path,
-    words: Sequence[str] = (),
-    *,
-    episodes: int | None = None,
-    sampled: bool = False,
-    which: str = "last",
-    seed: int = 0,
-    device: str = "cpu",
-) -> Evaluated:
-    """What ``klrl evaluate`` measures.
-
-    Args:
-        run: the run folder.
-        words: another task, as in ``env.kwargs.g=14``; see :mod:`klrl.control.other_task`.
-        episodes: how many; None: as the command line.
-        sampled: language: draw responses as in training; else the likeliest tokens.
-        which: last or best checkpoint.
-        seed: of the episodes (samples).
-        device: where to put the policy.
-
-    Raises:
-        ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
-            out of range.
-        NonFiniteError: a step returned NaN or infinity.
-        RewardError: the reward function failed.
-    """
-    from klrl.base.seeds import derived_seed
-    from klrl.config.checks import check_device_name
-    from klrl.control.other_task import config_on_task
-    from klrl.domains import domain_of
-    from klrl.runs.find import find_run
-
-    check_device_name(device)
-    for name, number, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if number is not None and (not isinstance(number, int) or number < least):
-            raise ConfigError(f"{name}={number}: give a whole number >= {least}")
-    folder = find_run(str(run), "RUN")
-    config = config_on_task(folder, words)
-    return domain_of(config).evaluate(
-        folder,
-        config,
-        episodes=episodes,
-        sampled=sampled,
-        which=which,
-        seed=derived_seed(seed, "evaluate"),
-        device=device,
-    )
-
-
 def evaluate_control_run(
     folder: Path,
     config: Config,
@@ -176,8 +108,8 @@ def evaluate_control_run(
     device: str,
 ) -> Evaluation:
     """:func:`evaluate_run` of a control run; ``config`` names the task."""
-    from klrl.control.actor import device_of
     from klrl.control.load import trained_agent
+    from klrl.runs.machine import device_of
 
     if sampled:
         raise ConfigError("--sampled: for language runs; a control policy plays its mode")
@@ -186,15 +118,3 @@ def evaluate_control_run(
     return evaluate_policy(
         agent, config.env, episodes=episodes or EPISODES, seed=seed, device=where
     )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.evaluate``, which is ``klrl evaluate``."""
-    from klrl.cli.evaluate import evaluate_command
-    from klrl.cli.wrapper import execute
-
-    execute("klrl evaluate", evaluate_command, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,36 +13,13 @@ from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
 from klrl.config import Config, choice_of
-from klrl.config.checks import check_device_name
 from klrl.config.stored import renamed
 from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
-from klrl.domains import domain_of
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import check_device
 from klrl.runs.resume import stored_config
-
-
-def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
-    """The policy of a run, frozen.
-
-    Args:
-        run: the run folder.
-        which: last or best.
-        device: where to put it.
-
-    Returns:
-        Of a control run a ``ProbabilisticTensorDictSequential``: observation in, action out, with
-        its observation normaliser. Of a language run a :class:`klrl.language.model.CausalLM`: the
-        model of ``transformers`` (a ``PeftModel`` with LoRA) and its tokenizer.
-
-    Raises:
-        ConfigError: no such run, checkpoint or device.
-    """
-    check_device_name(device)
-    folder = find_run(str(run), "run")
-    return domain_of(stored_config(folder)).load(folder, which, device)
 
 
 def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:

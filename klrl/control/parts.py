@@ -12,19 +12,21 @@ from torchrl.envs import EnvBase
 
 from klrl.base.seeds import derived_seed
 from klrl.config import CheckpointReferenceConfig, Config, KLPENConfig, factory
-from klrl.control.actor import device_of, make_agent
+from klrl.control.actor import make_agent
 from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import ReferenceKL, make_reference_kl
 from klrl.control.load import load_agent, load_reference
-from klrl.control.rollout import Asked, Rollout, make_rollout
+from klrl.control.record import make_row
+from klrl.control.rollout import Asked, make_rollout
+from klrl.control.step_learner import Learner
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import OTHER_RUN, THE_POLICY, freeze, memory_bytes
 from klrl.runs.checkpoint import Counters
+from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
-from klrl.runs.record import make_row
-from klrl.train.learner import Learned, Learner
-from klrl.train.loop import Parts
+from klrl.train.learner import Learned
+from klrl.train.loop import Parts, Rollout
 
 
 class ControlParts(Parts):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.config import ActorConfig, EnvConfig
+from klrl.config import ActorConfig, Config, EnvConfig
+from klrl.control.ray_machine import check_ray_machine
+from klrl.runs.find import other_runs
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
@@ -140,3 +143,41 @@ def _make(env: EnvConfig) -> Any:
             f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "
             "mend env.id or env.kwargs"
         ) from error
+
+
+def check_other_runs(config: Config) -> None:
+    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
+    for setting, path, run in other_runs(config):
+        _check_same_kind(setting, path, config, run)
+
+
+def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
+    """The other policy sees as many numbers and acts in the same way."""
+    from klrl.runs.resume import stored_config
+
+    other = stored_config(run)
+    if not isinstance(other, Config):
+        raise ConfigError(f"{setting}={path}: is a language run; give a control run")
+    mine, theirs = (policy_kind(c.env, c.actor) for c in (config, other))
+    names = ("action distribution", "observation", "action")
+    for what, ours, others in zip(names, mine, theirs, strict=True):
+        if ours != others:
+            choice = f"choose actor={others}" if what == names[0] else "give another run"
+            raise ConfigError(
+                f"{setting}={path}: its {what} is {others}, this run's is {ours}; {choice}"
+            )
+    ours, others = (
+        f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
+        for c in (config, other)
+    )
+    if setting == "actor.init" and ours != others:
+        raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
+
+
+def check_control(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
+    """The part of a control job; arguments as :func:`check_machine`."""
+    if config.collector.elsewhere:
+        check_ray_machine()
+    check_env(config.env, config.actor, overridden)
+    if not resumed:
+        check_other_runs(config)

@@ -30,6 +30,7 @@ from klrl.control.actor import Agent
 from klrl.control.env import make_env
 from klrl.control.ray_cluster import Cluster, last_line
 from klrl.control.ray_worker import Arrays, RolloutWorker, join, weights_of
+from klrl.control.rollout import Asked
 
 #: Deaths of one worker within one rollout that are taken for accidents.
 ACCIDENTS = 3
@@ -172,3 +173,9 @@ class RayRollout:
         ids = part[IDS] + self._first_id[worker]
         self._next_id[worker] = max(self._next_id[worker], int(ids.max()) + 1)
         return {**part, IDS: ids * np.int64(self._config.workers) + worker}
+
+
+def ray_rollout(asked: Asked) -> RayRollout:
+    """``collector=ray``."""
+    config: Any = asked.config.collector
+    return RayRollout(config, asked.config.env, asked.agent, asked.device, asked.seed, asked.say)

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
-from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from klrl.config import CONTROL, Config, factory
 from klrl.control.actor import Agent
 from klrl.control.env import transformed
 from klrl.control.vector import VectorRollout, make_plan
+from klrl.train.loop import Rollout
 
 __all__ = ["Asked", "Rollout", "VectorRollout", "make_rollout", "native_rollout"]
-
-
-class Rollout(Protocol):
-    """What the loop needs of a collector."""
-
-    def collect(self) -> TensorDictBase:
-        """The next rollout, [N, T]; of a language run [B]."""
-
-    def close(self) -> None:
-        """Let go of the environment."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +87,6 @@ def stock_rollout(env: TransformedEnv, agent: Agent, steps: int, device: torch.d
     )
 
     return TorchRLRollout(env, agent.actor, steps, device)
-
-
-def ray_rollout(asked: Asked) -> Rollout:
-    """``collector=ray``."""
-    from klrl.control.ray_rollout import RayRollout  # Ray only where it is chosen
-
-    config: Any = asked.config.collector
-    return RayRollout(config, asked.config.env, asked.agent, asked.device, asked.seed, asked.say)
 
 
 def _here(asked: Asked) -> EnvBase:

@@ -1,56 +1,42 @@
-"""KL to a reference policy: estimators, transforms, references, controllers.
+"""KL to a reference policy: estimators, references, controllers, and the transforms over them.
 
-The Ray-backed transforms are looked up when they are asked for: importing this package imports
-neither ray nor transformers.
+What a page names stands here and is imported on first use: this package alone imports neither
+TorchRL's environments nor ray nor transformers. The transforms live in :mod:`klrl.transforms`.
 """
 
 from importlib import import_module
 from typing import Any
 
-from klrl.kl.controllers import (
-    AdaptiveKLController,
-    DualKLController,
-    FixedKLController,
-    ScheduledKLController,
-)
-from klrl.kl.estimators import estimate_kl, exact_kl, masked_mean
-from klrl.kl.reference import freeze
-from klrl.transforms.constrained import (
-    KLConstrainedTransform,
-    KLDivergenceTransform,
-    ReferenceModelLogProbTransform,
-    RewardAdjustmentTransform,
-)
-from klrl.transforms.legacy import KLRewardTransform
-from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
-from klrl.transforms.retrieve_kl import RetrieveKL
-from klrl.transforms.workers import SendToWorkers
-
-__all__ = [
-    "AdaptiveKLController",
-    "DualKLController",
-    "FixedKLController",
-    "KLComputation",
-    "KLConstrainedTransform",
-    "KLDivergenceTransform",
-    "KLRewardTransform",
-    "RayRetrieveKL",
-    "ReferenceModelLogProbTransform",
-    "RetrieveKL",
-    "RetrieveLogProb",
-    "RewardAdjustmentTransform",
-    "ScheduledKLController",
-    "SendToWorkers",
-    "estimate_kl",
-    "exact_kl",
-    "freeze",
-    "masked_mean",
-]
-
-_LAZY = {"RayRetrieveKL": "klrl.transforms.served"}
+_WHERE = {
+    "AdaptiveKLController": "klrl.kl.controllers",
+    "DualKLController": "klrl.kl.controllers",
+    "FixedKLController": "klrl.kl.controllers",
+    "KLComputation": "klrl.transforms.computation",
+    "KLConstrainedTransform": "klrl.transforms.constrained",
+    "KLDivergenceTransform": "klrl.transforms.constrained",
+    "KLRewardTransform": "klrl.transforms.legacy",
+    "RayRetrieveKL": "klrl.transforms.retrieve_kl",
+    "ReferenceModelLogProbTransform": "klrl.transforms.constrained",
+    "RetrieveKL": "klrl.transforms.retrieve_kl",
+    "RetrieveLogProb": "klrl.transforms.retrieve",
+    "RewardAdjustmentTransform": "klrl.transforms.constrained",
+    "ScheduledKLController": "klrl.kl.controllers",
+    "SendToWorkers": "klrl.transforms.workers",
+    "estimate_kl": "klrl.kl.estimators",
+    "exact_kl": "klrl.kl.estimators",
+    "freeze": "klrl.kl.reference",
+    "masked_mean": "klrl.kl.estimators",
+}
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    """Import what is asked for on first use."""
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """With what is imported on first use."""
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ from klrl.base.errors import NonFiniteError
 from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 if TYPE_CHECKING:
-    from klrl.control.distributions import Family
+    from klrl.kl.family import Family
 
 
 @torch.no_grad()

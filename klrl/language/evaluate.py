@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 
 from klrl.config import LanguageConfig
-from klrl.control.actor import device_of
-from klrl.control.evaluate import RESPONSES
 from klrl.language.batch import make_batch
 from klrl.language.model import prompt_limit
 from klrl.language.policy import Policy, trained_policy
@@ -18,7 +16,9 @@ from klrl.language.prompts import PromptBatch
 from klrl.language.rollout import decoding_of, texts_of
 from klrl.language.sampler import CacheSampler
 from klrl.language.tasks import Task, make_task
+from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
+from klrl.train.evaluate import RESPONSES
 
 #: Prompts answered at a time.
 AT_A_TIME = 256
@@ -121,7 +121,7 @@ def evaluate_language_run(
     seed: int,
     device: str,
 ) -> LanguageEvaluation:
-    """:func:`klrl.control.evaluate.evaluate_run` of a language run; ``config`` names the task."""
+    """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task."""
     task = make_task(config.env, config.seed)
     policy = trained_policy(folder, which, str(device_of(device)))
     longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"

@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 
 from klrl.base.seeds import derived_seed
 from klrl.config import KLPENConfig, LanguageConfig, factory
-from klrl.control.actor import device_of
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
 from klrl.language.evaluate import evaluate_language
@@ -26,6 +25,7 @@ from klrl.language.vocabulary import NextTokens
 from klrl.language.weights import Weights, base_digest
 from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.find import find_run
+from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
 from klrl.train.learner import Learned

@@ -11,7 +11,6 @@ from torch import nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, CausalLMConfig, LanguageConfig, SortDigitsConfig
-from klrl.control.actor import device_of
 from klrl.language.base_model import base_model
 from klrl.language.lora import LoraSettings
 from klrl.language.model import CausalLM, load_causal_lm
@@ -21,6 +20,7 @@ from klrl.language.value_head import ValueHead
 from klrl.language.weights import Weights, base_digest
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
+from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
 
 
@@ -126,7 +126,7 @@ def trained_policy(
 
 
 def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu") -> CausalLM:
-    """:func:`klrl.control.load.load_policy` of a language run."""
+    """:func:`klrl.api.load_policy` of a language run."""
     return trained_policy(run, which, device).causal
 
 

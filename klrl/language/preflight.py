@@ -9,6 +9,7 @@ from klrl.config import LanguageConfig
 from klrl.language.policy import language_config, same_network
 from klrl.language.tasks import make_task
 from klrl.runs.find import other_runs
+from klrl.runs.machine import check_language_packages
 
 
 def check_language_machine(config: LanguageConfig, *, resumed: bool) -> None:
@@ -34,3 +35,11 @@ def check_language_machine(config: LanguageConfig, *, resumed: bool) -> None:
                 f"{setting}={path}: its network is actor.model={other.actor.model} with "
                 f"actor.lora.r={other.actor.lora.r}; choose the same actor.model and actor.lora"
             )
+
+
+def check_language(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
+    """The part of a language job; arguments as :func:`check_machine`."""
+    check_language_packages(config)
+    from klrl.language.preflight import check_language_machine  # needs those packages
+
+    check_language_machine(config, resumed=resumed)

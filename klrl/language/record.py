@@ -14,12 +14,13 @@ from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.kl import CHARGED, EXACT, TokenKL
 from klrl.language.rollout import GOLD, PromptRollout
 from klrl.runs.checkpoint import Counters
-from klrl.runs.metrics import Row, check_row, learned_row
+from klrl.runs.metrics import Row, check_row
 from klrl.train.callbacks import Callback
 from klrl.train.learner import Learned
+from klrl.train.row import learned_row
 
 if TYPE_CHECKING:
-    from klrl.train.loop import Training
+    from klrl.train.callbacks import Loop
 
 
 def language_row(
@@ -86,7 +87,7 @@ class ShownSamples(Callback):
     ) -> None:
         self._config, self._tokenizer, self._rollout = config, tokenizer, rollout
 
-    def iterated(self, training: Training, row: Row, batch: TensorDictBase) -> None:
+    def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """Record them when they are due."""
         every, iteration = self._config.samples_every, training.counters.iteration
         if every == 0 or (iteration % every and iteration != 1):

@@ -18,10 +18,10 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor
 
 from klrl.kl.estimators import exact_kl
+from klrl.kl.policies import refuse_nested_policy
 from klrl.kl.reference import freeze
 from klrl.losses.beta import factor
 from klrl.losses.functional import reference_kl
-from klrl.transforms.base import refuse_nested_policy
 
 _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from klrl.config import CONTROL, ClipConfig, KLPENConfig, LossConfig, factory
-from klrl.control.distributions import Family
 from klrl.kl.charge import penalized
+from klrl.kl.family import Family
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,15 +111,3 @@ def read(path: str) -> Run:
         return read_run(folder)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.diff``, which is ``klrl diff``."""
-    from klrl.cli.diff import diff_command
-    from klrl.cli.wrapper import execute
-
-    execute("klrl diff", diff_command, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError
-from klrl.config import CheckpointReferenceConfig, Config
-from klrl.control.preflight import policy_kind
+from klrl.config import CheckpointReferenceConfig
 from klrl.runs.folder import RunFolder, lives_here
 
 
@@ -66,35 +65,6 @@ def other_runs(config: Any) -> list[tuple[str, str, Path]]:
             raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
         found.append((setting, path, run))
     return found
-
-
-def check_other_runs(config: Config) -> None:
-    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
-    for setting, path, run in other_runs(config):
-        _check_same_kind(setting, path, config, run)
-
-
-def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
-    """The other policy sees as many numbers and acts in the same way."""
-    from klrl.runs.resume import stored_config
-
-    other = stored_config(run)
-    if not isinstance(other, Config):
-        raise ConfigError(f"{setting}={path}: is a language run; give a control run")
-    mine, theirs = (policy_kind(c.env, c.actor) for c in (config, other))
-    names = ("action distribution", "observation", "action")
-    for what, ours, others in zip(names, mine, theirs, strict=True):
-        if ours != others:
-            choice = f"choose actor={others}" if what == names[0] else "give another run"
-            raise ConfigError(
-                f"{setting}={path}: its {what} is {others}, this run's is {ours}; {choice}"
-            )
-    ours, others = (
-        f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
-        for c in (config, other)
-    )
-    if setting == "actor.init" and ours != others:
-        raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
 
 
 def check_not_running(run: Path) -> None:

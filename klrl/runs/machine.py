@@ -7,8 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from klrl.base.errors import ConfigError
-from klrl.config import LanguageConfig, WandbConfig
+from klrl.config import JobConfig, LanguageConfig, WandbConfig
+from klrl.domains import domain_of
 
 
 def check_language_packages(config: LanguageConfig) -> None:
@@ -69,3 +72,33 @@ def check_device(device: str) -> None:
     if index >= count:
         here = f"this machine has {count} CUDA device{'s' * (count != 1)}"
         raise ConfigError(f"device={device}: {here}; choose device=auto or device=cpu")
+
+
+def check_machine(
+    config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
+) -> None:
+    """Refuse a job that this machine cannot run.
+
+    A resumed run holds its reference and its weights in its own checkpoint and needs no other
+    folder.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave.
+        resumed: whether the run goes on from its own checkpoint.
+
+    Raises:
+        ConfigError: an optional package, a device, a run folder or an environment is missing, or
+            another run's policy does not fit.
+    """
+    if isinstance(config.logger, WandbConfig):
+        check_wandb(config.logger)
+    domain_of(config).preflight(config, overridden, resumed=resumed)
+    check_device(config.device)
+
+
+def device_of(name: str) -> torch.device:
+    """``auto`` -> cuda where there is one, else cpu; anything else as it says."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

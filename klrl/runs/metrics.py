@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from klrl.domains import Domain
-    from klrl.train.learner import Learned
 
 
 @dataclass(frozen=True)
@@ -320,26 +319,6 @@ def metric_of(name: str, domain: Domain) -> Metric:
     """One metric, filled by the domain; what another klrl recorded is called by its name."""
     metric = METRICS.get(name)
     return Metric(name, name, "", "", digits=5) if metric is None else metric.of(domain)
-
-
-def learned_row(learned: Learned, klpen: bool) -> Row:
-    """What an update adds to a row.
-
-    Args:
-        learned: what it gave.
-        klpen: whether the loss has a beta.
-    """
-    row: Row = {
-        "kl/old/exact": learned.kl_old,
-        "loss/objective": learned.objective,
-        "loss/critic": learned.critic,
-        "loss/entropy": learned.entropy,
-        "policy/entropy": learned.policy_entropy,
-        "learner/grad_norm": learned.grad_norm,
-        "learner/lr": learned.lr,
-        "learner/epochs": learned.epochs,
-    }
-    return {**row, "kl/old/beta": learned.beta, "learner/alpha": learned.alpha} if klpen else row
 
 
 def check_row(row: Row) -> Row:

@@ -14,11 +14,11 @@ from statistics import mean
 
 from klrl.base.errors import ConfigError
 from klrl.config import LauncherConfig, OptunaConfig, register_schemas
-from klrl.config.compose import check_jobs, sweep_settings
 from klrl.config.overrides import expand, split_words
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.progress import duration
+from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.estimate import (
     Planned,
     job_seconds,
@@ -51,14 +51,6 @@ class Plan:
     jobs: list[Planned]
     finished: int
     launcher: LauncherConfig
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.plan``, which is ``klrl plan``."""
-    from klrl.cli.plan import plan_command
-    from klrl.cli.wrapper import execute
-
-    execute("klrl plan", plan_command, argv)
 
 
 def print_plan(args: argparse.Namespace) -> None:
@@ -198,7 +190,3 @@ def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
             f"launcher={launcher.name}: {at_once} jobs at a time need {needed / 1e9:.0f} GB, this "
             f"machine has {has / 1e9:.0f}; run fewer at a time"
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from klrl.runs.metrics import Row
-    from klrl.train.loop import Training
+    from klrl.train.callbacks import Loop
 
 #: Of the first run, which is there for what a process pays once.
 _FIRST_SECONDS = 0.2
@@ -82,13 +82,13 @@ class _Watch(Callback):
         """Seconds of evaluations and checkpoints so far."""
         return sum(self.evaluations) + sum(self.checkpoints)
 
-    def evaluated(self, training: Training, row: Row, seconds: float) -> None:
+    def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
         self.evaluations.append(seconds)
 
-    def saved(self, training: Training, which: str, seconds: float) -> None:
+    def saved(self, training: Loop, which: str, seconds: float) -> None:
         self.checkpoints.append(seconds)
 
-    def iterated(self, training: Training, row: Row, batch: TensorDictBase) -> None:
+    def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         self.stamps.append((time.perf_counter(), self.beside))
         if len(self.stamps) > 3 and self.stamps[-1][0] - self.stamps[0][0] > self._seconds:
             training.stop()
@@ -109,7 +109,6 @@ def measure(config: JobConfig, seconds: float) -> Measured:
     """
     from klrl.base.errors import Interrupted
     from klrl.runs.folder import RunFolder
-    from klrl.train.loop import Training
 
     began = time.perf_counter()
     training, watch = Training(config), _Watch(seconds)

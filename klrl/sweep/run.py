@@ -11,9 +11,10 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
-from klrl.config.compose import Checked, check_jobs, sweep_settings
+from klrl.config.compose import Checked
 from klrl.config.overrides import SweepWords, expand, job_name, split_words, swept_keys
 from klrl.runs.folder import new_folder
+from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
 from klrl.sweep.launchers import is_parallel, launch
 from klrl.sweep.ledger import Ledger, ended_line

@@ -20,9 +20,9 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 from klrl.base.errors import ConfigError
 from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.compose import check_jobs
 from klrl.config.overrides import SweepWords, expand, job_name, parse
 from klrl.runs.loggers import read_rows
+from klrl.sweep.check import check_jobs
 from klrl.sweep.jobs import Job, Outcome, make_jobs
 from klrl.sweep.ledger import Ledger, final_return
 from klrl.sweep.run import check_launcher, close, command_of, run_jobs, sweep_folder

@@ -19,7 +19,7 @@ from klrl.base.imports import import_for_good
 from klrl.config.compose import keys
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
-from klrl.runs.preflight import check_machine
+from klrl.runs.machine import check_machine
 from klrl.sweep.jobs import Job, Outcome
 
 #: In the sweep's folder: jobs that wait shall not begin.

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
+from tensordict import TensorDictBase
 
-    from klrl.runs.metrics import Row
-    from klrl.train.loop import Training
+from klrl.config import JobConfig
+from klrl.domains import Domain
+from klrl.runs.checkpoint import Counters
+from klrl.runs.metrics import Row
+from klrl.runs.record import Recorder
+
+
+class Loop(Protocol):
+    """What a hook sees of a run: :class:`klrl.train.loop.Training`."""
+
+    config: JobConfig
+    domain: Domain
+    counters: Counters
+    parts: Any
+    recorder: Recorder
+
+    def stop(self) -> None:
+        """End the run in good order after this iteration."""
 
 
 class Callback:
@@ -18,10 +33,10 @@ class Callback:
     An exception from a hook ends the run as failed, with its last good checkpoint.
     """
 
-    def started(self, training: Training) -> None:
+    def started(self, training: Loop) -> None:
         """Everything is open; the first rollout comes next."""
 
-    def iterated(self, training: Training, row: Row, batch: TensorDictBase) -> None:
+    def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """An iteration is done.
 
         Args:
@@ -30,11 +45,11 @@ class Callback:
             batch: the rollout, charged and with advantages.
         """
 
-    def evaluated(self, training: Training, row: Row, seconds: float) -> None:
+    def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
         """An evaluation was made; ``row`` has ``eval/return`` and its kin."""
 
-    def saved(self, training: Training, which: str, seconds: float) -> None:
+    def saved(self, training: Loop, which: str, seconds: float) -> None:
         """A checkpoint was written: ``last`` or ``best``."""
 
-    def ended(self, training: Training) -> None:
+    def ended(self, training: Loop) -> None:
         """The loop is over, in whatever way; files are still open."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, LegacyKLConfig, factory
-from klrl.control.rollout import Rollout
 from klrl.domains import Domain, domain_of
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.reference import ReferenceRule
@@ -29,6 +28,16 @@ from klrl.runs.metrics import Row
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
 from klrl.train.learner import Learned
+
+
+class Rollout(Protocol):
+    """What the loop needs of a collector."""
+
+    def collect(self) -> TensorDictBase:
+        """The next rollout, [N, T]; of a language run [B]."""
+
+    def close(self) -> None:
+        """Let go of the environment."""
 
 
 class Learner(Protocol):

@@ -5,19 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase, unravel_key
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Transform
 
-from klrl.kl.estimators import sum_beyond
-
-#: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
-Key: TypeAlias = str | tuple[Any, ...]
+from klrl.kl.policies import Key, as_key, has_all, sum_heads
 
 
 class NextTransform(Transform):
@@ -54,68 +50,6 @@ def reward_like(parent: Transform) -> Unbounded:
     return Unbounded(shape=spec.shape, dtype=spec.dtype, device=spec.device)
 
 
-def as_key(key: Key) -> Key:
-    """``("a",)`` -> ``"a"``, ``("a", ("b",))`` -> ``("a", "b")``."""
-    return unravel_key(key)
-
-
-def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) -> Tensor:
-    """log pi(a|s) of a transition's action, on the transition's device, shape [...].
-
-    A policy with several heads gives the sum over them. An environment on the CPU may ask a policy
-    on a GPU. The copy is shallow: the model writes its parameters into what it is given.
-    """
-    device = next(model.parameters()).device
-    action_device = tensordict.get(model.dist_sample_keys[0]).device
-    moved = tensordict.copy() if device == action_device else tensordict.to(device)
-    scored = model.log_prob(moved)
-    if not isinstance(scored, Tensor):
-        scored = _sum_heads(scored, log_prob_keys(model), tensordict.ndim)
-    return scored.to(action_device)
-
-
-def refuse_nested_policy(name: str, model: Any) -> None:
-    """Refuse a policy whose last part is a policy with a network of its own.
-
-    tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
-    where those of the sampling policy stand, and every KL is 0.
-
-    Raises:
-        ValueError: with the flat form to write instead.
-    """
-    if not isinstance(model, ProbabilisticTensorDictSequential):
-        return
-    last = list(model.module.children())[-1]
-    if isinstance(last, ProbabilisticTensorDictSequential):
-        raise ValueError(
-            f"{name}: its last part is a policy, whose network get_dist would skip; write "
-            "ProbabilisticTensorDictSequential(trunk, *head.module)"
-        )
-
-
-def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
-    """Where a policy writes its log-probs, one key per head.
-
-    ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
-    attribute that the property reads); the plural works.
-
-    Raises:
-        ValueError: the policy writes none.
-    """
-    # log_prob_keys names them even where nothing writes them; out_keys does not.
-    written = [as_key(key) for key in model.out_keys]
-    keys = [as_key(key) for key in model.log_prob_keys if key is not None]
-    keys = [key for key in keys if key in written]
-    if not keys:
-        raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
-    return keys
-
-
-def _sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
-    heads = (tensordict.get(key) for key in keys)
-    return torch.stack([sum_beyond(head, batch_dims) for head in heads]).sum(0)
-
-
 def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
     """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
 
@@ -128,13 +62,8 @@ def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tens
         RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob.
     """
     if has_all(tensordict, keys):
-        return _sum_heads(tensordict, keys, tensordict.ndim)
+        return sum_heads(tensordict, keys, tensordict.ndim)
     return unsampled(tensordict, keys[0], like)
-
-
-def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
-    """Whether every key is there."""
-    return all(tensordict.get(key, None) is not None for key in keys)
 
 
 def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import estimate_kl
-from klrl.transforms.base import Key
+from klrl.kl.policies import Key
 from klrl.transforms.language import mask_key
 from klrl.transforms.rows import is_ragged, lengths, read_value, to_rows
 from klrl.transforms.tokens import ATTENTION_KEY, response_mask

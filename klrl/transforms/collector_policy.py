@@ -8,8 +8,8 @@ from typing import Any
 
 from torchrl.envs import Transform
 
+from klrl.kl.policies import Key
 from klrl.transforms import language as _language
-from klrl.transforms.base import Key
 from klrl.transforms.retrieve import RetrieveLogProb
 
 

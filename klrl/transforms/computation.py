@@ -11,12 +11,11 @@ from torchrl.data import Composite, Unbounded
 
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import ESTIMATORS, estimate_kl
+from klrl.kl.policies import Key, as_key
 from klrl.transforms import charge as _charge
 from klrl.transforms import language as _language
 from klrl.transforms.base import (
-    Key,
     NextTransform,
-    as_key,
     refuse_second_charge,
     reward_like,
     reward_of,

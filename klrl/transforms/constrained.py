@@ -21,20 +21,15 @@ from torchrl.envs import Compose
 
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
+from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, refuse_nested_policy, score
 from klrl.kl.reference import freeze
 from klrl.transforms.base import (
-    Key,
     NextTransform,
-    as_key,
-    has_all,
-    log_prob_keys,
     one_key,
-    refuse_nested_policy,
     refuse_second_charge,
     reward_like,
     reward_of,
     sampled_log_prob,
-    score,
     unsampled,
     zeros_at_reset,
 )

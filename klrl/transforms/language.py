@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase, set_list_to_stack
 from torch import Tensor, nn
 
-from klrl.transforms.base import Key, as_key
+from klrl.kl.policies import Key, as_key
 from klrl.transforms.rows import lengths, pad_rows, read_value, to_rows
 from klrl.transforms.token_log_probs import token_log_probs
 from klrl.transforms.tokens import (

@@ -16,19 +16,15 @@ from torchrl.data import Composite, Unbounded
 
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import k1
+from klrl.kl.policies import Key, as_key, log_prob_keys, refuse_nested_policy, score
 from klrl.kl.reference import freeze
 from klrl.transforms.base import (
-    Key,
     NextTransform,
-    as_key,
-    log_prob_keys,
     one_key,
-    refuse_nested_policy,
     refuse_second_charge,
     reward_like,
     reward_of,
     sampled_log_prob,
-    score,
     zeros_at_reset,
 )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,11 +16,12 @@ from torch import Tensor
 from torchrl.data import Composite
 
 from klrl.kl.estimators import k1
+from klrl.kl.policies import Key, as_key
 from klrl.transforms import charge as _charge
 from klrl.transforms import language as _language
-from klrl.transforms.base import Key, NextTransform, as_key, zeros_at_reset
+from klrl.transforms.base import NextTransform, zeros_at_reset
 from klrl.transforms.computation import per_token_spec
-from klrl.transforms.retrieve_kl import one_of, wants_ray
+from klrl.transforms.retrieve_kl import check_one_of, one_of, wants_ray
 from klrl.transforms.rows import (
     check_side,
     either,
@@ -31,15 +31,10 @@ from klrl.transforms.rows import (
     set_rows,
     to_rows,
 )
+from klrl.transforms.served import Served
 from klrl.transforms.tokens import Encoded
 
-__all__ = ["KLRewardTransform", "RayKLRewardTransform"]  # noqa: F822  (found by __getattr__)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "RayKLRewardTransform":
-        return getattr(import_module("klrl.transforms.served"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 
 
 class KLRewardTransform(NextTransform):
@@ -71,7 +66,7 @@ class KLRewardTransform(NextTransform):
         temperature: at which the tokens were sampled; default that of the reference's
             ``generate_kwargs``, else 1.
         use_ray_service: the older spelling of ``service_backend="ray"``.
-        service_backend: "ray" makes a :class:`~klrl.transforms.served.RayKLRewardTransform`, which also takes
+        service_backend: "ray" makes a :class:`RayKLRewardTransform`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
 
     Raises:
@@ -84,8 +79,6 @@ class KLRewardTransform(NextTransform):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Hand over to the Ray-backed class where it is asked for."""
         if wants_ray(kwargs):
-            from klrl.transforms.served import RayKLRewardTransform
-
             return RayKLRewardTransform(*args, **kwargs)
         return super().__new__(cls)
 
@@ -281,3 +274,61 @@ def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]
         stacklevel=2,
     )
     return [mask & ~first for mask, first in zip(masks, firsts, strict=True)]
+
+
+class RayKLRewardTransform(Served):
+    """:class:`KLRewardTransform` with the reference in a Ray actor.
+
+    Args:
+        ref_model: the reference; sent by value.
+        ref_model_factory: makes ``ref_model`` in the actor, instead of it.
+        num_cpus: of the actor; default 1.
+        num_gpus: of the actor.
+        device: of the reference, in the actor; results come back to the data's device.
+        actor_name: reuse the actor of this name, or make it.
+        use_ray_service: accepted; it is what this class does.
+        service_backend: accepted; "ray".
+        **kwargs: of KLRewardTransform.
+
+    Raises:
+        ValueError: the reference missing, or given with its factory; ``detach=False``. Errors
+            of a step keep their type.
+        ImportError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        ref_model: Any = None,
+        *,
+        ref_model_factory: Callable[[], Any] | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        device: torch.device | str | None = None,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,
+        service_backend: str | None = "ray",
+        **kwargs: Any,
+    ) -> None:
+        check_one_of("ref_model", ref_model, ref_model_factory)
+        arguments = {
+            "ref_model": ref_model,
+            "ref_model_factory": ref_model_factory,
+            "device": device,
+            **kwargs,
+        }
+        super().__init__(
+            KLRewardTransform,
+            arguments,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            actor_name=actor_name,
+        )
+
+    @property
+    def coef(self) -> float:
+        """Reward per nat, for all transforms of the actor; may be moved."""
+        return self._ask("coefficient", "coef")
+
+    @coef.setter
+    def coef(self, value: float) -> None:
+        self._ask("coefficient", "coef", value)

@@ -16,15 +16,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.data import Binary, Composite, Unbounded
 
+from klrl.kl.policies import Key, as_key, refuse_nested_policy, score
 from klrl.transforms import language as _language
-from klrl.transforms.base import (
-    Key,
-    NextTransform,
-    as_key,
-    refuse_nested_policy,
-    score,
-    zeros_at_reset,
-)
+from klrl.transforms.base import NextTransform, zeros_at_reset
 from klrl.transforms.computation import KLComputation
 from klrl.transforms.rows import check_side, for_rows, set_rows
 from klrl.transforms.tokens import check_template_kwargs

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torchrl.envs import Compose
 
+from klrl.kl.policies import Key
 from klrl.transforms import language as _language
-from klrl.transforms.base import Key
 from klrl.transforms.collector_policy import CollectorPolicy, PolicyLogProb, ReferenceLogProb
-from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
+from klrl.transforms.computation import KLComputation
+from klrl.transforms.retrieve import RetrieveLogProb
+from klrl.transforms.served import Served
 
 #: The generation model is the policy of the collector that runs the environment.
 FROM_COLLECTOR = "from_collector"
@@ -50,7 +52,7 @@ class RetrieveKL(Compose):
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         use_ray_service: the older spelling of ``service_backend="ray"``.
-        service_backend: "ray" makes a :class:`~klrl.transforms.served.RayRetrieveKL`, which also takes
+        service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
         **kwargs: more arguments of both RetrieveLogProb: ``temperature``; default that of the
             policy.
@@ -65,8 +67,6 @@ class RetrieveKL(Compose):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Hand over to the Ray-backed class where it is asked for."""
         if wants_ray(kwargs):
-            from klrl.transforms.served import RayRetrieveKL
-
             return RayRetrieveKL(*args, **kwargs)
         return super().__new__(cls)
 
@@ -214,3 +214,71 @@ def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
         raise ValueError(
             f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give each its own"
         )
+
+
+class RayRetrieveKL(Served):
+    """:class:`RetrieveKL` with both models in a Ray actor.
+
+    Args:
+        gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
+        ref_model: the reference; sent by value.
+        gen_model_factory: makes ``gen_model`` in the actor, instead of it.
+        ref_model_factory: makes ``ref_model`` in the actor, instead of it.
+        num_cpus: of the actor; default 1.
+        num_gpus: of the actor.
+        device: of the models, in the actor; results come back to the data's device.
+        actor_name: reuse the actor of this name, or make it.
+        use_ray_service: accepted; it is what this class does.
+        service_backend: accepted; "ray".
+        **kwargs: of RetrieveKL.
+
+    Raises:
+        ValueError: a model missing, or given with its factory; "from_collector", whose policy lives
+            in another process; ``detach=False``. Errors of a step keep their type.
+        ImportError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        gen_model: Any = FROM_COLLECTOR,
+        ref_model: Any = None,
+        *,
+        gen_model_factory: Callable[[], Any] | None = None,
+        ref_model_factory: Callable[[], Any] | None = None,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        device: torch.device | str | None = None,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,
+        service_backend: str | None = "ray",
+        **kwargs: Any,
+    ) -> None:
+        check_one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
+        check_one_of("ref_model", ref_model, ref_model_factory)
+        if gen_model_factory is not None:
+            gen_model = None
+        elif isinstance(gen_model, str) and gen_model == FROM_COLLECTOR:
+            raise ValueError(
+                "gen_model='from_collector' with Ray: the collector's policy lives in another "
+                "process; give gen_model or gen_model_factory"
+            )
+        arguments = {
+            "gen_model": gen_model,
+            "ref_model": ref_model,
+            "gen_model_factory": gen_model_factory,
+            "ref_model_factory": ref_model_factory,
+            "device": device,
+            **kwargs,
+        }
+        super().__init__(
+            RetrieveKL, arguments, num_cpus=num_cpus, num_gpus=num_gpus, actor_name=actor_name
+        )
+
+    @property
+    def coeff(self) -> float:
+        """Reward per nat, for all transforms of the actor; may be moved."""
+        return self._ask("coefficient", "coeff")
+
+    @coeff.setter
+    def coeff(self, value: float) -> None:
+        self._ask("coefficient", "coeff", value)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torchrl.envs import Transform
 
-from klrl.transforms.base import Key
+from klrl.kl.policies import Key
 
 SIDES = ("left", "right")
 

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.transforms.base import Key
+from klrl.kl.policies import Key
 from klrl.transforms.rows import either, is_ragged, lengths, read_value, to_rows
 
 ATTENTION_KEY = ("masks", "all_attention_mask")

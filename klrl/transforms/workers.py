@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Transform
 
-from klrl.transforms.base import Key, as_key
+from klrl.kl.policies import Key, as_key
 
 
 class SendToWorkers(Transform):

@@ -18,14 +18,6 @@ from klrl.report.settings import Setting, group_runs, names_of
 from klrl.report.summary import table
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.report``, which is ``klrl report``."""
-    from klrl.cli.report import report_command
-    from klrl.cli.wrapper import execute
-
-    execute("klrl report", report_command, argv)
-
-
 def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Path:
     """Write ``report.html``, ``summary.csv`` and the PNGs; returns the page's path.
 
@@ -100,7 +92,3 @@ def _write_csv(tasks: Sequence[Task], path: Path) -> None:
                     cells += [value.value, value.low, value.high] if value else [None] * 3
                 head = [task.name, line.setting.name, len(line.setting.runs), line.worst]
                 writer.writerow([*head, *cells])
-
-
-if __name__ == "__main__":
-    main()

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 
 from klrl.doctor.lines import Line
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.doctor``, which is ``klrl doctor``."""
-    from klrl.cli.doctor import doctor_command
-    from klrl.cli.wrapper import execute
-
-    execute("klrl doctor", doctor_command, argv)
 
 
 def examine(parity_only: bool = False) -> list[Line]:
@@ -39,7 +30,3 @@ def examine(parity_only: bool = False) -> list[Line]:
             upstream.upstream_lines(),
         )
     )
-
-
-if __name__ == "__main__":
-    main()
