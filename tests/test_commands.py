@@ -20,11 +20,11 @@ from klrl.cli.main import COMMANDS
 
 #: Those that are modules of their own too, as ``python -m klrl.evaluate``.
 MODULES = {
-    "evaluate": "klrl.control.evaluate",
-    "report": "klrl.report.write",
-    "diff": "klrl.report.diff",
-    "plan": "klrl.sweep.plan",
-    "doctor": "klrl.doctor.examine",
+    "evaluate": "klrl.evaluate",
+    "report": "klrl.report.__main__",
+    "diff": "klrl.diff",
+    "plan": "klrl.plan",
+    "doctor": "klrl.doctor.__main__",
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from klrl.report.diff import main
+from klrl.cli.diff import main
 from tests.report_toys import rows_of, write_run
 
 

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 import klrl
 from klrl.__main__ import compose, main
 from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.cli.evaluate import main as evaluate_main
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
 from klrl.config.language_checks import BASE_CONTEXT
-from klrl.control.evaluate import main as evaluate_main
 from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.supervised import Recipe

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import klrl
+from klrl.cli.diff import main as diff
+from klrl.cli.report import main as report
 from klrl.control.evaluate import Evaluation
 from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
 from klrl.control.record import make_row
@@ -24,8 +26,6 @@ from klrl.language.evaluate import LanguageEvaluation
 from klrl.language.kl import CHARGED
 from klrl.language.record import language_row
 from klrl.language.rollout import GOLD
-from klrl.report.diff import main as diff
-from klrl.report.write import main as report
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 import klrl
 from klrl.base.seeds import derived_seed
-from klrl.control.evaluate import main as evaluate_main
+from klrl.cli.evaluate import main as evaluate_main
 from klrl.control.gym_make import make_gym
 from klrl.train.evaluate import evaluate_run
 

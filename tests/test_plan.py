@@ -10,6 +10,7 @@ import pytest
 
 from klrl.__main__ import main as klrl_main
 from klrl.base.errors import ConfigError
+from klrl.cli.plan import main as plan_main
 from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -68,7 +69,7 @@ def test_coefficients_and_seeds_cost_the_same_sizes_do_not() -> None:
 
 
 def told(capsys, *words: str) -> str:
-    plan.main(list(words))
+    plan_main(list(words))
     return capsys.readouterr().out
 
 
@@ -112,7 +113,7 @@ def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
 )
 def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
     with pytest.raises(SystemExit) as stop:
-        plan.main(words)
+        plan_main(words)
     assert stop.value.code == 2
     assert expected in capsys.readouterr().err
     assert not Path("outputs").exists()

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from klrl.cli.report import main
 from klrl.report.runs import command_line, find_runs, read_columns
 from klrl.report.settings import group_runs, name_settings, names_of
-from klrl.report.write import main
 from tests.report_toys import Page, rows_of, write_run, write_runs, write_sweep
 
 pytestmark = pytest.mark.integration

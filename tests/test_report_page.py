@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from klrl.report.write import main
+from klrl.cli.report import main
 from tests.chromium import CHROMIUM, NONE_HERE, chromium
 from tests.report_toys import rows_of, write_run, write_runs, write_sweep
 

@@ -18,8 +18,8 @@ import torch
 import klrl
 from klrl.__main__ import main
 from klrl.base.errors import Interrupted, NonFiniteError
+from klrl.cli.evaluate import main as evaluate_main
 from klrl.control.evaluate import evaluate_policy
-from klrl.control.evaluate import main as evaluate_main
 from klrl.domains import CONTROL
 from klrl.runs.curves import draw_curves
 from klrl.runs.loggers import read_rows, wandb_mode

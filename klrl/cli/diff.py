@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from klrl.cli.wrapper import Parser, execute
 
 
@@ -27,5 +29,10 @@ def parser() -> Parser:
     return made
 
 
-if __name__ == "__main__":  # python -m klrl.diff
-    execute("klrl diff", diff_command)
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.diff``, which is ``klrl diff``."""
+    execute("klrl diff", diff_command, argv)
+
+
+if __name__ == "__main__":
+    main()

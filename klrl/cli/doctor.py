@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from klrl.cli.wrapper import DONE, FAILED, Parser, execute
@@ -47,5 +48,10 @@ def parser() -> Parser:
     return made
 
 
-if __name__ == "__main__":  # python -m klrl.doctor
-    execute("klrl doctor", doctor_command)
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.doctor``, which is ``klrl doctor``."""
+    execute("klrl doctor", doctor_command, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from klrl.cli.wrapper import Parser, execute
 
@@ -88,5 +89,10 @@ def _at_least(least: int, text: str) -> int:
     return value
 
 
-if __name__ == "__main__":  # python -m klrl.evaluate
-    execute("klrl evaluate", evaluate_command)
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.evaluate``, which is ``klrl evaluate``."""
+    execute("klrl evaluate", evaluate_command, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from klrl.cli.wrapper import execute
 
 HELP = """\
@@ -32,5 +34,10 @@ def plan_command(argv: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":  # python -m klrl.plan
-    execute("klrl plan", plan_command)
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.plan``, which is ``klrl plan``."""
+    execute("klrl plan", plan_command, argv)
+
+
+if __name__ == "__main__":
+    main()

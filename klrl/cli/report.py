@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
@@ -48,5 +49,10 @@ def parser() -> Parser:
     return made
 
 
-if __name__ == "__main__":  # python -m klrl.report
-    execute("klrl report", report_command)
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m klrl.report``, which is ``klrl report``."""
+    execute("klrl report", report_command, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -44,7 +44,11 @@ NOT_COMPILED = {
 }
 
 #: The files that a step is made of.
-_SOURCES = ("models", "losses", "kl/charge.py", "kl/divergence.py", "update.py", "compiled.py")
+_SOURCES = (
+    *("control/distributions.py", "control/mlp.py", "control/actor.py", "control/networks.py"),
+    *("control/step.py", "control/compiled.py"),
+    *("losses", "kl/charge.py", "kl/estimators.py"),
+)
 
 
 def decide(config: Config, device: torch.device, asked: str | None = None) -> str:
@@ -267,7 +271,7 @@ def _processor() -> str:
 
 def _sources() -> str:
     """A hash over the files that the step is made of."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     files = [f for name in _SOURCES for f in sorted((here / name).rglob("*.py")) or [here / name]]
     digest = hashlib.sha256()
     for file in files:

@@ -23,7 +23,8 @@ class Learner:
     """PPO's update: policy and critic from one rollout, then beta from its KL.
 
     The gradient steps themselves are :mod:`klrl.control.step`'s, run as
-    :mod:`klrl.control.compiled` prepares them; nothing waits for the device between two minibatches.
+    :mod:`klrl.control.compiled` prepares them; nothing waits for the device between two
+    minibatches.
 
     Args:
         config: the job.

@@ -6,13 +6,17 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
-from klrl.language.policy import language_config, same_network
-from klrl.language.tasks import make_task
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
 
 
-def check_language_machine(config: LanguageConfig, *, resumed: bool) -> None:
+def check_language(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
+    """The part of a language job; arguments as :func:`klrl.runs.machine.check_machine`."""
+    check_language_packages(config)
+    _check_files(config, resumed=resumed)
+
+
+def _check_files(config: LanguageConfig, *, resumed: bool) -> None:
     """Refuse a job whose data, reward function, model folder or other run is missing.
 
     Args:
@@ -22,6 +26,10 @@ def check_language_machine(config: LanguageConfig, *, resumed: bool) -> None:
     Raises:
         ConfigError: with the setting and the remedy.
     """
+    # They import the packages that were just looked for.
+    from klrl.language.policy import language_config, same_network
+    from klrl.language.tasks import make_task
+
     make_task(config.env, config.seed)
     model = config.actor.model
     if model is not None and Path(model).expanduser().is_file():
@@ -35,11 +43,3 @@ def check_language_machine(config: LanguageConfig, *, resumed: bool) -> None:
                 f"{setting}={path}: its network is actor.model={other.actor.model} with "
                 f"actor.lora.r={other.actor.lora.r}; choose the same actor.model and actor.lora"
             )
-
-
-def check_language(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
-    """The part of a language job; arguments as :func:`check_machine`."""
-    check_language_packages(config)
-    from klrl.language.preflight import check_language_machine  # needs those packages
-
-    check_language_machine(config, resumed=resumed)

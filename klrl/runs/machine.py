@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig, LanguageConfig, WandbConfig
 from klrl.domains import domain_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_language_packages(config: LanguageConfig) -> None:
@@ -99,6 +100,8 @@ def check_machine(
 
 def device_of(name: str) -> torch.device:
     """``auto`` -> cuda where there is one, else cpu; anything else as it says."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)

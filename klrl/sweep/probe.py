@@ -109,6 +109,7 @@ def measure(config: JobConfig, seconds: float) -> Measured:
     """
     from klrl.base.errors import Interrupted
     from klrl.runs.folder import RunFolder
+    from klrl.train.loop import Training  # torch, which only a measurement needs
 
     began = time.perf_counter()
     training, watch = Training(config), _Watch(seconds)
