@@ -184,7 +184,7 @@ LEFT_OUT = {
     "logger=wandb": "records the same rows, and needs a second for it",
     "collector=ray": "with --slow",
     "compile=aot": "with --slow",
-    "compile=jit": "takes half a minute; tests/test_compiled.py compares it with eager steps",
+    "compile=jit": "takes half a minute; tests/control/test_compiled.py compares it with eager",
     "compile=auto": "is one of the others",
 }
 #: Folders of conf/ that no job composes as a group of its own.

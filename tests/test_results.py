@@ -17,7 +17,7 @@ from benchmarks.shipped.sweeps import Sweep, by_labels, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
 from klrl.config.overrides import expand, job_name, quote_paths, split_words, swept_keys
 from klrl.report.runs import read_run
-from tests.report_toys import ROWS, rows_of, write_run
+from tests.report.toys import ROWS, rows_of, write_run
 
 pytestmark = pytest.mark.integration
 

@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: The ordinary tests of the KL's value, gradient and control; quick, and no runs.
 ORDINARY = (
-    "tests/test_transforms.py",
-    "tests/test_networks.py",
-    "tests/test_placement.py",
-    "tests/test_loss_modules.py",
-    "tests/test_properties.py",
+    "tests/transforms/test_transforms.py",
+    "tests/control/test_networks.py",
+    "tests/losses/test_placement.py",
+    "tests/losses/test_modules.py",
+    "tests/kl/test_properties.py",
 )
 SKIP_RUNS = ("-m", "not integration and not slow", "-k", "not torchrls_trainer")
 

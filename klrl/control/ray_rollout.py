@@ -1,9 +1,9 @@
 """``collector=ray``: rollouts from several processes or machines, through TorchRL's RayCollector.
 
 RayCollector makes, places and ends the workers. Its loop and its weight transfer are not used, for
-three faults of TorchRL 0.14.1, which ``tests/test_ray_collector.py`` watches: when one worker dies
-the loop raises, drops what the others played, and is over; trajectory ids of two workers are the
-same; and the weights go through a server that listens on every address.
+three faults of TorchRL 0.14.1, which ``tests/control/test_ray_rollout.py`` watches: when one worker
+dies the loop raises, drops what the others played, and is over; trajectory ids of two workers are
+the same; and the weights go through a server that listens on every address.
 
 Here each request brings the weights that it is to be played with, and each worker owes exactly one
 answer per rollout: what a dead one owed is played by its replacement, with the same weights, and

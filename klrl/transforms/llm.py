@@ -263,7 +263,7 @@ def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]
 
     TorchRL 0.14.1's ``TransformersWrapper`` sets the log-prob of the first response token to 0
     while it generates. Taken for certainty, that adds -log pi_ref, several nats, to the KL of every
-    sequence. tests/test_llm_upstream.py tells when the fault is gone.
+    sequence. tests/transforms/test_llm_upstream.py tells when the fault is gone.
     """
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):

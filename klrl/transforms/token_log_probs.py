@@ -6,7 +6,7 @@ without position ids, finds padding by value (where pad == eos it drops EOS), re
 with ``pad_model_input=False``, ignores the temperature, and leaves dropout on in training mode.
 Here every sequence is stripped of its padding by position and padded on the right: a causal network
 cannot look there, so the numbers of a sequence depend on nothing but its own tokens.
-tests/test_llm_upstream.py tells when the faults are gone.
+tests/transforms/test_llm_upstream.py tells when the faults are gone.
 """
 
 from __future__ import annotations

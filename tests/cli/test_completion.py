@@ -1,0 +1,224 @@
+"""``klrl completion``: what a word can go on with, asked here and through real shells."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klrl.__main__ import main
+from klrl.cli.completion import candidates, completion_command
+from klrl.cli.main import COMMANDS
+from klrl.config import conf_dir
+from tests.report.toys import write_run, write_sweep
+
+ESTIMATORS = ["exact", "k1", "k2", "k3"]
+
+
+def yamls(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+QUERIES = {
+    "kl.co": ["kl.coef="],
+    "kl.estimator=": [f"kl.estimator={name}" for name in ESTIMATORS],
+    "kl.estimator=k": ["kl.estimator=k1", "kl.estimator=k2", "kl.estimator=k3"],
+    "env=": [f"env={name}" for name in yamls("env")],
+    "run env=half": ["env=half_cheetah"],
+    "experiment=": [f"experiment={name}" for name in yamls("experiment")],
+    "kl.allow_biased=": ["kl.allow_biased=false", "kl.allow_biased=true"],
+    "ev": ["eval.", "evaluate"],
+    "lo": ["logger.", "logger=", "loss.", "loss="],
+    "fr": ["frames="],
+    "eval.": ["eval.episodes=", "eval.every="],
+    # Set by the choice, never by hand.
+    "kl.m": [],
+    "-m search.n": [],
+    "env.kw": ["env.kwargs."],
+    "++kl.co": ["++kl.coef="],
+    "device=": ["device=auto", "device=cpu", "device=cuda"],
+    "actor=causal_lm actor.lora.": [
+        f"actor.lora.{name}=" for name in ("alpha", "dropout", "r", "target_modules")
+    ],
+    # Of the chosen loss alone; where it has none, those of the others.
+    "loss=clip loss.clip": ["loss.clip_epsilon=", "loss.clip_value="],
+    "loss.clip": ["loss.clip_value="],
+    "experiment=sort_digits loss.clip": ["loss.clip_epsilon=", "loss.clip_value="],
+    "env=half_cheetah env.num": ["env.num_envs="],
+    "loss=clip loss.beta_r": ["loss.beta_rule="],
+    # A sweep has words of its own, and lists of values.
+    "launcher=": [f"launcher={name}" for name in yamls("launcher")],
+    "laun": [],
+    "-m laun": ["launcher.", "launcher="],
+    "plan -m sea": ["search.", "search="],
+    "-m kl=legacy,": ["kl=legacy,none", "kl=legacy,retrieve"],
+    "kl=legacy,": [],
+    "--mu": ["--multirun"],
+    "--cfg ": ["all", "hydra", "job"],
+    "evaluate a --ch": ["--checkpoint"],
+    "evaluate a --checkpoint ": ["best", "last"],
+    "evaluate a --device c": ["cpu", "cuda"],
+    "evaluate a --episodes ": [],
+    "evaluate a env.kw": ["env.kwargs."],
+    "report --un": ["--unfinished"],
+    "doctor ": [],
+    "doctor --p": ["--parity"],
+    "completion ": ["bash", "zsh"],
+    "completion bash ": [],
+    "nothing.such=": [],
+    "kl.estimator=k1": [],
+}
+
+
+@pytest.mark.parametrize("line", QUERIES)
+def test_a_word_goes_on_with(line: str) -> None:
+    words = line.split(" ")
+    assert candidates(words) == QUERIES[line]
+
+
+def test_the_first_word_is_a_command_or_a_word_of_run() -> None:
+    found = candidates([""])
+    assert set(COMMANDS) < set(found)
+    assert {"kl=", "kl.", "frames=", "env="} < set(found)
+    assert not set(COMMANDS) & set(candidates(["seed=1", ""]))
+
+
+def test_every_setting_of_a_job_is_completed() -> None:
+    """Against what Hydra composes, not against the schemas."""
+    from omegaconf import OmegaConf
+
+    from klrl.config.compose import compose
+    from klrl.runs.folder import by_dotted_key
+
+    for words in (["env=gym"], ["experiment=text"], ["reference=ema", "controller=dual"]):
+        composed = by_dotted_key(OmegaConf.to_container(compose(words)))
+        for key in composed:
+            if key.split(".")[-1] in ("name", "kind", "mode", "task", "distribution"):
+                continue
+            expected = "env.kwargs." if key == "env.kwargs" else f"{key}="
+            assert expected in candidates([*words, key]), key
+
+
+def test_run_folders(tmp_path) -> None:
+    write_run(Path("outputs/one"))
+    write_run(Path("outputs/first/seed=0,kl=none"))
+    write_sweep(Path("outputs/first"), ("seed=0,kl=none", [], "finished", None))
+    Path("outputs/notes.txt").write_text("x")
+    Path("data.jsonl").write_text("{}")
+    below = ["outputs/first/", "outputs/one"]
+    for words in (["evaluate", ""], ["diff", "a", ""], ["report", "outputs/"], ["ls", "outputs/"]):
+        assert candidates(words) == below
+    assert candidates(["resume="]) == [f"resume={path}" for path in below]
+    assert candidates(["resume=out"]) == ["resume=outputs/"]
+    assert candidates(["actor.init=outputs/o"]) == ["actor.init=outputs/one"]
+    assert candidates(["diff", "outputs/first/"]) == ["outputs/first/seed=0,kl=none"]
+    assert candidates(["-m", "sweep="]) == ["sweep=first"]
+    assert candidates(["env.data=da"]) == ["env.data=data.jsonl"]
+    assert candidates(["--config-dir", ""]) == ["outputs/"]
+    assert candidates(["report", "outputs", "-o", "d"]) == ["data.jsonl"]
+    assert candidates(["resume=nowhere/"]) == []
+
+
+def test_the_users_own_choices() -> None:
+    Path("mine/env").mkdir(parents=True)
+    text = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\nenv: {id: Mine-v0}\n"
+    Path("mine/env/mine.yaml").write_text(text)
+    assert candidates(["--config-dir", "mine", "env=m"]) == ["env=mine"]
+    assert candidates(["--config-dir", "mine", "env=mine", "env.num"]) == ["env.num_envs="]
+
+
+@pytest.mark.integration
+def test_the_query_needs_no_torch_and_little_time() -> None:
+    code = (
+        "import resource, sys\nfrom klrl.__main__ import main\n"
+        "try: main(['completion', 'query', '--', 'kl.co'])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "sys.exit(3 if 'torch' in sys.modules else 4 if used.ru_utime > 1.5 else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "kl.coef=\n")
+
+
+@pytest.mark.parametrize("words", [["fish"], [], ["bash", "zsh"]])
+def test_other_shells_are_refused(capsys, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["completion", *words])
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told == f"klrl completion: {' '.join(words) or 'no shell'}: give bash or zsh\n"
+
+
+#: The command, which need not be installed where the tests run.
+KLRL = f'klrl() {{ {shlex.quote(sys.executable)} -m klrl "$@"; }}\n'
+
+
+def in_shell(shell: str, script: str) -> str:
+    root = str(Path(__file__).parents[2])
+    before = [path for path in [os.environ.get("PYTHONPATH")] if path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *before])}
+    flags = ["--norc"] if shell == "bash" else ["-f"]
+    done = subprocess.run(
+        [shell, *flags, "-c", KLRL + script], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+#: What bash makes of a line: it cuts at = and :, and replaces the last part alone.
+CUT = [
+    (["klrl", "kl.co"], ["kl.coef="]),
+    (["klrl", "kl", "="], ["legacy", "none", "retrieve"]),
+    (["klrl", "kl", "=", "le"], ["legacy"]),
+    (["klrl", "seed", "=", "1", "kl.estimator", "="], ESTIMATORS),
+    (["klrl", "-m", "kl", "=", "legacy,n"], ["legacy,none"]),
+    (["klrl", "evaluate", "outputs/o"], ["outputs/one"]),
+    (["klrl", "resume", "=", "outputs/"], ["outputs/one", "outputs/s=1"]),
+    (["klrl", "resume", "=", "outputs/s", "="], ["1"]),
+    (["klrl", "loss", "=", "clip", "loss.clip"], ["loss.clip_epsilon=", "loss.clip_value="]),
+    (["klrl", "doctor", ""], []),
+]
+
+
+@pytest.mark.integration
+def test_bash_completes() -> None:
+    write_run(Path("outputs/one"))
+    write_run(Path("outputs/s=1"))
+    script = "source <(klrl completion bash)\n"
+    for words, _ in CUT:
+        quoted = " ".join(shlex.quote(word) for word in words)
+        script += f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _klrl klrl\n"
+        script += 'echo "${COMPREPLY[@]}"\n'
+    told = in_shell("bash", script + "complete -p klrl\n").splitlines()
+    assert told[-1] == "complete -F _klrl klrl"
+    for line, (words, expected) in zip(told, CUT, strict=False):
+        assert line.split() == expected, words
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.integration
+def test_zsh_completes() -> None:
+    """The function of the script, with zsh's own ``compadd`` told to print."""
+    script = (
+        "autoload -Uz compinit; compinit -u -D\n"
+        'eval "$(klrl completion zsh)"\n'
+        'compadd() { print -r -- "${(P@)@[-1]}"; }\n'
+        "words=(klrl kl.estimator=); CURRENT=2; PREFIX=kl.estimator=; _klrl\n"
+        "words=(klrl evaluate a --ch); CURRENT=4; PREFIX=--ch; _klrl\n"
+        "print -r -- $_comps[klrl]\n"
+    )
+    told = in_shell("zsh", script).split()
+    assert told == [*(f"kl.estimator={name}" for name in ESTIMATORS), "--checkpoint", "_klrl"]
+
+
+def test_the_scripts_are_in_the_package(capsys) -> None:
+    for shell in ("bash", "zsh"):
+        assert completion_command([shell]) == 0
+        assert f'eval "$(klrl completion {shell})"' in capsys.readouterr().out
+    assert completion_command(["--help"]) == 0
+    assert "~/.bashrc" in capsys.readouterr().out

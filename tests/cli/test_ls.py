@@ -1,0 +1,243 @@
+"""``klrl ls``: how runs and sweeps stand, of folders made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from klrl.base.text import text_table
+from klrl.cli.ls import ls_command
+from klrl.report.listing import entries, last_values
+from klrl.runs.folder import process_start
+from tests.report.toys import rows_of, write_run, write_sweep
+
+
+def listed(capsys, *words: str) -> list[list[str]]:
+    """The lines of ``klrl ls``, each by its columns of two or more spaces."""
+    assert ls_command(list(words)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[1:]]
+
+
+def at(day: int) -> str:
+    return f"2026-01-{day:02d}T12:00:00+00:00"
+
+
+def local(day: int) -> str:
+    return datetime.fromisoformat(at(day)).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def test_a_line_says_state_progress_return_and_kl(tmp_path, capsys) -> None:
+    """The reward rises by one per row; the KL is that of the last row."""
+    write_run(tmp_path / "b", started=at(1))
+    write_run(tmp_path / "a", started=at(2), rows=rows_of(reward=-7.0, kl=-1e-9)[:11])
+    assert listed(capsys, str(tmp_path)) == [
+        ["b", "finished", "2,000/2,000 frames", "100%", "0", "1", local(1)],
+        ["a", "finished", "1,100/2,000 frames", "55%", "-16", "-1e-09", local(2)],
+    ]
+
+
+def test_an_evaluation_counts_before_the_returns_of_training(tmp_path) -> None:
+    rows = rows_of(reward=5.0)
+    rows[9]["eval/return"] = 40.0
+    del rows[19]["reward/episode"]
+    write_run(tmp_path / "a", rows=rows, config={"eval": {"every": 10}}, started=at(1))
+    write_run(tmp_path / "b", rows=rows, config={"eval": {"every": 0}}, started=at(2))
+    assert [entry.score for entry in entries(tmp_path)] == [40.0, 4.0]
+
+
+def test_language_counts_samples(tmp_path, capsys) -> None:
+    rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012, "kl/ref/exact": 0.5}]
+    write_run(tmp_path / "a", rows=rows, config={"frames": "1e2"})
+    (line,) = listed(capsys, str(tmp_path))
+    assert line[:6] == ["a", "finished", "64/100 samples", "64%", "-0.00012", "0.5"]
+
+
+def test_a_run_whose_process_is_gone_was_interrupted(tmp_path, capsys) -> None:
+    here = {"host": platform.node(), "pid": os.getpid()}
+    mine = process_start(os.getpid())
+    write_run(tmp_path / "a", status="running", **here, pid_started=mine, started=at(1))
+    write_run(tmp_path / "b", status="running", **here, pid_started="0", started=at(2))
+    write_run(tmp_path / "c", status="failed", error="the loss is nan\nmore", started=at(3))
+    lines = listed(capsys, str(tmp_path))
+    assert [line[1] for line in lines] == ["running", "interrupted", "failed"]
+    assert lines[2][-1] == "the loss is nan"
+
+
+def sweep(root: Path) -> Path:
+    """Five jobs: their manifests know better than sweep.json."""
+    write_sweep(
+        root,
+        ("seed=0", ["seed=0"], "waiting", None),
+        ("seed=1", ["seed=1"], "waiting", None),
+        ("seed=2", ["seed=2"], "failed", "no model there"),
+        ("seed=3", ["seed=3"], "waiting", None),
+        ("seed=4", ["seed=4"], "running", None),
+    )
+    write_run(root / "seed=0", started=at(3))
+    write_run(root / "seed=1", started=at(2), status="interrupted", rows=rows_of()[:1])
+    return root
+
+
+def test_a_sweep_is_a_line_and_its_folder_lists_the_jobs(tmp_path, capsys) -> None:
+    sweep(tmp_path / "deep" / "first")
+    write_run(tmp_path / "last", started=at(9))
+    first, last = listed(capsys, str(tmp_path))
+    assert first == [
+        "deep/first",
+        "failed",
+        "1/5 jobs",
+        "20%",
+        local(2),
+        "1 failed, 1 finished, 1 interrupted, 2 waiting",
+    ]
+    assert last[0] == "last"
+    write_run(tmp_path / "deep" / "first" / "beside")
+    jobs = listed(capsys, str(tmp_path / "deep" / "first"))
+    assert [line[:2] for line in jobs] == [
+        ["seed=0", "finished"],
+        ["seed=1", "interrupted"],
+        ["seed=2", "failed"],
+        ["seed=3", "waiting"],
+        ["seed=4", "waiting"],
+        ["beside", "finished"],
+    ]
+    assert jobs[1][2:4] == ["100/2,000 frames", "5%"]
+    assert jobs[2][-1] == "no model there"
+
+
+def test_one_run_is_listed_by_its_name(tmp_path, capsys) -> None:
+    write_run(tmp_path / "a")
+    assert listed(capsys, str(tmp_path / "a"))[0][:2] == ["a", "finished"]
+
+
+BREAK = {
+    "manifest.json": ("{", "its manifest.json is broken"),
+    ".hydra/config.yaml": ("a: [", "its .hydra/config.yaml is broken"),
+    "sweep.json": ('{"jobs": 3}', "the list of jobs is broken"),
+}
+
+
+@pytest.mark.parametrize("name", BREAK)
+def test_what_is_broken_is_a_line_and_no_end(tmp_path, capsys, name: str) -> None:
+    text, told = BREAK[name]
+    write_run(tmp_path / "good")
+    if name == "sweep.json":
+        sweep(tmp_path / "bad")
+    else:
+        write_run(tmp_path / "bad")
+    (tmp_path / "bad" / name).write_text(text)
+    lines = {line[0]: line[1:] for line in listed(capsys, str(tmp_path))}
+    assert lines["good"][0] == "finished"
+    assert lines["bad"][0] == "broken"
+    assert told in lines["bad"][-1]
+
+
+def test_further_breakage_is_told(tmp_path, capsys) -> None:
+    write_run(tmp_path / "gone")
+    (tmp_path / "gone" / ".hydra" / "config.yaml").unlink()
+    write_run(tmp_path / "other")
+    (tmp_path / "other" / "manifest.json").write_text('{"entries": []}')
+    write_run(tmp_path / "cut")
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"frames": 99')
+    sweep(tmp_path / "jobs")
+    (tmp_path / "jobs" / "seed=0" / "manifest.json").write_text("[]")
+    lines = {line[0]: line[1:] for line in listed(capsys, str(tmp_path))}
+    assert lines["gone"] == ["broken", "it has no .hydra/config.yaml"]
+    assert lines["other"] == ["broken", "its manifest.json is no run's (it has no status)"]
+    assert lines["cut"][:2] == ["finished", "2,000/2,000 frames"]
+    assert lines["jobs"][:2] == ["failed", "0/5 jobs"]
+    assert "1 broken" in lines["jobs"][-1]
+
+
+def test_json_holds_the_same(tmp_path, capsys) -> None:
+    write_run(tmp_path / "a", started=at(1), rows=rows_of(kl=0.25)[:10])
+    sweep(tmp_path / "first")
+    assert ls_command([str(tmp_path), "--json"]) == 0
+    run, jobs = json.loads(capsys.readouterr().out)
+    assert run == {
+        "path": str(tmp_path / "a"),
+        "state": "finished",
+        "unit": "frames",
+        "done": 1000,
+        "total": 2000,
+        "started": at(1),
+        "return": -10.0,
+        "kl": 0.25,
+        "note": "",
+    }
+    assert jobs["jobs"] == {"failed": 1, "finished": 1, "interrupted": 1, "waiting": 2}
+    assert (jobs["done"], jobs["total"], jobs["unit"]) == (1, 5, "jobs")
+
+
+def test_an_empty_folder_and_none(tmp_path, capsys) -> None:
+    from klrl.__main__ import main
+
+    assert ls_command([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: no runs\n"
+    for words in (["ls"], ["ls", "nope"]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+        told = capsys.readouterr().err
+        assert told == f"klrl ls: {words[-1] if words[1:] else 'outputs'}: no such folder; " + (
+            "give a folder of runs, as outputs\n"
+        )
+
+
+def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:
+    """Lines longer than a block, and a return that lies far back."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"frames": i, "x" * 50_000: 1.0} for i in range(9)]
+    rows[0]["reward/episode"] = 3.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert last_values(path, 0) == {**rows[8], "reward/episode": 3.0}
+    path.write_text("")
+    assert last_values(path, 0) == {}
+    assert last_values(tmp_path / "none", 0) == {}
+
+
+def test_a_long_record_is_not_read_whole(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"frames": 1, "reward/episode": 2.0, "kl/ref/exact": 0.1})
+    path.write_text((line + "\n") * 200_000)
+    started = time.process_time()
+    assert last_values(path, 10)["reward/episode"] == 2.0
+    assert time.process_time() - started < 0.05, "12 MB take a second to parse"
+
+
+def test_a_thousand_runs_take_a_second_or_two(tmp_path) -> None:
+    template = write_run(tmp_path / "one")
+    texts = [(name, (template / name).read_text()) for name in ("manifest.json", "metrics.jsonl")]
+    config = (template / ".hydra" / "config.yaml").read_text()
+    for i in range(1000):
+        folder = tmp_path / f"run{i}"
+        (folder / ".hydra").mkdir(parents=True)
+        (folder / ".hydra" / "config.yaml").write_text(config)
+        for name, text in texts:
+            (folder / name).write_text(text)
+    code = (
+        "import resource, sys\nfrom klrl.__main__ import main\n"
+        f"try: main(['ls', {str(tmp_path)!r}])\nexcept SystemExit as stop: assert not stop.code\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "sys.exit(3 if 'torch' in sys.modules else 4 if used.ru_utime > 4 else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1002
+
+
+def test_tables() -> None:
+    assert text_table([("a", "bb", ""), ("ccc", "1"), ("d", "22", "x")], right=[1]) == (
+        "a    bb\nccc   1\nd    22  x"
+    )
+    assert text_table([]) == ""

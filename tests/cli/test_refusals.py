@@ -1,0 +1,302 @@
+"""What a user sees who gets something wrong: one line, exit 2, nothing written."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from klrl.__main__ import main
+from klrl.base.errors import ConfigError
+from klrl.runs.loggers import read_rows
+from tests.conftest import QUICK
+from tests.runs.test_run import exits
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run the command line in this process; returns what it said on its way out with 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    said = capsys.readouterr()
+    assert stop.value.code == 2, said
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) == 1
+    assert "Traceback" not in said.err
+    assert not any(Path("outputs").glob("*"))
+    return said.err
+
+
+WRONG = [
+    (["--experimental-rerun", "x"], "--experimental-rerun x: klrl goes on with resume="),
+    (["--package", "kl"], "--package kl: only --cfg reads it"),
+    (["--resolve"], "--resolve: only --cfg reads it"),
+    (["--config-name", "nope"], "klrl: Cannot find primary config 'nope'"),
+    (["kl.coff=1"], "kl.coff=1: no such setting; did you mean kl.coef?"),
+    (["env=pendulm"], "env=pendulm: no such choice; did you mean pendulum?"),
+    (["envv=pendulum"], "envv=pendulum: no such setting; did you mean env?"),
+    (["kl.coef=abc"], "kl.coef=abc: give a number"),
+    (["kl.coef=-1"], "kl.coef=-1.0: out of range; give a finite number >= 0"),
+    (["kl.coef=nan"], "kl.coef=nan: out of range"),
+    (["kl.coef=inf"], "kl.coef=inf: out of range"),
+    (["loss.decrement=1.5"], "loss.decrement=1.5: out of range"),
+    (["loss.increment=0.5"], "loss.increment=0.5: out of range; give a finite number >= 1"),
+    (["frames=0"], "frames=0: out of range"),
+    (["frames=2.5"], "frames=2.5: give a whole number"),
+    (["seed=x"], "seed=x: give a whole number"),
+    (
+        ["loss=clip", "loss.beta=5"],
+        "loss.beta=5: loss=clip never reads it; loss=klpen and loss=klpen_held do",
+    ),
+    (["kl=legacy", "kl.estimator=k3"], "kl=legacy never reads it; kl=retrieve does"),
+    (["kl=none", "kl.coef=1"], "kl.coef=1: kl=none never reads it"),
+    (["kl.estimator=k3"], "kl.allow_biased=true"),
+    (["kl.name=legacy"], "kl.name: set by the choice; choose with kl=..."),
+    (["kl=null"], "kl=null: no such choice; choices: legacy, none, retrieve"),
+    (["kl=none", "reference=checkpoint", "reference.path=x"], "nothing reads it here"),
+    (["loss.samples_mc_kl=3"], "set loss.kl_old=sampled"),
+    (["loss.separate_losses=true"], "set actor.share_trunk=true"),
+    (["loss.samples_mc_entropy=3"], "only actor=tanh_normal lacks"),
+    (["eval.every=0", "eval.episodes=3"], "eval.every=0 never evaluates"),
+    (["reference=checkpoint"], "reference.path: has no value"),
+    (["reference=checkpoint", "reference.path=nope"], "reference.path=nope: no such folder"),
+    (["resume=nope"], "resume=nope: no such folder"),
+    (["env=gym"], "env.id: has no value"),
+    (["env=gym", "env.id=Pendulun-v1"], "did you mean Pendulum-v1?"),
+    (["env=gym", "env.id=nowhere.at:All-v0"], "No module named 'nowhere'"),
+    (["env.kwargs.gg=3"], "unexpected keyword argument 'gg'"),
+    (["env=gym", "env.id=LunarLander-v3"], "gymnasium[box2d]"),
+    (["device=tpu"], "device=tpu: choose auto, cpu, cuda"),
+    (["device=cuda:99"], "device=cuda:99: this machine has"),
+    (["actor=categorical"], "actor=categorical: the actions of env.id=Pendulum-v1 are continuous"),
+    (["env=cartpole", "actor=normal"], "are discrete; choose actor=categorical"),
+    (["env=cartpole", "actor.init_std=2"], "has discrete actions; drop it"),
+    (["learner.minibatches=7"], "8 x 128 = 1024 frames; choose a divisor"),
+    (["actor.hidden=[64,0]"], "give widths >= 1"),
+    (["kl.placement=split"], "kl.placement=split: takes the exact KL"),
+    (["kl.placement=loss", "kl.apply=step"], "kl.placement=loss charges no reward"),
+    (["kl.coef=0", "controller=dual"], "kl.coef=0: controller=dual multiplies it"),
+    (["kl=none", "controller=dual"], "kl=none has no controller"),
+    (["loss.gain=1"], "only loss.beta_rule=proportional reads it"),
+    (["loss=klpen_held", "loss.increment=3"], "reads loss.gain instead"),
+    (["actor.init=nope"], "actor.init=nope: no such folder"),
+    (["experiment=pendulum_finetune"], "actor.init: has no value"),
+    (["optim.lr_floor=1"], "above optim.lr=0.001"),
+    (["loss.beta=1e9"], "start inside the bounds"),
+    (["kl.coef=0.1,0.2"], "add -m"),
+    (["-m", "kl.coef=0.1,-1"], "kl.coef=-1.0: out of range"),
+    (["-m", "resume=x"], "drop -m"),
+    (["+foo=1"], "foo: no such setting"),
+    (["+kl.foo=1"], "kl.foo: no such setting; drop it"),
+    (["++kl.coeff=1"], "kl.coeff: no such setting; drop it"),
+    (["+resume=nope"], "resume=nope: no such folder"),
+    (["kl.coef="], "kl.coef=: give a number"),
+    (["frames=null"], "frames=None: give a whole number"),
+    (["experiment=null"], "experiment=null: no such choice"),
+    (["env.kwargs.g=abc"], "its first step fails"),
+    (["env=gym", "env.id=Ant-v2"], "env.id=Ant-v2"),
+    (["hydra.run.dir=/proc/nope"], "hydra.run.dir=/proc/nope: cannot be written"),
+    (["-m", "seed=0,1", "hydra.run.dir=x"], "a sweep never reads it; give hydra.sweep.dir"),
+    (["launcher=joblib"], "launcher=joblib: only a sweep reads it; add -m"),
+    (["sweep=a"], "sweep=a: only a sweep reads it; add -m"),
+    (["-m", "hydra/launcher=joblib"], "klrl has its own; choose launcher=..."),
+    (["-m", "hydra.sweep.subdir=x"], "klrl names the jobs' folders"),
+    (["-m", "launcher=slurm"], "no such choice"),
+    (["-m", "launcher.n_jobs=2"], "launcher=joblib does"),
+    (["-m", "launcher=joblib", "launcher.n_jobs=0"], "launcher.n_jobs=0: out of range"),
+    (["-m", "sweep=/tmp/a"], "sweep=/tmp/a: give a name"),
+    (["-m", "sweep=a,b"], "sweep=a,b: give one name"),
+    (["-m", "launcher=joblib,ray"], "a sweep has one launcher; give one"),
+    (["-m", "sweep=../a"], "sweep=../a: give a name"),
+    (["-m", "sweep=a", "hydra.sweep.dir=b"], "drop one of the two"),
+    (["-m", "kl.coef=interval(0,1)"], "add search=optuna"),
+    (["--config-path", "/tmp"], "use --config-dir"),
+    (["--cfg", "job", "kl.coff=1"], "did you mean kl.coef?"),
+    (["logger.project=a/b"], "logger.project=a/b: give 1 to 128"),
+    (["foo"], "foo: not a setting; write KEY=VALUE"),
+    (["pendulum"], "pendulum: not a setting; did you mean env=pendulum?"),
+    (["frames=3", "none"], "none: not a setting; did you mean kl=none or logger=none?"),
+    (["evalute", "outputs/a"], "evalute: no such command; did you mean evaluate?"),
+    (["kl.target=0.1"], "did you mean controller.target (controller=adaptive or dual)?"),
+    (["kl.target=1", "controller=dual"], "no such setting; did you mean controller.target?"),
+    (["kl.horizon=3"], "did you mean controller.horizon (controller=adaptive)?"),
+    (["lr=1"], "did you mean optim.lr, or controller.lr (controller=dual)?"),
+    (["num_envs=3"], "num_envs=3: no such setting; did you mean env.num_envs?"),
+    (["actor.r=3", "experiment=sort_digits"], "did you mean actor.lora.r?"),
+    (["actor.lora.r=3"], "actor.lora.r=3: actor=mlp never reads it; actor=causal_lm does"),
+    (["actor.hidden=64"], "actor.hidden=64: give a list, as in actor.hidden=[64]"),
+    (["actor.hidden=64,32"], "actor.hidden=64,32: give a list, as in actor.hidden=[64,32]"),
+    (["+kl.coef=1"], "+kl.coef: the setting is there already; drop the +"),
+    (["env.kwargs=3"], "env.kwargs=3: give a dictionary, as in 'env.kwargs={name: value}'"),
+    (
+        ["env=gym", "env.id=ALE/Pong-v5"],
+        "env.id=ALE/Pong-v5: not registered; an environment that a module registers is given as "
+        "env.id=module:ALE/Pong-v5",
+    ),
+    (["env=gym", "env.id=gymnasium:Foo-v0"], "env.id=gymnasium:Foo-v0: Environment `Foo` doesn't"),
+    (["--frames", "3"], "--frames: no such flag"),
+    (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
+    (["experiment=nope"], "choices: pendulum_finetune, pendulum_quick"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), WRONG, ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else ""
+)
+def test_a_wrong_word_is_answered_with_its_remedy(capsys, words, expected) -> None:
+    assert expected in refused(capsys, *words)
+
+
+def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "wandb" else find(n, *a)
+    )
+    assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
+
+
+def test_full_errors_on_demand(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(["kl.coff=1"])
+    assert stop.value.code == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_help_lists_groups_and_choices(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    told = capsys.readouterr().out
+    for word in (
+        "pendulum",
+        "half_cheetah",
+        "tanh_normal",
+        "retrieve",
+        "legacy",
+        "klpen",
+        "KEY=VALUE",
+    ):
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]],
+)
+@pytest.mark.integration
+def test_answers_come_without_torch(words: list[str]) -> None:
+    """torch takes seconds to import; its absence is what makes these answers quick."""
+    code = (
+        "import sys\nfrom klrl.__main__ import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        "sys.exit(3 if 'torch' in sys.modules else 0)"
+    )
+    before = cpu_seconds_of_children()
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    took = cpu_seconds_of_children() - before
+    assert took < 3, "far above the half second that it takes: something heavy is imported"
+
+
+def cpu_seconds_of_children() -> float:
+    """Of those that have ended; unlike the time on the wall, no matter what else runs here."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
+    """The refusal comes while the job is built, with the user's own folder as the run folder."""
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("years", encoding="utf-8")
+    flags = ["-m"] if key == "hydra.sweep.dir" else []
+    import klrl.train.loop
+
+    def refuse_late(*args: object, **kwargs: object) -> None:
+        raise ConfigError("late: refused")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(klrl.train.loop, "start", refuse_late)
+        for words in ([f"{key}=mine"], []):
+            with pytest.raises(SystemExit) as stop:
+                main([*flags, *QUICK, *words])
+            assert stop.value.code == 2
+            assert "late: refused" in capsys.readouterr().err
+    assert not any(Path("outputs").glob("*"))
+    assert [p.name for p in Path("mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_refused_job_leaves_no_folder_above_its_own(capsys, monkeypatch) -> None:
+    import klrl.train.loop
+
+    def refuse_late(*args: object, **kwargs: object) -> None:
+        raise ConfigError("late: refused")
+
+    monkeypatch.setattr(klrl.train.loop, "start", refuse_late)
+    assert "late: refused" in refused(capsys, *QUICK, "hydra.run.dir=one/two/three")
+    assert not Path("one").exists()
+
+
+def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
+    """Quotes around it, a sign in it that quotes it, the job's settings and the time in it."""
+    exits(*QUICK, "frames=128", "hydra.run.dir='lr=1,seed=0'")
+    exits("resume=lr=1,seed=0", "frames=256")
+    assert read_rows(Path("lr=1,seed=0/metrics.jsonl"))[-1]["frames"] == 256
+    exits(*QUICK, "frames=128", "hydra.run.dir=runs/${env.id}_${seed}_${now:%Y}", "seed=3")
+    assert Path(f"runs/Pendulum-v1_3_{datetime.now().year}/curves.png").is_file()
+    capsys.readouterr()
+    assert "hydra.run.dir=${env.it}: " in refused(capsys, *QUICK, "hydra.run.dir=${env.it}")
+
+
+def test_a_folder_with_dollars_is_no_formula() -> None:
+    exits(*QUICK, "frames=128", "hydra.run.dir='a$_{b$'")
+    assert Path("a$_{b$/curves.png").is_file()
+
+
+def test_wandb_is_checked_beforehand(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert "no wandb key is found" in refused(capsys, "logger.mode=online")
+    monkeypatch.setenv("WANDB_MODE", "bogus")
+    assert "WANDB_MODE=bogus: choose online" in refused(capsys)
+
+
+def test_kwargs_may_be_given_as_a_dictionary(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["env.kwargs={g: 5.0}", "--cfg", "job"])
+    assert stop.value.code == 0
+    assert "g: 5.0" in capsys.readouterr().out
+
+
+SPACES = {
+    "a matrix": (gymnasium.spaces.Box(-1, 1, (2, 3)), gymnasium.spaces.Box(-1, 1, (2,))),
+    "integers": (gymnasium.spaces.Box(0, 5, (2,), int), gymnasium.spaces.Box(-1, 1, (2,))),
+    "a sequence": (
+        gymnasium.spaces.Discrete(2),
+        gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES.keys())
+def test_spaces_that_cannot_be_served_are_refused_beforehand(capsys, spaces) -> None:
+    class Odd(gymnasium.Env):
+        action_space, observation_space = spaces
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 0.0, False, False, {}
+
+    gymnasium.register("klrl-test/Odd-v0", Odd, disable_env_checker=True)
+    try:
+        assert "wrap the environment" in refused(capsys, "env=gym", "env.id=klrl-test/Odd-v0")
+    finally:
+        del gymnasium.registry["klrl-test/Odd-v0"]

@@ -1,0 +1,331 @@
+"""The registry cannot lie: a choice is declared, wired and described, or it is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from klrl.base.errors import ConfigError
+from klrl.config import (
+    ALL_CHOICES,
+    CHOICES,
+    CONTROL,
+    LANGUAGE,
+    ClipConfig,
+    Config,
+    KLPENConfig,
+    choice_of,
+    choices_for,
+    conf_dir,
+    control,
+    factory,
+    kl,
+    language,
+    learning,
+    record,
+    sweep,
+)
+from klrl.config.checks import check_config, to_config
+from klrl.config.choices import Choice, resolve
+from klrl.config.compose import job_config
+from klrl.config.fields import ChoiceConfig, added, number
+from klrl.config.identity import canonical, settings_hash
+from klrl.config.stored import renamed, typed
+from klrl.runs.resume import stored_config
+
+EVERY = [(group, name) for group, choices in ALL_CHOICES.items() for name in choices]
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
+
+
+def schemas_of(*modules: object) -> set[type[ChoiceConfig]]:
+    """The dataclasses of choices that a module of ``klrl.config`` declares."""
+    return {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, ChoiceConfig) and value is not ChoiceConfig
+    }
+
+
+@pytest.mark.parametrize(("group", "name"), EVERY)
+def test_every_choice_has_factories_that_can_be_imported(group: str, name: str) -> None:
+    factories = choice_of(group, name).factories
+    assert factories, f"{group}={name}: a schema without a factory"
+    for domain, path in factories.items():
+        assert callable(resolve(path)), f"{group}={name}, {domain}: {path}"
+
+
+def test_every_schema_belongs_to_a_choice() -> None:
+    """But for those that only others are derived from."""
+    declared = schemas_of(control, kl, language, learning, record, sweep)
+    wired = {choice.schema for choices in ALL_CHOICES.values() for choice in choices.values()}
+    bases = {base for schema in wired for base in schema.__mro__[1:]}
+    assert declared - wired - bases == set(), "a schema without a choice, and so without a factory"
+
+
+@pytest.mark.parametrize(("group", "name"), EVERY)
+def test_every_choice_has_a_yaml_of_its_name(group: str, name: str) -> None:
+    path = conf_dir() / group / f"{name}.yaml"
+    assert path.is_file(), f"{group}={name} has no {path.name}"
+    stored = yaml.safe_load(path.read_text("utf-8"))
+    assert stored["name"] == name
+    assert stored["defaults"] == [f"/schema/{group}/{name}@_here_", "_self_"]
+
+
+@pytest.mark.parametrize("group", ALL_CHOICES)
+def test_every_yaml_is_a_choice_or_a_preset_over_one(group: str) -> None:
+    for path in sorted((conf_dir() / group).glob("*.yaml")):
+        text = path.read_text("utf-8")
+        if "@package _global_" in text:
+            base = re.search(rf"- (\w+)@{group}", text)
+            assert base, f"{path}: a preset over no choice of {group}"
+            assert base[1] in ALL_CHOICES[group], path
+        else:
+            assert path.stem in ALL_CHOICES[group], f"{path}: no choice of that name is registered"
+
+
+@pytest.mark.parametrize("group", CHOICES)
+def test_every_domain_has_every_group(group: str) -> None:
+    assert choices_for(group, CONTROL)
+    assert choices_for(group, LANGUAGE)
+
+
+# ---------------------------------------------------------------------------- unwired choices
+
+
+def own(folder: Path, group: str, name: str, text: str) -> str:
+    """A choice in a folder for ``--config-dir``."""
+    (folder / group).mkdir(parents=True)
+    (folder / group / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+def test_a_yaml_under_an_unregistered_name_is_refused(tmp_path: Path) -> None:
+    """0.1.0 trained ``controller=pid`` as ``fixed``, and ``loss=spo`` as ``clip``."""
+    text = (
+        (conf_dir() / "controller/dual.yaml").read_text("utf-8").replace("name: dual", "name: pid")
+    )
+    with pytest.raises(ConfigError, match=r"controller.name=pid: nothing is registered.*dual"):
+        job_config(["controller=pid"], own(tmp_path / "a", "controller", "pid", text))
+    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "name: spo")
+    with pytest.raises(ConfigError, match=r"loss.name=spo: nothing is registered.*clip"):
+        job_config(["loss=spo"], own(tmp_path / "b", "loss", "spo", text))
+
+
+def test_a_yaml_with_an_unregistered_schema_is_refused(tmp_path: Path) -> None:
+    text = "defaults: [/schema/controller/pid@_here_, _self_]\nname: pid\n"
+    with pytest.raises(
+        ConfigError, match="controller=pid: its YAML names the schema controller/pid, and nothing"
+    ):
+        job_config(["controller=pid"], own(tmp_path, "controller", "pid", text))
+
+
+def test_a_name_with_the_settings_of_another_choice_is_refused(tmp_path: Path) -> None:
+    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "name: klpen")
+    with pytest.raises(ConfigError, match=r"loss.name=klpen: its settings are those of ClipConfig"):
+        job_config(["loss=mixed"], own(tmp_path, "loss", "mixed", text))
+
+
+def test_a_yaml_without_a_name_or_with_a_list_is_refused(tmp_path: Path) -> None:
+    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "")
+    with pytest.raises(ConfigError, match=r"loss.name: the chosen YAML gives none; add the line"):
+        job_config(["loss=mine"], own(tmp_path, "loss", "mine", text))
+    with pytest.raises(ConfigError, match="kl: the chosen YAML has no schema; put"):
+        job_config(["kl=mine"], own(tmp_path, "kl", "mine", "- 1\n"))
+
+
+def test_a_factory_of_another_domain_is_no_default() -> None:
+    config = language.SamplerConfig(name="sampler")
+    with pytest.raises(ConfigError, match=r"collector=sampler: is no choice for control.*vector"):
+        factory("collector", config, CONTROL)
+    with pytest.raises(ConfigError, match="loss.name=spo: nothing is registered"):
+        factory("loss", learning.LossConfig(name="spo"), CONTROL)
+
+
+@dataclasses.dataclass
+class SpoConfig(learning.LossConfig):
+    """A loss with the settings of clip."""
+
+    clip_epsilon: float = number(gt=0)
+    target_kl: float | None = None
+
+
+def test_a_loss_with_clips_settings_comes_back_as_itself(tmp_path, monkeypatch) -> None:
+    """0.1.0 read a stored run back by its set of field names: this one would have been clip."""
+    assert {f.name for f in dataclasses.fields(SpoConfig)} == {
+        f.name for f in dataclasses.fields(ClipConfig)
+    }
+    spo = Choice(SpoConfig, choice_of("loss", "clip").factories)
+    config = job_config(["loss=clip"])
+    settings = {**dataclasses.asdict(config)}
+    settings["loss"] = {**settings["loss"], "name": "spo"}
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(OmegaConf.create(settings), tmp_path / ".hydra" / "config.yaml")
+    with pytest.raises(ConfigError, match="loss.name=spo: nothing is registered"):
+        stored_config(tmp_path)
+    monkeypatch.setitem(CHOICES["loss"], "spo", spo)
+    back = stored_config(tmp_path).loss
+    assert type(back) is SpoConfig
+    assert back.name == "spo"
+    assert type(stored_config(tmp_path)) is Config
+
+
+# ------------------------------------------------------------------------------------- 0.1.0
+
+
+@pytest.mark.parametrize(
+    ("group", "node", "name"),
+    [
+        ("env", {"id": "Pendulum-v1", "kwargs": {}}, "gym"),
+        ("env", {"task": "text", "data": "a"}, "text"),
+        ("actor", {"distribution": "auto", "init_std": 1.0}, "mlp"),
+        ("actor", {"distribution": "categorical"}, "categorical"),
+        ("reference", {"kind": "ema", "decay": 0.9}, "ema"),
+        ("kl", {"mode": "legacy", "coef": 0.1}, "legacy"),
+        ("controller", {"kind": "dual"}, "dual"),
+        ("advantage", {"gamma": 0.9, "lmbda": 0.9}, "gae"),
+        ("advantage", {"baseline": "normalized"}, "group"),
+        ("learner", {"epochs": 1}, "ppo"),
+        ("loss", {"name": "klpen_held"}, "klpen_held"),
+        ("optim", {"name": "adamw"}, "adamw"),
+        ("collector", {"name": "torchrl", "steps": 8}, "torchrl"),
+        ("logger", {"name": "none"}, "none"),
+    ],
+)
+def test_every_name_of_0_1_0_is_understood(group: str, node: dict, name: str) -> None:
+    told = renamed({group: node})[group]
+    assert told["name"] == name
+    kept = {key: value for key, value in node.items() if value != name and value != "auto"}
+    assert {key: told[key] for key in kept} == kept
+    assert renamed({group: told}) == {group: told}
+
+
+def test_settings_that_name_no_choice_are_refused() -> None:
+    with pytest.raises(ConfigError, match="advantage: its stored settings name no choice"):
+        renamed({"advantage": {"other": 1}})
+    with pytest.raises(ConfigError, match="env: is missing"):
+        typed({"kl": {"name": "none"}})
+
+
+# ---------------------------------------------------------------------------------- identity
+
+
+def test_the_identity_is_over_settings_that_count() -> None:
+    plain = job_config(["logger=none"])
+    assert settings_hash(plain) == settings_hash(job_config(["logger=wandb", "logger.project=a"]))
+    assert settings_hash(plain) != settings_hash(job_config(["logger=none", "seed=1"]))
+    assert settings_hash(plain) == settings_hash(job_config(["loss.dtarg=0.01"]))
+    assert settings_hash(job_config(["kl.coef=1"])) == settings_hash(job_config(["kl.coef=1.0"]))
+    words = ["experiment=sort_digits", "collector.samples_every"]
+    shown, unshown = (job_config([words[0], f"{words[1]}={n}"]) for n in (0, 5))
+    assert settings_hash(shown) == settings_hash(unshown)
+
+
+def test_a_setting_that_is_added_orphans_no_sweep() -> None:
+    """As long as it does what was done before."""
+
+    @dataclasses.dataclass
+    class Later(learning.OptimConfig):
+        warmup: int = added(number(ge=0), before=0)
+
+    config = job_config([])
+    before = canonical(config)
+    fields = {f.name: getattr(config.optim, f.name) for f in dataclasses.fields(config.optim)}
+    config.optim = Later(**fields)
+    assert canonical(config) == before
+    config.optim.warmup = 3
+    assert canonical(config)["optim"] == {**before["optim"], "warmup": 3}
+
+
+def test_the_identity_of_a_0_1_0_run_is_that_of_its_job(tmp_path: Path) -> None:
+    from klrl.config.identity import NUMERICS
+    from klrl.runs.folder import RunFolder
+    from klrl.sweep.jobs import recorded_identity
+
+    shutil.copytree(FIXTURE / "run", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text("utf-8"))
+    assert manifest["klrl"] == "0.1.0"
+    assert "numerics" not in manifest
+    found = recorded_identity(RunFolder(tmp_path / "run"))
+    assert found.settings == settings_hash(stored_config(tmp_path / "run"))
+    assert found.settings != manifest["config_hash"], "0.1.0 hashed its own spelling"
+    assert found.numerics == NUMERICS == 1, "a new numerics version makes 0.1.0's runs others"
+
+
+# --------------------------------------------------------------------------- typed settings
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kl: [1", "cannot be read (while parsing a flow sequence)"),
+        ("3", "cannot be read (Invalid loaded object type: int)"),
+        ("!!python/object/apply:os.getcwd []", "cannot be read (could not determine a construct"),
+        ("kl: legacy", "kl=legacy: its stored settings are no settings of a choice"),
+    ],
+)
+def test_stored_settings_that_cannot_be_read_are_named(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        stored_config(tmp_path)
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_settings_that_were_changed_in_python_are_checked() -> None:
+    config = job_config(["kl=retrieve"])
+    check_config(config)
+    config.kl.coef = -1.0
+    with pytest.raises(ConfigError, match=r"kl.coef=-1.0: out of range"):
+        check_config(config)
+    config = job_config([])
+    config.loss = KLPENConfig(**{**vars(config.loss), "name": "clip"})
+    with pytest.raises(ConfigError, match=r"loss.name=clip: its settings are those of KLPENConfig"):
+        check_config(config)
+    config = job_config(["experiment=sort_digits"])
+    config.collector = job_config([]).collector
+    with pytest.raises(ConfigError, match=r"collector=vector: env=sort_digits is a language task"):
+        check_config(config)
+
+
+def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
+    """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
+    from klrl.config.compose import Composer, compose
+
+    composer = Composer()
+    jobs = [
+        ["env=hopper", "kl.coef=0.3", "seed=4"],
+        ["env=hopper", "kl.coef=0.1", "++env.kwargs.healthy_reward=2.0", "frames=1e6"],
+        ["env=hopper", "actor.hidden=[8,8]", "actor.init='runs/seed=${seed}'", "seed=7"],
+        ["experiment=sort_digits", "actor.lora.r=4", "collector.samples_every=2"],
+    ]
+    for words in jobs:
+        mine, hydras = (to_config(cfg) for cfg in (composer.explained(words), compose(words)))
+        assert mine == hydras
+    assert len(composer._composed) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl.coef=0.5", "kl={coef: 2}"],
+        ["kl={coef: 2}", "kl.coef=0.5"],
+        ["++env.kwargs.g=1", "++env.kwargs.g=2", "~env.kwargs.g", "kl=legacy"],
+        ["+env.kwargs.g=1", "++env.kwargs.g=2", "loss=clip"],
+    ],
+)
+def test_the_order_of_words_counts_as_in_hydra(words: list[str]) -> None:
+    from klrl.config.compose import Composer, compose
+
+    assert to_config(Composer().explained(words)) == to_config(compose(words))

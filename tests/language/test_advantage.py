@@ -1,0 +1,145 @@
+"""Group advantages and token-level GAE against plain Python."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+
+from klrl.language import token_loss
+from klrl.language.batch import response_mask
+from klrl.language.scoring import Layout
+from klrl.language.value_head import ValueHead
+from klrl.train.advantage import group_advantage, group_normalized, leave_one_out, token_gae
+from tests.language.toys import FAMILIES, GROUP, network, rollout
+
+SCORES = [1.0, 0.0, 0.5, 2.0, 2.0, -1.0]
+
+
+def test_group_normalized_by_hand() -> None:
+    found = group_normalized(torch.tensor(SCORES), 3)
+    expected = [
+        (s - statistics.mean(g)) / statistics.stdev(g) for g in (SCORES[:3], SCORES[3:]) for s in g
+    ]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_leave_one_out_by_hand() -> None:
+    found = leave_one_out(torch.tensor(SCORES), 3)
+    groups = (SCORES[:3], SCORES[3:])
+    expected = [s - (sum(g) - s) / 2 for g in groups for s in g]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("baseline", [group_normalized, leave_one_out])
+@pytest.mark.parametrize("score", [0.0, 0.1, 1e8, 1e-12, -3.3])
+def test_groups_without_spread_give_zero(baseline, score) -> None:
+    found = baseline(torch.full((14,), score), 7)
+    bound = 0 if baseline is group_normalized else 1e-6 * abs(score)
+    assert found.abs().max() <= bound
+
+
+@pytest.mark.parametrize("baseline", [group_normalized, leave_one_out])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_score_that_is_not_finite_counts_nowhere(baseline, bad) -> None:
+    found = baseline(torch.tensor([1.0, bad, 0.0, 3.0, 5.0, 5.0, bad, bad, bad, bad, bad, 2.0]), 4)
+    expected = baseline(torch.tensor([1.0, 0.0, 3.0]), 3)
+    torch.testing.assert_close(found[[0, 2, 3]], expected)
+    assert not found[[1, *range(4, 12)]].any()
+
+
+@pytest.mark.parametrize("baseline", [group_normalized, leave_one_out])
+def test_order_within_and_of_groups_does_not_matter(baseline) -> None:
+    score = torch.randn(12)
+    order = torch.tensor([4, 6, 5, 7, 11, 8, 10, 9, 0, 3, 2, 1])
+    torch.testing.assert_close(baseline(score[order], 4), baseline(score, 4)[order])
+
+
+def test_small_spreads_are_still_normalised() -> None:
+    """1.000 and 1.001 differ on purpose; 1e-7 apart is rounding."""
+    assert group_normalized(torch.tensor([1.0, 1.001]), 2).abs().min() > 0.5
+
+
+def test_the_kl_enters_after_the_normalisation() -> None:
+    score, kl = torch.tensor([4.0, 0.0]), torch.tensor([[0.1, 0.2, 9.0], [0.4, 9.0, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    root = 2**-0.5
+    for placement, rows in (
+        ("reward", [[root - 0.15, root - 0.1, 0], [-root - 0.2, 0, 0]]),
+        ("split", [[root - 0.1, root, 0], [-root, 0, 0]]),
+        ("loss", [[root, root, 0], [-root, 0, 0]]),
+    ):
+        to_go = token_loss.kl_to_go(kl, mask, placement)
+        found = group_advantage(score, 2, "normalized", to_go, mask, 0.5)
+        torch.testing.assert_close(found, torch.tensor(rows).unsqueeze(-1))
+
+
+@pytest.mark.parametrize(
+    ("size", "baseline", "words"), [(1, "normalized", "group_size=1"), (2, "mean", "baseline=mean")]
+)
+def test_wrong_settings_are_refused(size, baseline, words) -> None:
+    zero = torch.zeros(2, 1)
+    with pytest.raises(ValueError, match=words):
+        group_advantage(zero[:, 0], size, baseline, zero, zero == 0, 0.0)
+
+
+def plain_gae(reward, value, gamma, lmbda):
+    """One sequence, backwards, in plain Python (Schulman et al. 2016, eq. 16)."""
+    advantage, after, out = 0.0, 0.0, []
+    for r, v in zip(reversed(reward), reversed(value), strict=True):
+        delta = r + gamma * after - v
+        advantage = delta + gamma * lmbda * advantage
+        after = v
+        out.append(advantage)
+    return out[::-1]
+
+
+@pytest.mark.parametrize(("gamma", "lmbda"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (1.0, 0.0)])
+def test_gae_by_hand(gamma, lmbda) -> None:
+    mask = torch.arange(7) < torch.tensor([7, 1, 4, 6])[:, None]
+    reward = torch.randn(4, 7).masked_fill(~mask, torch.nan)
+    value = torch.randn(4, 7).masked_fill(~mask, torch.nan)
+    advantage, target = token_gae(reward.unsqueeze(-1), value, mask, gamma, lmbda)
+    assert advantage.shape == target.shape == (4, 7, 1)
+    for row, n in enumerate(mask.sum(1).tolist()):
+        expected = plain_gae(reward[row, :n].tolist(), value[row, :n].tolist(), gamma, lmbda)
+        torch.testing.assert_close(advantage[row, :n, 0], torch.tensor(expected))
+        torch.testing.assert_close(target[row, :n, 0], torch.tensor(expected) + value[row, :n])
+        assert not advantage[row, n:].any()
+        assert not target[row, n:].any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shared", [False, True], ids=["padded", "shared"])
+def test_the_value_is_that_of_the_prefix(family, shared) -> None:
+    """w . h + b of the last hidden state of prompt and tokens before t, by plain transformers."""
+    from tests.language.toys import rows
+
+    model, batch = network(family), rollout(pads=2)
+    critic = ValueHead(model)
+    states = Layout(GROUP, shared, "").states(model, batch)
+    assert not critic(states).any(), "a new critic says 0"
+    torch.nn.init.normal_(critic.linear.weight)
+    torch.nn.init.normal_(critic.linear.bias)
+    value = critic(states)
+    assert value.shape == response_mask(batch).shape
+    for row, (prompt, response) in enumerate(rows(batch)):
+        ids = torch.cat([prompt, response])
+        hidden = model.base_model(ids[None]).last_hidden_state[0]
+        expected = hidden @ critic.linear.weight[0] + critic.linear.bias
+        n = len(response)
+        torch.testing.assert_close(
+            value[row, :n], expected[len(prompt) - 1 : -1], atol=2e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_the_critics_gradient_reaches_the_network_unless_detached(detach) -> None:
+    model, batch = network(), rollout()
+    critic = ValueHead(model, detach=detach)
+    torch.nn.init.normal_(critic.linear.weight)
+    states = Layout(GROUP, True, "").states(model, batch)
+    critic(states)[response_mask(batch)].square().sum().backward()
+    assert critic.linear.weight.grad.abs().sum() > 0
+    assert (model.model.layers[0].mlp.up_proj.weight.grad is None) == detach

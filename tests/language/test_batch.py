@@ -1,0 +1,215 @@
+"""The layout of the language batch, and the preflight's checks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from klrl.language import checks as preflight
+from klrl.language.batch import (
+    ASSISTANT,
+    ATTENTION,
+    LOG_PROBS,
+    SCORE,
+    Responses,
+    check_batch,
+    make_batch,
+    on_full,
+    on_response,
+    response_mask,
+    set_scores,
+    take_prompts,
+)
+from klrl.language.causal_lm import head
+from klrl.language.exact import exact_token_kl
+from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.scoring import Layout, padded_states
+from klrl.language.vocabulary import NextTokens, response_log_probs
+from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
+from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
+
+SPECIAL = SpecialTokens((EOS,), PAD)
+
+
+def small():
+    """Two prompts x 2: lengths 2 and 1, responses of 3, 1, 2 and 3 tokens; the last truncated."""
+    prompt = torch.tensor([[5, 6], [0, 7]])
+    prompt_mask = torch.tensor([[1, 1], [0, 1]])
+    tokens = torch.tensor([[8, 9, 2], [2, 0, 0], [9, 2, 0], [8, 8, 8]])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+    log_probs = torch.full((4, 3), -1.5).masked_fill(~mask, 0.0)
+    truncated = torch.tensor([False, False, False, True])
+    return prompt, prompt_mask, Responses(tokens, mask, log_probs, truncated)
+
+
+def test_the_layout_by_hand() -> None:
+    batch = make_batch(*small(), 2)
+    assert batch.batch_size == (4,)
+    assert batch["tokens", "full"].tolist() == [
+        [5, 6, 8, 9, 2],
+        [5, 6, 2, 0, 0],
+        [0, 7, 9, 2, 0],
+        [0, 7, 8, 8, 8],
+    ]
+    assert batch[ATTENTION].int().tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 1, 1, 1, 1],
+    ]
+    assert batch[ASSISTANT].int().tolist() == [
+        [0, 0, 1, 1, 1],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
+    assert batch[LOG_PROBS][1].tolist() == [0, 0, -1.5, 0, 0]
+    assert batch["next", "done"].all()
+    assert batch["next", "truncated"].tolist() == [[False], [False], [False], [True]]
+    assert on_response(batch, LOG_PROBS).shape == (4, 3)
+    assert torch.equal(on_full(batch, on_response(batch, LOG_PROBS)), batch[LOG_PROBS])
+    set_scores(batch, torch.arange(4.0))
+    assert batch[SCORE].shape == (4, 1, 1)
+    assert take_prompts(batch, torch.tensor([1]), 2)[SCORE].flatten().tolist() == [2, 3]
+    with pytest.raises(ValueError, match="4 responses need one"):
+        set_scores(batch, torch.zeros(4, 1))
+    with pytest.raises(ValueError, match="4 responses for 2 prompts x 3"):
+        make_batch(*small(), 3)
+
+
+FAULTS = {
+    "row 2: its prompt holds no token": lambda b: b[ATTENTION][2, :2].fill_(False),
+    "row 1: its response holds no token": lambda b: b[ASSISTANT][1].fill_(False),
+    "row 3: its prompt is not left-padded": lambda b: b[ATTENTION][3].copy_(
+        torch.tensor([1, 0, 1, 1, 1]).bool()
+    ),
+    "row 0: its response is not right-padded": lambda b: b[ASSISTANT][0, 2].fill_(False),
+    "row 1: its two masks differ": lambda b: b[ATTENTION][1, 3].fill_(True),
+    "row 0: its prompt counts as produced here": lambda b: b[ASSISTANT][0, 1].fill_(True),
+    "row 2: .* is not 0 outside": lambda b: b[LOG_PROBS][2, 0].fill_(-1.0),
+    "row 1: .* is not prompt and response": lambda b: b["tokens", "full"][1, 2].fill_(9),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_each_fault_is_named(words) -> None:
+    batch = make_batch(*small(), 2)
+    FAULTS[words](batch)
+    with pytest.raises(ValueError, match=words):
+        check_batch(batch)
+
+
+def test_wrong_shapes_and_types_are_named() -> None:
+    batch = make_batch(*small(), 2)
+    batch[LOG_PROBS] = batch[LOG_PROBS][:, 1:]
+    with pytest.raises(ValueError, match=r"log_probs.*\(4, 4\), not \(4, 5\)"):
+        check_batch(batch)
+    batch = make_batch(*small(), 2)
+    batch[ATTENTION] = batch[ATTENTION].long()
+    with pytest.raises(ValueError, match="int64, not bool"):
+        check_batch(batch)
+
+
+# ------------------------------------------------------------------------------------- preflight
+
+
+def sampled_batch(temperature=1.0, model=None, special=SPECIAL):
+    model, (ids, mask) = model or network(), prompts()
+    sampler = CacheSampler(model, special)
+    found = sampler(ids, mask, GROUP, Decoding(8, temperature), torch.Generator().manual_seed(0))
+    return found, make_batch(ids, mask, found, GROUP)
+
+
+@pytest.mark.parametrize(("scored_at", "ok"), [(0.7, True), (1.0, False)])
+def test_another_temperature_is_found(scored_at, ok) -> None:
+    model = network()
+    found, batch = sampled_batch(0.7, model)
+    policy = NextTokens(padded_states(model, batch), head(model), scored_at)
+    again = response_log_probs(policy, found.tokens, found.mask)
+    check = preflight.sampled_against_recomputed(found.log_probs, again, found.mask, torch.float32)
+    assert check.ok == ok
+    check = preflight.same_temperature(0.7, policy=scored_at, reference=0.7)
+    assert check.ok == ok
+    assert check.value == pytest.approx(abs(scored_at - 0.7))
+
+
+def test_dropout_while_sampling_is_found() -> None:
+    """Log-probs of a network with dropout on one side are not those of the other."""
+    found, _ = sampled_batch()
+    off = found.log_probs + 1e-3 * torch.randn(found.log_probs.shape)
+    check = preflight.sampled_against_recomputed(found.log_probs, off, found.mask, torch.float32)
+    assert not check.ok
+    nan = found.log_probs.masked_fill(found.mask, torch.nan)
+    check = preflight.sampled_against_recomputed(found.log_probs, nan, found.mask, torch.float32)
+    assert not check.ok
+    assert str(check) == "sampled - recomputed log-probs, nats: nan (at most 0.0001) FAILED"
+
+
+def test_kl_at_the_start() -> None:
+    model, copy, other, batch = network(), network(), network(seed=1), rollout()
+    mask, layout = response_mask(batch), Layout(GROUP, True, "")
+    policy = layout.next_tokens(model, batch, 0.7)
+    same = exact_token_kl(policy, layout.next_tokens(copy, batch, 0.7), mask)
+    assert preflight.kl_at_start(same, mask, torch.float32).ok
+    far = exact_token_kl(policy, layout.next_tokens(other, batch, 0.7), mask)
+    assert not preflight.kl_at_start(far, mask, torch.float32).ok
+    assert not preflight.kl_at_start(-far, mask, torch.float32).ok
+    warm = exact_token_kl(policy, layout.next_tokens(copy, batch, 1.0), mask)
+    assert not preflight.kl_at_start(warm, mask, torch.bfloat16).ok
+
+
+def test_lost_endings_are_counted() -> None:
+    batch = make_batch(*small(), 2)
+    assert preflight.endings(batch, SPECIAL).ok
+    assert "pad == eos" in preflight.endings(batch, SpecialTokens((2,), 2)).detail
+    lost = make_batch(*small(), 2)
+    lost[ASSISTANT][0, 4] = lost[ATTENTION][0, 4] = False
+    assert preflight.endings(lost, SPECIAL).value == 1
+    late = make_batch(*small(), 2)
+    late["tokens", "response"][3, 1] = EOS
+    assert preflight.endings(late, SPECIAL).value == 1
+    wrong = make_batch(*small(), 2)
+    wrong["next", "truncated"][:] = False
+    assert preflight.endings(wrong, SPECIAL).value == 1
+
+
+def test_samplers_batches_end_well_with_pad_as_eos() -> None:
+    special = SpecialTokens(tuple(range(2, 60)), 2)
+    found, batch = sampled_batch(special=special)
+    assert (found.mask.sum(1) < found.mask.shape[1]).any()
+    assert preflight.endings(batch, special).ok
+
+
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+@pytest.mark.parametrize("turns", [1, 3])
+def test_the_templates_mask_agrees_with_positions(pad_is_eos, turns) -> None:
+    toy = tokenizer(pad_is_eos)
+    for chat in chats(turns):
+        check = preflight.template_marks(toy, chat[:-1], chat[-1]["content"])
+        assert check.ok, str(check)
+        assert not check.detail
+
+
+def test_a_template_that_marks_otherwise_is_found() -> None:
+    no_eos = TEMPLATE.replace(
+        "{{ m['content'] }}<|im_end|>{% endgeneration %}",
+        "{{ m['content'] }}{% endgeneration %}<|im_end|>",
+    )
+    chat = chats(1)[0]
+    check = preflight.template_marks(tokenizer(template=no_eos), chat[:-1], chat[-1]["content"])
+    assert check.value == 1
+    other = TEMPLATE.replace("{% if add_generation_prompt %}<|im_start|>assistant\n", "{% if 0 %}")
+    check = preflight.template_marks(tokenizer(template=other), chat[:-1], chat[-1]["content"])
+    assert check.value > 2
+    silent = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    check = preflight.template_marks(tokenizer(template=silent), chat[:-1], "one")
+    assert check.ok
+    assert "positions are used" in check.detail
+
+
+def test_a_check_is_a_line() -> None:
+    check = preflight.Check("x", 0.25, 0.5, "y")
+    assert str(check) == "x: 0.25 (at most 0.5) ok; y"
+    assert str(dataclasses.replace(check, value=1.0)) == "x: 1 (at most 0.5) FAILED; y"

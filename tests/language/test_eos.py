@@ -1,0 +1,113 @@
+"""Models that end a response with any of several tokens, against plain transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from klrl.base.errors import ConfigError
+from klrl.language import checks as preflight
+from klrl.language.batch import make_batch
+from klrl.language.model import load_causal_lm
+from klrl.language.policy import special_tokens
+from klrl.language.rewards import response_texts
+from klrl.language.sampler import CacheSampler, Decoding
+from klrl.language.wrapper_sampler import WrapperSampler
+from tests.language.toys import prompts
+from tests.transforms import llm_toys as toys
+
+LONGEST = 8
+
+
+def save(listed: object, file: str = "generation_config.json", family: str = "llama") -> Path:
+    """A folder whose model tells ``listed`` as its eos_token_id."""
+    toys.network(family).save_pretrained("model")
+    toys.tokenizer().save_pretrained("model")
+    if file == "config.json":  # transformers then makes the generation config from it
+        Path("model/generation_config.json").unlink()
+    path = Path("model") / file
+    told = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**told, "eos_token_id": listed}))
+    return Path("model")
+
+
+def greedy(model, prompt, mask, **words) -> list[list[int]]:
+    """Plain transformers, a prompt at a time without padding: what follows each."""
+    found = []
+    for ids, kept in zip(prompt, mask, strict=True):
+        row = ids[kept][None]
+        whole = model.generate(
+            row,
+            attention_mask=torch.ones_like(row),
+            do_sample=False,
+            max_new_tokens=LONGEST,
+            pad_token_id=0,
+            **words,
+        )
+        found.append(whole[0, row.shape[1] :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["shared", "copied", "wrapper"])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_responses_end_where_plain_transformers_ends_them(kind, file, family) -> None:
+    prompt, mask = prompts(pads=2)
+    free = greedy(toys.network(family), prompt, mask, eos_token_id=None)
+    assert [len(row) for row in free] == [LONGEST] * 3
+    eos = toys.tokenizer().eos_token_id
+    folder = save([eos, free[0][4], free[1][2]], file, family)
+    plain = greedy(AutoModelForCausalLM.from_pretrained(folder), prompt, mask)
+    assert len(plain[0]) <= 5
+    assert len(plain[1]) <= 3
+
+    loaded = load_causal_lm(folder, chat=True, say=lambda _: None)
+    assert set(loaded.eos) == {eos, free[0][4], free[1][2]}
+    special = special_tokens(loaded)
+    if kind == "wrapper":
+        sampler = WrapperSampler(loaded.model, loaded.tokenizer, special)
+    else:
+        sampler = CacheSampler(loaded.model, special, shared=kind == "shared")
+    found = sampler(prompt, mask, 1, Decoding(LONGEST, greedy=True, training=False))
+    rows = [row[kept].tolist() for row, kept in zip(found.tokens, found.mask, strict=True)]
+    assert rows == plain
+    assert found.truncated.tolist() == [row[-1] not in loaded.eos for row in plain]
+    assert preflight.endings(make_batch(prompt, mask, found, 1), special).ok
+    bare = [row[:-1] if row[-1] in loaded.eos else row for row in plain]
+    texts = response_texts(loaded.tokenizer, found.tokens, found.mask, special.eos)
+    assert texts == loaded.tokenizer.batch_decode(bare)
+
+
+def test_several_are_said_and_pad_among_them_is_known_by_position() -> None:
+    said: list[str] = []
+    loaded = load_causal_lm(save([2, 1, 0]), chat=True, say=said.append)
+    assert (loaded.eos, loaded.pad_is_eos) == ((2, 1, 0), True)
+    assert said == [
+        "actor.model=model: a response ends with any of <|im_end|>, <|im_start|>, <pad>, as its "
+        "generation config lists"
+    ]
+
+
+@pytest.mark.parametrize("told", [7, [], None])
+def test_a_single_id_of_the_model_leaves_the_tokenizers_alone(told) -> None:
+    """Classes of transformers have one by default, whatever the tokenizer."""
+    said: list[str] = []
+    loaded = load_causal_lm(save(told), chat=True, say=said.append)
+    assert (loaded.eos, said) == ((toys.tokenizer().eos_token_id,), [])
+
+
+@pytest.mark.parametrize("wrong", [-1, 100_000, "<|im_end|>"])
+def test_a_list_that_names_no_token_is_refused_in_one_line(wrong) -> None:
+    with pytest.raises(ConfigError) as told:
+        load_causal_lm(save([2, wrong]), chat=True)
+    text = str(told.value)
+    assert text == (
+        f"actor.model=model: eos_token_id={[2, wrong]} of its generation config names {wrong}, "
+        "which is no token; mend its generation_config.json"
+    )

@@ -1,0 +1,189 @@
+"""LoRA: the update by hand, and a reference that is the same model without its adapters."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from torch import nn
+
+from klrl.base.errors import ConfigError
+from klrl.language.lora import LoraSettings, adapter_off, add_lora
+from klrl.language.model import load_causal_lm
+from klrl.transforms.token_log_probs import token_log_probs
+from tests.transforms import llm_toys as toys
+
+IDS = torch.tensor([[5, 9, 30, 12, 77]])
+RANK, ALPHA = 3, 6.0
+#: (in, out) of the layers that all-linear means, in each of the two blocks of width 16.
+LAYERS = {
+    "llama": [(16, 16)] * 4 + [(16, 32)] * 2 + [(32, 16)],
+    "qwen2": [(16, 16)] * 4 + [(16, 32)] * 2 + [(32, 16)],
+    "gpt2": [(16, 48), (16, 16), (16, 64), (64, 16)],
+}
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def adapted(family: str, **settings: object):
+    """A model with adapters that do something, and a frozen copy from before."""
+    network = toys.network(family)
+    before = copy.deepcopy(network).requires_grad_(False)
+    model = add_lora(network, LoraSettings(r=RANK, alpha=ALPHA, **settings))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3, generator=generator)
+    return model.eval(), before
+
+
+def storages(model: nn.Module) -> dict[int, int]:
+    """Address and bytes of each block of memory that holds parameters or buffers."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_a_fresh_policy_is_its_reference(family: str) -> None:
+    network = toys.network(family)
+    expected = logits(network)
+    model = add_lora(network, LoraSettings())
+    assert torch.equal(logits(model), expected)
+    with adapter_off(model) as reference:
+        assert torch.equal(logits(reference), expected)
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_the_update_is_alpha_over_r_times_b_a(family: str) -> None:
+    model, before = adapted(family)
+    weights = dict(model.named_parameters())
+    merged = 0
+    with torch.no_grad():
+        for name, parameter in before.named_parameters():
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            if f"{stem}.lora_A.default.weight" not in weights:
+                continue
+            a = weights[f"{stem}.lora_A.default.weight"]
+            b = weights[f"{stem}.lora_B.default.weight"]
+            update = ALPHA / RANK * b @ a
+            parameter += update.T if family == "gpt2" else update
+            merged += 1
+    assert merged == 2 * len(LAYERS[family])
+    assert torch.allclose(logits(model), logits(before), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_adapter_off_scores_as_a_separate_frozen_copy(family: str) -> None:
+    model, before = adapted(family)
+    rows = [torch.tensor([5, 9, 30, 12, 77]), torch.tensor([8, 3, 100])]
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    on = logits(model)
+    with adapter_off(model) as reference:
+        scores = token_log_probs(reference, rows, masks)
+    for row, score in zip(rows, scores, strict=True):
+        assert torch.allclose(score, toys.alone(before, row), atol=1e-5)
+    assert not torch.allclose(on, logits(before), atol=0.1)
+    assert torch.equal(logits(model), on)  # the adapters are back
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_the_reference_costs_no_second_copy(family: str) -> None:
+    model, before = adapted(family)
+    held = storages(model)
+    with adapter_off(model) as reference:
+        assert reference is model
+        logits(reference)
+        assert storages(reference) == held
+    adapters = 2 * 4 * RANK * sum(i + o for i, o in LAYERS[family])  # 2 blocks, 4 bytes
+    assert sum(held.values()) == sum(storages(before).values()) + adapters
+
+
+def test_only_adapters_learn() -> None:
+    model, _ = adapted("llama")
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert learning == {name for name, _ in model.named_parameters() if "lora_" in name}
+
+
+def test_the_reference_leaves_no_graph_and_the_mode_as_it_was() -> None:
+    model, _ = adapted("llama")
+    model.train()
+    model.get_output_embeddings().weight.requires_grad_(True)  # as if more than adapters learned
+    with adapter_off(model) as reference:
+        assert not reference.training
+        assert not reference(input_ids=IDS).logits.requires_grad
+    assert model.training
+    assert model(input_ids=IDS).logits.requires_grad
+
+
+def test_adapters_come_back_after_an_error() -> None:
+    model, _ = adapted("llama")
+    expected = logits(model)
+
+    def fail() -> None:
+        with adapter_off(model):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.equal(logits(model), expected)
+    assert all(p.requires_grad for n, p in model.named_parameters() if "lora_" in n)
+
+
+def test_named_layers_alone_get_adapters() -> None:
+    model, _ = adapted("llama", target_modules=["q_proj", "v_proj"])
+    layers = {n.split(".")[-4] for n, _ in model.named_parameters() if "lora_A" in n}
+    assert layers == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_it_loads_with_adapters_and_checkpointing(family: str) -> None:
+    toys.network(family).save_pretrained("model")
+    toys.tokenizer().save_pretrained("model")
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = load_causal_lm(
+            Path("model"), chat=True, lora=LoraSettings(), gradient_checkpointing=checkpointing
+        ).model
+        model(input_ids=IDS, use_cache=False).logits.log_softmax(-1)[0, :, 3].sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    assert sum(float(g.abs().sum()) for g in gradients[0]) > 0
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.allclose(plain, again, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"r": 0}, "actor.lora.r=0: out of range"),
+        ({"alpha": 0.0}, "actor.lora.alpha=0: out of range"),
+        ({"dropout": 0.1}, "actor.lora.dropout=0.1: .*not be the one that sampled.*set it to 0"),
+        ({"target_modules": ["nope"]}, r"actor.lora.target_modules=\['nope'\]: .*all-linear"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(settings: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        add_lora(toys.network(), LoraSettings(**settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_peft_still_reads_a_deprecated_property() -> None:
+    """When this fails, klrl/language/lora.py has nothing to silence any more."""
+    config = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
+        peft.get_peft_model(toys.network(), config)
+
+
+def test_a_model_without_adapters_cannot_take_them_off() -> None:
+    with (
+        pytest.raises(ConfigError, match="reference=adapter_off: .*no adapters"),
+        adapter_off(toys.network()),
+    ):
+        pass

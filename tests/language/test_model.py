@@ -1,0 +1,344 @@
+"""Loading models and tokenizers: against plain transformers, and one line for each thing wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from klrl.base.errors import ConfigError
+from klrl.language.model import context_of, find_model, load_causal_lm, prompt_limit
+from tests.transforms import llm_toys as toys
+
+IDS = torch.tensor([[5, 9, 30, 12, 77]])
+
+
+def save(family: str = "llama", folder: str = "model", **tokenizer: bool) -> Path:
+    toys.network(family).save_pretrained(folder)
+    toys.tokenizer(**tokenizer).save_pretrained(folder)
+    return Path(folder)
+
+
+def edit(folder: Path, file: str, **values: object) -> None:
+    """Change fields of a JSON file; None takes one away."""
+    told = json.loads((folder / file).read_text()) | values
+    kept = {name: value for name, value in told.items() if value is not None}
+    (folder / file).write_text(json.dumps(kept))
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+# ------------------------------------------------------------------------------------- it loads
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_a_loaded_model_computes_what_transformers_does(family: str) -> None:
+    folder = save(family)
+    loaded = load_causal_lm(str(folder), chat=True)
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert torch.equal(logits(loaded.model), logits(plain))
+    assert loaded.context == 256
+    assert not loaded.model.training
+    assert all(p.requires_grad for p in loaded.model.parameters())
+    assert loaded.tokenizer.padding_side == "left"
+    text = "sort the digits, 3x<|im_end|>"
+    assert loaded.tokenizer(text)["input_ids"] == toys.tokenizer()(text)["input_ids"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_weights_have_the_dtype_asked_for(dtype: str) -> None:
+    loaded = load_causal_lm(save(), chat=True, dtype=dtype)
+    assert {p.dtype for p in loaded.model.parameters()} == {getattr(torch, dtype)}
+
+
+def test_dropout_is_off_in_training_mode_too() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=300, n_embd=16, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.5
+    )
+    GPT2LMHeadModel(config).save_pretrained("model")
+    toys.tokenizer().save_pretrained("model")
+    model = load_causal_lm("model", chat=True).model
+    expected = logits(model.eval())
+    assert torch.equal(logits(model.train()), expected)
+    plain = AutoModelForCausalLM.from_pretrained("model").train()
+    assert not torch.allclose(logits(plain), expected, atol=1e-3)  # what would have happened
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_gradient_checkpointing_computes_twice_and_gives_the_same_gradients(family: str) -> None:
+    folder, gradients, calls = save(family), [], []
+    for checkpointing in (False, True):
+        model = load_causal_lm(folder, chat=True, gradient_checkpointing=checkpointing).model
+        count = []
+        block = model.transformer.h[0] if family == "gpt2" else model.model.layers[0]
+        linear = block.mlp.c_fc if family == "gpt2" else block.mlp.up_proj
+        linear.register_forward_hook(lambda *_, count=count: count.append(1))
+        model(input_ids=IDS, use_cache=False).logits.log_softmax(-1)[0, :, 3].sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+        calls.append(len(count))
+    assert calls == [1, 2]
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.allclose(plain, again, atol=1e-6)
+
+
+def test_the_authors_sampling_defaults_are_dropped() -> None:
+    folder = save()
+    edit(folder, "generation_config.json", do_sample=True, top_k=5, temperature=0.3, top_p=0.5)
+    generation = load_causal_lm(folder, chat=True).model.generation_config
+    assert (generation.top_k, generation.top_p, generation.temperature) == (None, None, None)
+    assert generation.eos_token_id == toys.tokenizer().eos_token_id
+    assert generation.pad_token_id == toys.tokenizer().pad_token_id
+
+
+def test_a_model_is_loaded_by_hub_id_and_nothing_that_runs_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Through the hub client's own cache, offline."""
+    commit = "a" * 40
+    repository = tmp_path / "hub" / "models--me--tiny"
+    snapshot = repository / "snapshots" / commit
+    shutil.copytree(save(), snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    loaded = load_causal_lm("me/tiny", chat=True)
+    assert torch.equal(logits(loaded.model), logits(toys.network()))
+
+
+def test_the_hub_is_asked_for_weights_and_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def download(name: str, **kwargs: object) -> str:
+        asked.update(kwargs, name=name)
+        return "fetched"
+
+    monkeypatch.setattr("klrl.language.model.snapshot_download", download)
+    assert find_model("me/tiny") == Path("fetched")
+    assert asked["name"] == "me/tiny"
+    allowed = " ".join(asked["allow_patterns"])  # type: ignore[arg-type]
+    assert "*.safetensors" in allowed
+    assert not any(kind in allowed for kind in (".py", ".bin", ".pt", ".pkl", ".h5"))
+
+
+# ------------------------------------------------------------------------------------ tokenizers
+
+
+def without_pad(folder: Path) -> None:
+    edit(folder, "tokenizer_config.json", pad_token=None)
+
+
+def test_without_a_pad_token_eos_takes_its_place_and_that_is_said() -> None:
+    folder, said = save(), []
+    without_pad(folder)
+    loaded = load_causal_lm(folder, chat=True, say=said.append)
+    assert loaded.pad_is_eos
+    assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id
+    assert said == [
+        "actor.model=model: no pad token; padding with EOS, told apart by position",
+    ]
+
+
+def test_a_tokenizer_with_everything_is_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not load_causal_lm(save(), chat=True).pad_is_eos
+    assert load_causal_lm(save(folder="two", pad_is_eos=True), chat=True).pad_is_eos
+    assert capsys.readouterr().out == ""
+
+
+def test_auto_tokenizer_still_overrules_the_folder_of_a_qwen2_model() -> None:
+    """When this fails, klrl/language/tokenizer.py needs its own choice of a class no more."""
+    tokenizer = AutoTokenizer.from_pretrained(save("qwen2"))
+    assert type(tokenizer).__name__ == "Qwen2Tokenizer"
+    assert len(tokenizer) == len(toys.tokenizer()) + 1
+
+
+def test_plain_prompts_need_no_chat_template() -> None:
+    folder = save()
+    (folder / "chat_template.jinja").unlink()
+    assert load_causal_lm(folder, chat=False).tokenizer.chat_template is None
+
+
+# ------------------------------------------------------------------------------- it does not load
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def adapters_only(folder: Path) -> None:
+    no_config(folder)
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+
+
+def pickled_beside_a_decoy(folder: Path) -> None:
+    pickled(folder)
+    save_file({"other": torch.zeros(1)}, folder / "other.safetensors")
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:2000])
+
+
+def missing_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def other_shapes(folder: Path) -> None:
+    edit(folder, "config.json", intermediate_size=48)
+
+
+def remote_code(folder: Path) -> None:
+    edit(
+        folder,
+        "config.json",
+        model_type="mine",
+        auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
+    )
+    (folder / "mine.py").write_text("raise SystemExit('this ran')")
+
+
+def unknown_type(folder: Path) -> None:
+    edit(folder, "config.json", model_type="mine")
+
+
+def no_causal_model(folder: Path) -> None:
+    edit(folder, "config.json", model_type="vit")
+
+
+def tokenizer_code(folder: Path) -> None:
+    edit(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.Tokenizer", None]})
+
+
+def broken_tokenizer_config(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{")
+
+
+def no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def no_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+
+
+def no_eos(folder: Path) -> None:
+    edit(folder, "tokenizer_config.json", eos_token=None)
+
+
+def many_tokens(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil, told",
+    [
+        (no_config, "no config.json in it"),
+        (adapters_only, "holds LoRA adapters alone; merge them"),
+        (broken_config, "config.json is not JSON"),
+        (pickled, r"its weights are pickled .pytorch_model.bin."),
+        (pickled_beside_a_decoy, "its weights cannot be read .*no file named model.safetensors"),
+        (no_weights, r"no \*.safetensors in it"),
+        (cut_weights, "its weights cannot be read"),
+        (missing_weights, "1 weights are not in its files .model.layers.1.mlp.up_proj.weight"),
+        (other_shapes, "its weights cannot be read"),
+        (remote_code, "runs code of its own"),
+        (unknown_type, "this transformers knows no model_type 'mine'"),
+        (no_causal_model, "vit is no causal language model"),
+        (tokenizer_code, "its tokenizer runs code of its own"),
+        (broken_tokenizer_config, "tokenizer_config.json is not JSON"),
+        (no_tokenizer, "no tokenizer can be read from it"),
+        (no_template, "its tokenizer has no chat template"),
+        (no_eos, "its tokenizer has no EOS token"),
+        (many_tokens, r"its tokenizer has \d+ tokens, its embedding \d+ rows"),
+    ],
+)
+def test_a_folder_that_cannot_serve_is_refused_in_one_line(
+    spoil: Callable[[Path], None], told: str
+) -> None:
+    folder = save()
+    spoil(folder)
+    with pytest.raises(ConfigError, match=f"^actor.model=model: {told}") as caught:
+        load_causal_lm("model", chat=True)
+    assert "\n" not in str(caught.value)
+    assert ";" in str(caught.value)  # a remedy follows
+
+
+@pytest.mark.parametrize("model", ["./none", "/none/at/all", "a/b/c", "~/none", ""])
+def test_a_path_that_is_none_never_reaches_the_hub(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "klrl.language.model.snapshot_download", lambda *_, **__: pytest.fail("asked")
+    )
+    if model == "":
+        monkeypatch.setattr(Path, "is_dir", lambda _: False)
+    with pytest.raises(ConfigError, match=f"actor.model={model}: no such folder"):
+        find_model(model)
+
+
+def test_a_file_is_no_model() -> None:
+    Path("model.safetensors").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        find_model("model.safetensors")
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for model in ("me/tiny", "not an id!"):
+        with pytest.raises(ConfigError, match=f"actor.model={model}: .*the hub does not") as caught:
+            find_model(model)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_other_dtypes_are_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"actor.dtype={dtype}: .*choose one of float32, bfloat"):
+        load_causal_lm(save(), chat=True, dtype=dtype)
+
+
+# --------------------------------------------------------------------------------------- context
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_the_context_is_the_models_positions(family: str) -> None:
+    assert context_of(toys.network(family).config) == 256
+
+
+def test_the_longest_response_is_taken_off_the_context() -> None:
+    assert prompt_limit(256, 100, "collector.max_new_tokens") == 156
+    assert prompt_limit(None, 100, "collector.max_new_tokens") is None
+    with pytest.raises(ConfigError, match="collector.max_new_tokens=256: leaves no room"):
+        prompt_limit(256, 256, "collector.max_new_tokens")

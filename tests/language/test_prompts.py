@@ -1,0 +1,215 @@
+"""Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from klrl.base.errors import ConfigError
+from klrl.language.jsonl import read_jsonl
+from klrl.language.prompts import (
+    Prompt,
+    PromptStream,
+    ShuffledEpochs,
+    check_prompts,
+    encode,
+    left_pad,
+)
+from tests.transforms import llm_toys as toys
+
+TURNS = [
+    {"role": "system", "content": "sort"},
+    {"role": "user", "content": "three one"},
+    {"role": "assistant", "content": "one three"},
+    {"role": "user", "content": "two one"},
+]
+
+
+def write(*lines: object) -> Path:
+    path = Path("data.jsonl")
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return path
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def test_plain_prompts_conversations_and_their_other_fields_are_read() -> None:
+    path = write({"prompt": "hello", "answer": 3}, "", {"messages": TURNS})
+    first, second = read_jsonl(path)
+    assert first.content == "hello"
+    assert first.row["answer"] == 3
+    assert second.content == TURNS
+    assert second.origin == "env.data=data.jsonl line 3"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_error() -> None:
+    Path("data.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    assert [p.content for p in read_jsonl("data.jsonl")] == ["a", "b"]
+
+
+GOOD = {"prompt": "a"}
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        ('{"prompt": "a"', "line 2: not JSON"),
+        ("[1]", "line 2: a list; write an object"),
+        ("7", "line 2: a number; write an object"),
+        ({"text": "a"}, "line 2: holds only text"),
+        ({}, "line 2: holds only no field"),
+        ({"prompt": "a", "messages": [USER]}, "line 2: holds both"),
+        ({"prompt": None}, "line 2: prompt is null"),
+        ({"prompt": [USER]}, "line 2: prompt is a list"),
+        ({"messages": []}, "line 2: messages is empty"),
+        ({"messages": "a"}, "line 2: messages is a text"),
+        ({"messages": [USER, {"role": "user"}]}, "line 2: turn 2 needs a role and a content"),
+        ({"messages": [USER, "a"]}, "line 2: turn 2 needs"),
+        ({"messages": [{"role": "user", "content": 3}]}, "line 2: turn 1 needs"),
+        ({"messages": TURNS[:3]}, "line 2: the last turn is the assistant's"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"env.data=data.jsonl {told}") as caught:
+        read_jsonl(write(GOOD, line))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
+    Path("data.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(ConfigError, match="line 2: not JSON"):
+        read_jsonl("data.jsonl")
+
+
+def test_no_file_and_no_prompt_are_refused() -> None:
+    with pytest.raises(ConfigError, match="env.data=none.jsonl: No such file"):
+        read_jsonl("none.jsonl")
+    with pytest.raises(ConfigError, match="env.data=data.jsonl: holds no prompt"):
+        read_jsonl(write("", "  "))
+
+
+# ------------------------------------------------------------------------------------ rendering
+
+
+def test_a_conversation_is_rendered_as_transformers_does_and_ends_ready_for_an_answer() -> None:
+    tokenizer = toys.tokenizer()
+    text = tokenizer.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+    assert text.endswith("<|im_start|>assistant\n")
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert encode(Prompt(TURNS), tokenizer) == expected
+
+
+def with_special_tokens():
+    """Begins a text with <|im_start|> and ends it with EOS, as some tokenizers do."""
+    tokenizer = toys.tokenizer.__wrapped__()
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[
+            (name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|im_start|>", "<|im_end|>")
+        ],
+    )
+    return tokenizer
+
+
+def test_a_plain_prompt_keeps_bos_and_loses_the_eos_that_no_response_could_follow() -> None:
+    tokenizer = with_special_tokens()
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    bare = tokenizer("hello", add_special_tokens=False)["input_ids"]
+    assert tokenizer("hello")["input_ids"] == [start, *bare, end]
+    assert encode(Prompt("hello"), tokenizer) == [start, *bare]
+
+
+def test_an_eos_that_the_user_wrote_stays() -> None:
+    tokenizer = toys.tokenizer()
+    assert encode(Prompt("hello<|im_end|>"), tokenizer)[-1] == tokenizer.eos_token_id
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match="line 4: holds no token"):
+        encode(Prompt("", origin="line 4"), toys.tokenizer())
+
+
+def test_a_template_that_refuses_a_conversation_is_told_with_its_line() -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ConfigError, match="line 4: the chat template refuses it.*alternate"):
+        encode(Prompt([USER], origin="line 4"), toys.tokenizer(template=template))
+
+
+def test_a_prompt_beyond_the_context_tells_line_length_and_limit() -> None:
+    prompts = read_jsonl(write({"prompt": "a b"}, {"prompt": "x" * 9}))
+    tokenizer = toys.tokenizer()
+    lengths = [len(tokenizer(p.content)["input_ids"]) for p in prompts]
+    assert check_prompts(prompts, tokenizer, lengths[1]) == lengths[1] == 9
+    assert check_prompts(prompts, tokenizer, None) == 9
+    with pytest.raises(ConfigError, match="line 2: 9 tokens.*leaves 8"):
+        check_prompts(prompts, tokenizer, 8)
+    stream = PromptStream(ShuffledEpochs(prompts, 0), tokenizer, 8)
+    with pytest.raises(ConfigError, match="line 2: 9 tokens"):
+        stream.take(2)
+
+
+def test_prompts_are_padded_on_the_left() -> None:
+    ids, mask = left_pad([[5, 6, 7], [8]], pad=9)
+    assert ids.tolist() == [[5, 6, 7], [9, 9, 8]]
+    assert mask.tolist() == [[True, True, True], [False, False, True]]
+    assert ids.dtype == torch.int64
+    assert mask.dtype == torch.bool
+
+
+def test_padding_is_by_position_where_pad_is_eos() -> None:
+    tokenizer = toys.tokenizer(pad_is_eos=True)
+    prompts = [Prompt(TURNS), Prompt([USER])]
+    batch = PromptStream(prompts.__getitem__, tokenizer, None).take(2)
+    for row, mask, prompt in zip(batch.ids, batch.mask, prompts, strict=True):
+        assert row[mask].tolist() == encode(prompt, tokenizer)
+        assert tokenizer.eos_token_id in row[mask]
+
+
+# -------------------------------------------------------------------------------------- drawing
+
+DATA = [Prompt(str(index)) for index in range(7)]
+
+
+def numbers(prompts: list[Prompt]) -> list[int]:
+    return [int(prompt.content) for prompt in prompts]
+
+
+def test_every_epoch_is_the_whole_data_in_an_order_of_its_own() -> None:
+    at = ShuffledEpochs(DATA, seed=3)
+    epochs = [numbers([at(7 * epoch + i) for i in range(7)]) for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[0] != numbers([ShuffledEpochs(DATA, seed=4)(i) for i in range(7)])
+
+
+def test_a_prompt_does_not_depend_on_the_order_of_asking() -> None:
+    forward, backward = ShuffledEpochs(DATA, seed=3), ShuffledEpochs(DATA, seed=3)
+    there = [forward(i).content for i in range(20)]
+    back = [backward(i).content for i in reversed(range(20))]
+    assert there == back[::-1]
+
+
+def test_a_stream_resumes_from_its_counter_in_the_middle_of_an_epoch() -> None:
+    def stream() -> PromptStream:
+        return PromptStream(ShuffledEpochs(DATA, seed=3), toys.tokenizer(), None)
+
+    whole, first, second = stream(), stream(), stream()
+    expected = [numbers(whole.take(4).prompts) for _ in range(5)]
+    found = [numbers(first.take(4).prompts) for _ in range(2)]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    found += [numbers(second.take(4).prompts) for _ in range(3)]
+    assert found == expected
+
+
+def test_a_group_stands_side_by_side() -> None:
+    batch = PromptStream(DATA.__getitem__, toys.tokenizer(), None).take(2)
+    group = batch.repeat(3)
+    assert numbers(group.prompts) == [0, 0, 0, 1, 1, 1]
+    assert group.ids.tolist() == [batch.ids[0].tolist()] * 3 + [batch.ids[1].tolist()] * 3
+    assert group.mask.shape == (6, batch.mask.shape[1])

@@ -1,0 +1,281 @@
+"""Reward functions: how they are found, called and reported by sample; time limits and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from klrl.base.errors import ConfigError, RewardError
+from klrl.language.prompts import Prompt
+from klrl.language.rewards import Reward, find_reward, response_texts
+from klrl.language.sort_digits import exact, proxy
+from tests.transforms import llm_toys as toys
+
+PROMPTS = [Prompt(str(i), {"answer": str(i), "digits": str(i)}, f"line {i}") for i in range(5)]
+TEXTS = ["0", "1", "x", "3", "4"]
+
+
+def reward(function, timeout: float | None = 5.0) -> Reward:
+    return Reward("mine:score", timeout, function)
+
+
+def failure(function, timeout: float | None = 5.0) -> str:
+    """The one line about a function that fails."""
+    with pytest.raises(RewardError) as caught:
+        reward(function, timeout)(PROMPTS, TEXTS)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("env.reward=mine:score: ")
+    return str(caught.value)
+
+
+# -------------------------------------------------------------------------------------- finding
+
+
+def module(name: str, text: str) -> str:
+    Path(f"{name}.py").write_text(text)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_a_function_is_found_in_the_current_folder() -> None:
+    module("found_reward", "def score(prompts, responses, rows):\n    return [2.0] * len(rows)\n")
+    scores = Reward("found_reward:score", 5.0)(PROMPTS, TEXTS)
+    assert scores.tolist() == [2.0] * 5
+
+
+def test_the_built_in_ones_go_through_the_same_door() -> None:
+    assert find_reward("exact") is exact
+    assert find_reward("proxy") is proxy
+    assert Reward("exact", 5.0)(PROMPTS, TEXTS).tolist() == [1, 1, 0, 1, 1]
+
+
+def test_a_row_without_an_answer_is_told_by_its_sample() -> None:
+    with pytest.raises(RewardError, match="sample 1 of 2 .line 7.*KeyError: 'answer'"):
+        Reward("exact", 5.0)([PROMPTS[0], Prompt("p", {}, "line 7")], ["0", "1"])
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("exat", "choose exact or proxy, or name a function"),
+        ("mod:", "choose exact or proxy"),
+        ("no_such_module:f", "importing no_such_module fails .ModuleNotFoundError"),
+        ("broken_reward:f", "importing broken_reward fails .ZeroDivisionError"),
+        ("exiting_reward:f", "importing exiting_reward fails .SystemExit"),
+        ("short_reward:f", "short_reward has no function f"),
+        ("short_reward:number", "short_reward has no function number"),
+        ("short_reward:two", "cannot be called as two.prompts, responses, rows"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(name: str, told: str) -> None:
+    module("broken_reward", "1 / 0\n")
+    module("exiting_reward", "import sys\nsys.exit('bye')\n")
+    module("short_reward", "number = 3\ndef two(prompts, responses): ...\n")
+    with pytest.raises(ConfigError, match=f"env.reward={name}: .*{told}") as caught:
+        find_reward(name)
+    assert "\n" not in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------- calling
+
+
+def test_the_function_gets_prompts_responses_and_rows() -> None:
+    got = []
+
+    def score(prompts, responses, rows):
+        got.append((prompts, responses, rows))
+        return [0.0] * len(rows)
+
+    reward(score)(PROMPTS, TEXTS)
+    assert got == [(list("01234"), TEXTS, [prompt.row for prompt in PROMPTS])]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [0, 1, 2, 3, 4],
+        (0.0, 1.0, 2.0, 3.0, 4.0),
+        np.arange(5),
+        torch.arange(5.0, requires_grad=True),
+        torch.arange(5)[:, None],
+    ],
+)
+def test_lists_arrays_and_tensors_are_scores(returned) -> None:
+    scores = reward(lambda *_: returned)(PROMPTS, TEXTS)
+    assert scores.tolist() == [0, 1, 2, 3, 4]
+    assert scores.dtype == torch.float32
+    assert not scores.requires_grad
+
+
+def test_truth_values_are_scores() -> None:
+    scores = reward(lambda p, texts, r: [t == "x" for t in texts])(PROMPTS, TEXTS)
+    assert scores.tolist() == [0, 0, 1, 0, 0]
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+def raises_on_x(prompts, responses, rows):
+    return [float(text) for text in responses]
+
+
+def test_the_sample_that_raises_is_named() -> None:
+    told = failure(raises_on_x)
+    assert "sample 2 of 5 (line 2, response 'x'): raised ValueError: could not convert" in told
+
+
+def test_a_failure_of_the_whole_batch_alone_says_so() -> None:
+    def score(prompts, responses, rows):
+        if len(responses) > 1:
+            raise RuntimeError("two\nlines")
+        return [0.0]
+
+    assert failure(score).endswith(
+        "raised RuntimeError: two lines on 5 samples, on none of them alone"
+    )
+
+
+def test_a_function_that_exits_ends_no_run() -> None:
+    assert "raised SystemExit: 3" in failure(lambda *_: sys.exit(3))
+    assert "raised SystemExit: 3" in failure(lambda *_: sys.exit(3), timeout=None)
+
+
+@pytest.mark.parametrize("timeout", [5.0, None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_not_finite_is_told_by_its_sample(value, timeout) -> None:
+    told = failure(lambda *_: [0.0, 0.0, 0.0, value, value], timeout)
+    assert told.endswith(f"sample 3 of 5 (line 3, response '3'): returned {value}")
+
+
+@pytest.mark.parametrize("value", [None, "high", [1.0, 2.0]])
+def test_a_score_that_is_no_number_is_told_by_its_sample(value) -> None:
+    assert "sample 1 of 5" in failure(lambda *_: [0.0, value, 0.0, 0.0, 0.0])
+
+
+def test_a_wrong_number_of_scores_is_told() -> None:
+    assert failure(lambda *_: [0.0] * 4).endswith("returned 4 scores for 5 samples")
+    assert failure(lambda *_: np.zeros(6)).endswith("returned 6 scores for 5 samples")
+
+
+@pytest.mark.parametrize(
+    "value, kind",
+    [
+        (None, "NoneType"),
+        (1.0, "float"),
+        (torch.tensor(1.0), "Tensor"),
+        ("01234", "str"),
+        ({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, "dict"),
+        ({0, 1, 2, 3, 4}, "set"),
+    ],
+)
+def test_something_else_than_a_list_is_told(value, kind: str) -> None:
+    told = failure(lambda *_: value)
+    assert told.endswith(f"returned {kind}, not a list of 5 numbers")
+
+
+def test_a_long_response_is_cut_in_the_line() -> None:
+    with pytest.raises(RewardError, match=r"response 'a{57}\.\.\.'"):
+        reward(lambda *_: [float("nan")])([PROMPTS[0]], ["a" * 1000])
+
+
+# ---------------------------------------------------------------------------------- time limits
+
+
+def test_the_sample_that_hangs_is_named_in_about_two_limits() -> None:
+    def score(prompts, responses, rows):
+        if "x" in responses:
+            time.sleep(60)
+        return [0.0] * len(responses)
+
+    start = time.monotonic()
+    told = failure(score, timeout=0.3)
+    assert "sample 2 of 5 (line 2, response 'x'): took more than 0.3 s, and hangs" in told
+    assert time.monotonic() - start < 3
+
+
+def test_a_batch_that_is_only_slow_accuses_no_sample() -> None:
+    calls = []
+
+    def score(prompts, responses, rows):
+        calls.append(len(responses))
+        time.sleep(0.2 * len(responses))
+        return [0.0] * len(responses)
+
+    assert failure(score, 0.5) == "env.reward=mine:score: took more than 0.5 s on 5 samples"
+    assert calls.count(1) < 5  # looking for one to blame has a limit too
+
+
+def test_without_a_limit_the_function_runs_on_the_main_thread() -> None:
+    threads = []
+
+    def score(prompts, responses, rows):
+        threads.append(threading.current_thread())
+        return [0.0] * len(responses)
+
+    reward(score, timeout=None)(PROMPTS, TEXTS)
+    reward(score, timeout=5.0)(PROMPTS, TEXTS)
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
+    assert threads[1].daemon
+
+
+def test_a_function_with_an_alarm_of_its_own_is_told_how_to_run() -> None:
+    def score(prompts, responses, rows):
+        before = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.signal(signal.SIGALRM, before)
+        return [0.0] * len(responses)
+
+    assert "main thread" in failure(score)
+    assert "without a time limit it is called on the main thread" in failure(score)
+    assert reward(score, timeout=None)(PROMPTS, TEXTS).tolist() == [0.0] * 5
+
+
+def test_ctrl_c_gets_through_a_function_that_hangs() -> None:
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    start = time.monotonic()
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            reward(lambda *_: time.sleep(60), timeout=30.0)(PROMPTS, TEXTS)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - start < 5
+
+
+# ----------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+def test_responses_lose_their_last_eos_and_nothing_else(pad_is_eos: bool) -> None:
+    tokenizer = toys.tokenizer(pad_is_eos=pad_is_eos)
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    one, two = (tokenizer(word)["input_ids"][0] for word in ("o", "t"))
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    ids = torch.tensor(
+        [
+            [one, two, eos, pad, pad],  # ended
+            [one, two, one, two, one],  # truncated
+            [one, start, eos, pad, pad],  # a special token inside
+            [eos, pad, pad, pad, pad],  # ended at once
+            [one, eos, two, eos, pad],  # an earlier turn's EOS inside
+        ]
+    )
+    mask = torch.arange(5) < torch.tensor([3, 5, 3, 1, 4])[:, None]
+    expected = ["ot", "ototo", "o<|im_start|>", "", "o<|im_end|>t"]
+    assert response_texts(tokenizer, ids, mask, (tokenizer.eos_token_id,)) == expected

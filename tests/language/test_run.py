@@ -1,0 +1,537 @@
+"""Whole language runs: what they record, how they go on, what they refuse.
+
+The policy is a Llama of a few thousand parameters, untrained: what counts here are the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import klrl
+from klrl.__main__ import compose, main
+from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.cli.evaluate import main as evaluate_main
+from klrl.config import LanguageConfig
+from klrl.config.checks import to_config
+from klrl.config.language_checks import BASE_CONTEXT
+from klrl.language.base_model import build
+from klrl.language.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.supervised import Recipe
+from klrl.runs.folder import RunFolder
+from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import METRICS
+from klrl.train.loop import Training
+from tests.language import toys as lm_toys
+from tests.runs.test_run import manifest_of, rows_of, timeless
+
+pytestmark = pytest.mark.integration
+
+QUICK_MODEL = Recipe(
+    hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64
+)
+QUICK = (
+    "experiment=sort_digits",
+    "env.reward=proxy",  # which an untrained model earns sometimes
+    "frames=32",
+    "collector.prompts=4",
+    "collector.group_size=4",
+    "collector.max_new_tokens=6",
+    "collector.samples_every=1",
+    "learner.minibatches=2",
+    "learner.epochs=1",
+    "optim.lr=0.01",
+    "optim.lr_floor=0.01",
+    "eval.every=0",
+    "checkpoint.every=1",
+    "logger=none",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    build(QUICK_MODEL, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def job(model: str) -> Callable[..., LanguageConfig]:
+    return lambda *words: to_config(compose([*QUICK, f"actor.model={model}", *words]))
+
+
+@pytest.fixture
+def exits(model: str, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in ``run``: exit code, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        if not any(word.startswith("resume=") for word in words):
+            named = () if "actor=mlp" in words else (f"actor.model={model}",)
+            words = (*QUICK, *named, "hydra.run.dir=run", *words)
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return call
+
+
+# -------------------------------------------------------------------------------------- one run
+
+
+def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
+    code, out, err = exits("eval.every=2", "eval.episodes=6")
+    assert (code, err) == (0, "")
+    assert [
+        line.split(":")[1].strip()[:12] for line in out.splitlines() if "preflight" in line
+    ] == [
+        "cache shared",
+        "scoring",
+        "sampled - re",
+        "KL(policy||r",
+        "temperature ",
+        "responses th",
+        "positions wh",
+    ]
+    rows = rows_of(Path("run"))
+    assert [row["samples"] for row in rows] == [16, 32]
+    for row in rows:
+        assert set(row) <= set(METRICS)
+        shaped = row["reward/raw"] - row["kl/ref/penalty"]
+        assert row["reward/shaped"] == pytest.approx(shaped, abs=1e-6)
+        per_response = row["reward/raw"] * row["reward/episode_length"]
+        assert per_response == pytest.approx(row["reward/episode"], abs=1e-9)
+        assert 0 <= row["reward/gold"] <= row["reward/episode"]
+    assert abs(rows[0]["kl/ref/exact"]) < 1e-5
+    assert rows[1]["kl/ref/exact"] > 1e-3
+    assert rows[-1]["eval/gold"] <= rows[-1]["eval/return"]
+    manifest = manifest_of(Path("run"))
+    assert (manifest["status"], manifest["samples"]) == ("finished", 32)
+    assert "transformers" in manifest["versions"]
+    shown = read_rows(Path("run/samples.jsonl"))
+    assert [entry["samples"] for entry in shown] == [16] * 4 + [32] * 4
+    for entry in shown:
+        assert len(entry["kl"]) == len(entry["tokens"]) <= 6
+        assert entry["truncated"] == (entry["tokens"][-1] != "<|im_end|>")
+    assert Path("run/curves.png").stat().st_size > 10_000
+
+    evaluate_main(["run", "--episodes", "6", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["episodes"] == 6
+    assert told["eval/return"] == pytest.approx(rows[-1]["eval/return"])
+    evaluate_main(["run", "--episodes", "6", "--sampled"])
+    assert "over 6 sampled at 1 responses" in capsys.readouterr().out
+    evaluate_main(["run", "--episodes", "6", "--json", "env.reward=exact"])
+    other = json.loads(capsys.readouterr().out)
+    assert other["eval/return"] == pytest.approx(told["eval/gold"])
+    assert "eval/gold" not in other
+    with pytest.raises(SystemExit, match="2"):
+        evaluate_main(["run", "env.shots=1"])
+    assert "give KEY=VALUE of env.reward, env.shortest" in capsys.readouterr().err
+
+
+def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:
+    experiment = Training(job())
+    experiment.train(RunFolder(Path("run")))
+    loaded = klrl.load_policy("run")
+    ids = loaded.tokenizer("531", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = experiment.parts.policy.model(ids).logits
+        assert torch.equal(loaded.model(ids).logits, expected)
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["collector.temperature=0.7"],
+        ["kl.placement=split", "kl.estimator=exact"],
+        ["kl.estimator=k3", "kl.allow_biased=true", "collector.scoring=padded"],
+    ],
+    ids=["temperature", "split", "k3"],
+)
+def test_a_row_by_hand_with_plain_transformers(job, model: str, words: list[str]) -> None:
+    """One sequence at a time, no padding, no cache; after an update, so that no KL is 0."""
+    config = job(*words, "kl.coef=0.5")
+    experiment = Training(config)
+    rollout = experiment.parts.rollout(0)
+    first = rollout.collect()
+    experiment.parts.charge_kl(first)
+    experiment.parts.estimate_advantage(first)
+    experiment.learn(first)
+    batch = rollout.collect()
+    measured = experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
+    temperature = config.collector.temperature
+    mine = lm_toys.truth(experiment.parts.policy.model, batch, temperature)
+    initial = AutoModelForCausalLM.from_pretrained(model)
+    theirs = lm_toys.truth(initial, batch, temperature)
+    by_hand: dict[str, list[torch.Tensor]] = {name: [] for name in ("exact", "k1", "k2", "k3")}
+    for (_, response), log_p, log_q in zip(lm_toys.rows(batch), mine, theirs, strict=True):
+        r = (log_p - log_q).gather(1, response[:, None]).squeeze(1)
+        by_hand["exact"].append((log_p.exp() * (log_p - log_q)).sum(1))
+        by_hand["k1"].append(r)
+        by_hand["k2"].append(r**2 / 2)
+        by_hand["k3"].append((-r).exp() - 1 + r)
+    for name, rows in by_hand.items():
+        assert float(measured[name]) == pytest.approx(float(torch.cat(rows).mean()), abs=1e-5)
+        per_sequence = torch.stack([row.sum() for row in rows]).mean()
+        assert float(measured[f"{name}_seq"]) == pytest.approx(float(per_sequence), abs=1e-5)
+    estimator = getattr(config.kl, "estimator", "k1")
+    scores = batch["next", "reward_raw"].flatten()
+    groups = scores.reshape(-1, 4)
+    normal = (groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True).clamp_min(1e-9)
+    for i, kl in enumerate(by_hand[estimator]):
+        reward = -0.5 * kl
+        reward[-1] += scores[i]
+        shaped = batch["next", "reward"][i, : len(kl), 0]
+        torch.testing.assert_close(shaped.double(), reward, atol=1e-5, rtol=0)
+        to_go = kl.flip(0).cumsum(0).flip(0)
+        if config.kl.placement == "split":
+            to_go = to_go - kl
+        expected = normal.flatten()[i].double() - 0.5 * to_go
+        found = batch["advantage"][i, : len(kl), 0].double()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
+    """At the old policy every ratio is 1: d objective = -mean over tokens of A d log pi."""
+    experiment = Training(job())
+    batch = experiment.parts.rollout(0).collect()
+    experiment.parts.charge_kl(batch)
+    batch["advantage"] = torch.randn(batch["next", "reward"].shape)
+    terms = experiment.parts.learner.loss_terms(batch, 0.0)
+    parameters = experiment.parts.policy.parameters
+    found = torch.autograd.grad(terms["total"], parameters)
+    total, count = 0.0, 0
+    for i, (prompt, response) in enumerate(lm_toys.rows(batch)):
+        logits = experiment.parts.policy.model(torch.cat([prompt, response])[None]).logits[0]
+        log_p = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        log_prob = log_p.gather(1, response[:, None]).squeeze(1)
+        total = total + (batch["advantage"][i, : len(response), 0] * log_prob).sum()
+        count += len(response)
+    expected = torch.autograd.grad(-total / count, parameters)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------- breadth
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl=legacy"],
+        ["kl=none"],
+        ["kl.placement=loss", "kl.estimator=k1"],
+        ["kl.placement=loss", "kl.estimator=k2"],
+        ["kl.placement=loss", "kl.estimator=k3"],
+        ["kl.placement=loss", "kl.estimator=exact", "loss.reduction=sequence"],
+        ["kl.placement=split", "kl.estimator=exact", "loss=klpen"],
+        ["advantage=gae", "loss=klpen_held", "loss.normalize_advantage=true"],
+        ["advantage=gae", "loss.separate_losses=true", "loss.clip_value=0.2"],
+        ["loss=klpen", "loss.kl_old=sampled", "advantage.baseline=leave_one_out"],
+        ["loss=klpen", "loss.beta_rule=forward", "loss.entropy_coeff=0.01"],
+        ["loss.target_kl=1e-9", "learner.epochs=3"],
+        ["collector.sampler=wrapper", "collector.temperature=0.7"],
+        ["reference=ema", "controller=adaptive"],
+        ["reference=periodic", "reference.every=1", "controller=dual", "optim=adamw"],
+        ["actor.lora.r=2", "reference=adapter_off", "actor.gradient_checkpointing=true"],
+        ["actor.dtype=bfloat16", "actor.lora.r=2", "advantage=gae"],
+        ["actor.dtype=float64", "advantage=gae", "kl=none"],
+        ["actor.dtype=float64", "controller=schedule", "env.shots=1", "env.longest=4"],
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_run_learns_and_keeps_its_books(job, words: list[str]) -> None:
+    experiment = Training(job(*words))
+    before = [p.detach().clone() for p in experiment.parts.policy.parameters]
+    experiment.train(RunFolder(Path("run")))
+    rows = rows_of(Path("run"))
+    assert len(rows) == 2
+    for row in rows:
+        shaped = row["reward/raw"] - row["kl/ref/penalty"]
+        assert row["reward/shaped"] == pytest.approx(shaped, abs=1e-6)
+    moved = [
+        not torch.equal(p, b)
+        for p, b in zip(experiment.parts.policy.parameters, before, strict=True)
+    ]
+    assert any(moved)
+    if "kl=none" in words:
+        assert "kl/ref/exact" not in rows[1]
+    elif "reference=periodic" not in words:
+        assert rows[1]["kl/ref/exact"] > 0
+    assert ("loss/kl_ref" in rows[1]) == any("placement" in word for word in words)
+    if "loss.target_kl=1e-9" in words:
+        assert rows[0]["learner/epochs"] == 1
+
+
+def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
+    lora = ["actor.lora.r=2", "kl.placement=loss", "kl.estimator=exact", "kl.coef=0.5"]
+    Training(job(*lora, "reference=adapter_off")).train(RunFolder(Path("off")))
+    Training(job(*lora, "reference=initial")).train(RunFolder(Path("copy")))
+    for off, copy in zip(*(timeless(rows_of(Path(p))) for p in ("off", "copy")), strict=True):
+        assert off == pytest.approx(copy, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------ going on
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["advantage=gae", "loss=klpen_held", "reference=ema", "controller=adaptive"],
+        ["actor.lora.r=2", "reference=adapter_off", "controller=dual", "optim=adamw"],
+    ],
+    ids=lambda words: " ".join(words) or "default",
+)
+def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> None:
+    Training(job(*words, "frames=64")).train(RunFolder(Path("whole")))
+    assert exits(*words)[0] == 0
+    code, out, _ = exits("resume=run", "frames=64")
+    assert (code, "resumed at 32 samples" in out) == (0, True)
+    assert timeless(rows_of(Path("run"))) == timeless(rows_of(Path("whole")))
+    whole, resumed = (read_rows(Path(p) / "samples.jsonl") for p in ("whole", "run"))
+    assert resumed == whole
+
+
+def test_another_run_as_start_and_as_reference(job, exits) -> None:
+    Training(job()).train(RunFolder(Path("first")))
+    config = job("actor.init=first", "reference=checkpoint", "reference.path=first")
+    experiment = Training(config)
+    experiment.train(RunFolder(Path("run")))
+    rows = rows_of(Path("run"))
+    assert abs(rows[0]["kl/ref/exact"]) < 1e-5 < rows[1]["kl/ref/exact"]
+    Path("first").rename("gone")  # the run holds its reference itself
+    assert exits("resume=run", "frames=48")[0] == 0
+    assert len(rows_of(Path("run"))) == 3
+
+
+def test_ctrl_c_writes_a_checkpoint_to_go_on_from(exits) -> None:
+    Path("stopping.py").write_text(
+        "import os, signal\ncalls = []\n"
+        "def score(prompts, responses, rows):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 2: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return [float(len(r)) for r in responses]\n"
+    )
+    code, _, err = exits("env.reward=stopping:score", "frames=64")
+    assert (code, "stopping after this iteration" in err) == (130, True)
+    assert manifest_of(Path("run"))["status"] == "interrupted"
+    assert exits("resume=run")[0] == 0
+    assert [row["samples"] for row in rows_of(Path("run"))] == [16, 32, 48, 64]
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+WRONG = [
+    (["actor=mlp"], "actor=mlp: env=sort_digits is a language task; choose actor=causal_lm"),
+    (
+        ["collector=vector"],
+        "experiment=sort_digits: sets collector.prompts, which collector=vector has not",
+    ),
+    (["env=pendulum"], "env=pendulum: sets advantage.gamma, which experiment=sort_digits's"),
+    (["collector.group_size=1"], "collector.group_size=1: advantage=group compares"),
+    (["learner.minibatches=3"], "learner.minibatches=3: does not divide collector.prompts=4"),
+    (["kl.apply=step"], "kl.apply=step: the KL of a response is known when it is complete"),
+    (["reference=adapter_off"], "actor.lora.r=0 has no adapters"),
+    (["actor.lora.r=2", "actor.lora.dropout=0.1"], "actor.lora.dropout=0.1: the updated policy"),
+    (["actor.lora.alpha=8"], "actor.lora.alpha: nothing reads it here"),
+    (["actor.lora.r=2", "actor.lora.target_modules=[nope]"], "actor.lora.target_modules=['nope']"),
+    (["loss.reduction=mean"], "loss.reduction=mean: control only"),
+    (["loss.critic_coeff=1"], "loss.critic_coeff: nothing reads it here: advantage=group"),
+    (["learner.compile=jit"], "learner.compile=jit: a language model's update runs eagerly"),
+    (["kl.estimator=k3"], "kl.estimator=k3: in the reward only k1"),
+    (["env.reward=best"], "env.reward=best: choose exact or proxy, or name a function"),
+    (["env.reward=nowhere:f"], "env.reward=nowhere:f: importing nowhere fails"),
+    (["env.shortest=9"], "env.longest=8: give env.shortest=9 .. 64"),
+    (["env.name=text"], "env.name: set by the choice"),
+    (["collector.max_new_tokens=64"], "collector.max_new_tokens=64: leaves no room for a prompt"),
+    (["collector.max_new_tokens=52"], "leaves 12; shorten the prompt or the response"),
+    (["actor.model=nowhere/at/all"], "actor.model=nowhere/at/all: no such folder"),
+    (["actor.init=nowhere"], "actor.init=nowhere: no such folder"),
+    (["collector.temperature=0"], "collector.temperature=0.0: out of range"),
+    (["collector.temprature=1"], "did you mean collector.temperature?"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_what_cannot_run_is_refused_in_one_line(exits, words: list[str], line: str) -> None:
+    code, _, err = exits(*words)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert line in err
+    assert not Path("run").exists()
+
+
+def text_job(model: str, rows: list[str], reward: str = "mine:score") -> list[str]:
+    Path("data.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    Path("mine.py").write_text(
+        "def score(prompts, responses, rows):\n    return [0.0] * len(rows)\n"
+    )
+    return [
+        *("experiment=text", "frames=32", "collector.prompts=4", "collector.group_size=4"),
+        *("collector.max_new_tokens=6", "logger=none", "eval.every=2", "eval.episodes=9"),
+        *("env.data=data.jsonl", f"env.reward={reward}", "hydra.run.dir=run"),
+        f"actor.model={model}",
+    ]
+
+
+def refused_text(capsys, model: str, rows: list[str], **more: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(text_job(model, rows, **more))
+    return int(stop.value.code or 0), capsys.readouterr().err
+
+
+def test_prompts_from_a_file_plain_and_as_conversations(capsys, model: str) -> None:
+    turns = [{"role": "user", "content": "21"}, {"role": "assistant", "content": "12"}]
+    chat = json.dumps({"messages": [*turns, {"role": "user", "content": "43"}], "answer": "34"})
+    assert refused_text(capsys, model, ['{"prompt": "user12"}', chat]) == (0, "")
+    row = rows_of(Path("run"))[-1]
+    assert (row["reward/episode"], row["eval/return"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([""], "env.data=data.jsonl: holds no prompt"),
+        (['{"prompt": "1"}', "{"], "env.data=data.jsonl line 2: not JSON"),
+        (
+            ['{"prompt": "' + "1" * 70 + '"}'],
+            "data.jsonl line 1: 70 tokens, and the model's context",
+        ),
+    ],
+    ids=["empty", "broken", "long"],
+)
+def test_a_data_set_that_cannot_be_used_is_refused(capsys, model, rows, line) -> None:
+    code, err = refused_text(capsys, model, rows)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert line in err
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("lacking", ["chat_template", "pad_token"])
+def test_a_tokenizer_without_template_or_pad(capsys, model: str, lacking: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    setattr(tokenizer, lacking, None)
+    network = AutoModelForCausalLM.from_pretrained(model)
+    network.save_pretrained("other")
+    tokenizer.save_pretrained("other")
+    chat = json.dumps({"messages": [{"role": "user", "content": "43"}]})
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(text_job("other", [chat]))
+    said = capsys.readouterr()
+    if lacking == "pad_token":
+        assert stop.value.code in (0, None)
+        assert "padding with EOS, told apart by position" in said.out
+        assert "pad == eos: masks go by position" in said.out
+    else:
+        assert (stop.value.code, len(said.err.splitlines())) == (2, 1)
+        assert "no chat template" in said.err
+
+
+#: body of a reward function that works once -> what the failed run says
+FAILING = {
+    "raise ValueError('no verdict')": "raised ValueError: no verdict",
+    "time.sleep(30)": "took more than 0.3 s",
+    "return [float('nan')] * len(rows)": "returned nan",
+    "return [1.0]": "returned 1 scores for 16 samples",
+}
+
+
+@pytest.mark.parametrize(("body", "line"), FAILING.items(), ids=["raise", "hang", "nan", "length"])
+def test_a_reward_function_that_fails_loses_nothing(exits, body: str, line: str) -> None:
+    name = f"failing_{abs(hash(body))}"
+    Path(f"{name}.py").write_text(
+        "import time\ncalls = []\n"
+        "def score(prompts, responses, rows):\n"
+        "    calls.append(1)\n"
+        f"    if len(calls) > 1: {body}\n"
+        "    return [float(len(r)) for r in responses]\n"
+    )
+    code, _, err = exits(f"env.reward={name}:score", "env.reward_timeout=0.3")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert err.startswith(f"klrl: failed: env.reward={name}:score")
+    assert line in err
+    assert manifest_of(Path("run"))["status"] == "failed"
+    assert len(rows_of(Path("run"))) == 1
+    assert any(Path("run/checkpoints/last").iterdir())
+
+
+def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monkeypatch) -> None:
+    from klrl.language import start
+
+    layout = start._layout
+
+    def at_another_temperature(config, model, batch):
+        batch.set(LOG_PROBS, batch[LOG_PROBS] * 1.5)
+        return layout(config, model, batch)
+
+    monkeypatch.setattr(start, "_layout", at_another_temperature)
+    code, _, err = exits()
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "preflight: sampled - recomputed log-probs, nats:" in err
+    assert "FAILED" in err
+    assert not Path("run").exists()
+
+
+def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
+    import wandb
+
+    logged: list[dict] = []
+    axes: dict[str, str | None] = {}
+
+    class Run:
+        def define_metric(self, name: str, step_metric: str | None = None, **_: bool) -> None:
+            axes[name] = step_metric
+
+        def log(self, row: dict) -> None:
+            logged.append(row)
+
+        def finish(self, exit_code: int) -> None:
+            assert exit_code == 0
+
+    monkeypatch.setattr(wandb, "init", lambda **kwargs: Run())
+    Training(job("logger=wandb")).train(RunFolder(Path("run")))
+    assert (axes["samples"], axes["*"], axes["reward/gold"]) == (None, "samples", "samples")
+    assert "frames" not in axes
+    assert [row["samples"] for row in logged] == [16, 32]
+    assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
+
+
+def test_the_base_model_has_the_context_that_the_checks_count_on() -> None:
+    assert Recipe().context == BASE_CONTEXT
+    words = ("experiment=sort_digits", "env.longest=8", "collector.max_new_tokens=20")
+    assert to_config(compose([*words, "env.shots=11"])).env.shots == 11  # 8 + 8 + 220 + 20 = 256
+    with pytest.raises(ConfigError, match=r"env.shots=12: with env.longest=8 leaves 0 of"):
+        to_config(compose([*words, "env.shots=12"]))
+
+
+def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
+    first, second = Training(job()), Training(job())
+    torch.rand(7)
+    mine, theirs = (e.parts.rollout(0).collect() for e in (first, second))
+    assert torch.equal(mine["tokens", "full"], theirs["tokens", "full"])
+    assert torch.equal(on_response(mine, LOG_PROBS), on_response(theirs, LOG_PROBS))
+    assert bool(response_mask(mine).any(1).all())
+    assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_a_loss_that_is_not_finite_is_named_and_reaches_no_weight(job) -> None:
+    experiment = Training(job())
+    batch = experiment.parts.rollout(0).collect()
+    experiment.parts.charge_kl(batch)
+    experiment.parts.estimate_advantage(batch)
+    batch["advantage"][0, 0] = torch.inf
+    with pytest.raises(NonFiniteError, match="loss/objective is -?inf in minibatch"):
+        experiment.parts.learner.update(batch, 0.0)
+    assert all(bool(p.isfinite().all()) for p in experiment.parts.policy.parameters)

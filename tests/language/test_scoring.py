@@ -1,0 +1,313 @@
+"""Log-probs and exact KLs of responses against plain transformers, one sequence at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from klrl.language import scoring, vocabulary
+from klrl.language.batch import response_mask, take_prompts
+from klrl.language.causal_lm import head, sharing_refused
+from klrl.language.exact import exact_token_kl, log_probs_and_exact_kl
+from klrl.language.scoring import Layout, padded_states, self_check, shared_states
+from klrl.language.vocabulary import NextTokens, response_log_probs, token_entropy
+from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
+
+PADDED, SHARED = Layout(GROUP, False, ""), Layout(GROUP, True, "")
+LAYOUTS = pytest.mark.parametrize("layout", [PADDED, SHARED], ids=["padded", "shared"])
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def log_probs(layout, model, batch, temperature=1.0, chunk=None):
+    policy = layout.next_tokens(model, batch, temperature)
+    return response_log_probs(policy, batch["tokens", "response"], response_mask(batch), chunk)
+
+
+def true_log_probs(model, batch, temperature=1.0):
+    found = torch.zeros(response_mask(batch).shape, dtype=torch.float64)
+    for row, table in enumerate(truth(model, batch, temperature)):
+        chosen = batch["tokens", "response"][row, : len(table)]
+        found[row, : len(table)] = table.gather(-1, chosen[:, None]).squeeze(-1)
+    return found
+
+
+def true_kl(model, other, batch, temperature=1.0):
+    found = torch.zeros(response_mask(batch).shape, dtype=torch.float64)
+    tables = zip(truth(model, batch, temperature), truth(other, batch, temperature), strict=True)
+    for row, (p, q) in enumerate(tables):
+        found[row, : len(p)] = (p.exp() * (p - q)).sum(-1)
+    return found
+
+
+@LAYOUTS
+@families
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("pad", [0, EOS], ids=["pad", "pad_is_eos"])
+def test_log_probs_are_those_of_plain_transformers(layout, family, temperature, pad) -> None:
+    model, batch = network(family), rollout(pads=4, tail=2, pad=pad)
+    found = log_probs(layout, model, batch, temperature)
+    torch.testing.assert_close(
+        found.double(), true_log_probs(model, batch, temperature), atol=1e-5, rtol=0
+    )
+    assert found.detach()[response_mask(batch)].lt(-1e-3).all()
+
+
+@LAYOUTS
+@families
+def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
+    model, other, batch = network(family), network(family, seed=1), rollout(pads=2, tail=1)
+    pair = [layout.next_tokens(m, batch, 0.7) for m in (model, other)]
+    kl = exact_token_kl(*pair, response_mask(batch))
+    expected = true_kl(model, other, batch, 0.7)
+    torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
+    assert expected.sum() > 1
+    three = log_probs_and_exact_kl(*pair, batch["tokens", "response"], response_mask(batch))
+    torch.testing.assert_close(three[0], log_probs(layout, model, batch, 0.7))
+    torch.testing.assert_close(three[1], log_probs(layout, other, batch, 0.7))
+    torch.testing.assert_close(three[2], kl)
+
+
+@LAYOUTS
+def test_entropy_is_the_plain_one(layout) -> None:
+    model, batch = network(), rollout(tail=1)
+    found = token_entropy(layout.next_tokens(model, batch, 0.7), response_mask(batch))
+    for row, table in zip(found, truth(model, batch, 0.7), strict=True):
+        expected = -(table.exp() * table).sum(-1)
+        torch.testing.assert_close(row[: len(table)].double(), expected, atol=1e-5, rtol=0)
+        assert not row[len(table) :].any()
+
+
+@LAYOUTS
+@families
+def test_numbers_do_not_depend_on_padding_split_or_order(layout, family) -> None:
+    """In float64, where rounding hides no error (Llama's norms stay in float32)."""
+    model, other = network(family).double(), network(family, seed=1).double()
+
+    def kl(batch):
+        pair = [layout.next_tokens(m, batch, 1.0) for m in (model, other)]
+        return exact_token_kl(*pair, response_mask(batch)).detach()
+
+    batch = rollout()
+    whole = kl(batch)
+    padded = kl(rollout(pads=9, tail=5))
+    torch.testing.assert_close(padded[:, : whole.shape[1]], whole, atol=1e-6, rtol=0)
+    assert not padded[:, whole.shape[1] :].any()
+    one_by_one = [kl(take_prompts(batch, torch.tensor([i]), GROUP)) for i in range(3)]
+    torch.testing.assert_close(torch.cat(one_by_one), whole, atol=1e-6, rtol=0)
+    order = torch.tensor([2, 0, 1])
+    moved = kl(take_prompts(batch, order, GROUP))
+    expected = whole.unflatten(0, (3, GROUP))[order].flatten(0, 1)
+    torch.testing.assert_close(moved, expected, atol=1e-6, rtol=0)
+    within = torch.tensor([1, 2, 0, 3, 5, 4, 8, 7, 6])
+    torch.testing.assert_close(kl(batch[within]), whole[within], atol=1e-6, rtol=0)
+
+
+@families
+def test_both_layouts_have_one_gradient(family) -> None:
+    model, batch = network(family).double(), rollout(pads=3, tail=2)
+    grads = []
+    for layout in (PADDED, SHARED):
+        model.zero_grad()
+        log_probs(layout, model, batch).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)  # RMSNorm is in float32
+        assert a.isfinite().all()
+    assert max(float(g.abs().max()) for g in grads[0]) > 1e-3
+
+
+def test_chunks_change_neither_values_nor_gradients() -> None:
+    model, other, batch = network().double(), network(seed=1).double(), rollout()
+    mask, found = response_mask(batch), []
+    for chunk in (None, 4):
+        model.zero_grad()
+        pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
+        terms = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask, chunk)
+        torch.stack(terms).square().sum().backward()
+        found.append([*terms, *(p.grad.clone() for p in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_chunks_logits_are_not_kept_for_the_backward() -> None:
+    """What autograd keeps stays far below one [tokens, V] table, and grows by no chunk's."""
+    states = torch.randn(8, 32, 4, requires_grad=True)
+    head_ = torch.nn.Linear(4, 5000)
+    policy, ref = NextTokens(states, head_), NextTokens(states.detach(), torch.nn.Linear(4, 5000))
+    kept = 0
+
+    def pack(tensor):
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kl = exact_token_kl(policy, ref, torch.ones(8, 32, dtype=torch.bool), chunk=16)
+    assert kept < 8 * 32 * 5000 / 20
+    kl.sum().backward()
+    assert states.grad.abs().sum() > 0
+
+
+def test_the_chunk_follows_the_vocabulary() -> None:
+    small = NextTokens(torch.zeros(1, 1, 4), torch.nn.Linear(4, 1000))
+    assert small.chunk == vocabulary.CHUNK_ELEMENTS // 1000
+    assert NextTokens(torch.zeros(1, 1, 4), lambda x: x).chunk == 2**26 // 2**18
+
+
+def test_padding_that_holds_nan_reaches_neither_value_nor_gradient() -> None:
+    states = torch.randn(2, 3, 4)
+    states[:, 2] = torch.nan
+    states.requires_grad_()
+    mask = torch.tensor([[True, True, False]] * 2)
+    policy = NextTokens(states, torch.nn.Linear(4, 7))
+    found = response_log_probs(policy, torch.zeros(2, 3, dtype=torch.long), mask)
+    found.sum().backward()
+    assert not found[:, 2].any()
+    assert states.grad[:, :2].isfinite().all()
+    assert not states.grad[:, 2].any()
+
+
+def test_a_forbidden_token_adds_nothing() -> None:
+    """-inf in both logits: its share is 0, also in the gradient."""
+    logits = torch.tensor([[[0.5, -torch.inf, 1.0]]], requires_grad=True)
+    ref = torch.tensor([[[0.1, -torch.inf, 0.4]]])
+    kl = exact_token_kl(
+        NextTokens(logits, lambda x: x), NextTokens(ref, lambda x: x), torch.ones(1, 1) > 0
+    )
+    p, q = (x[0, 0, [0, 2]].softmax(-1) for x in (logits, ref))
+    torch.testing.assert_close(kl[0, 0], (p * (p / q).log()).sum())
+    kl.sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+@families
+def test_the_self_check_shares_where_it_can(family) -> None:
+    layout = self_check(network(family), rollout(), GROUP)
+    assert layout.shared
+    assert "one row per prompt: " in layout.reason
+
+
+def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
+    model, batch = network(), rollout()
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    layout = self_check(model, batch, GROUP)
+    assert not layout.shared
+    assert layout.reason == (
+        "one row per response: its layers tell keys apart by slot (sliding_attention)"
+    )
+    assert torch.equal(layout.states(model, batch), padded_states(model, batch))
+
+    wrong = scoring.tree_mask
+    monkeypatch.setattr(scoring, "tree_mask", lambda s, d: wrong(s.clamp_max(0), d))
+    layout = self_check(network(), batch, GROUP)
+    assert not layout.shared
+    assert "nats between shared and padded rows" in layout.reason
+
+    def refuses(*args):
+        raise ValueError("attention_mask must be 2-D\nmore")
+
+    monkeypatch.setattr(scoring, "tree_mask", refuses)
+    layout = self_check(network(), batch, GROUP)
+    assert layout.reason == (
+        "one row per response: it takes no 4-D mask (attention_mask must be 2-D)"
+    )
+
+
+def test_settings_that_forbid_sharing() -> None:
+    model = network("qwen2")
+    assert sharing_refused(model) is None
+    model.config._attn_implementation = "eager"
+    assert sharing_refused(model) is None
+    model.config._attn_implementation_internal = "flash_attention_2"
+    assert sharing_refused(model) == "attention 'flash_attention_2' takes no 4-D mask"
+    model.config._attn_implementation_internal = "sdpa"
+    model.config.layer_types = None
+    model.config.sliding_window = 8
+    assert "sliding_attention" in sharing_refused(model)
+
+
+def test_eager_attention_takes_the_tree_mask_too() -> None:
+    model, batch = network(), rollout(pads=2)
+    model.set_attn_implementation("eager")
+    assert self_check(model, batch, GROUP).shared
+
+
+def test_the_self_check_refuses_a_model_that_scales_its_logits() -> None:
+    model = network()
+    forward = model.forward
+
+    def scaled(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits / 4
+        return output
+
+    model.forward = scaled
+    with pytest.raises(ValueError, match="scales or caps its logits"):
+        self_check(model, rollout(), GROUP)
+
+
+def test_a_reference_is_scored_once_for_the_whole_rollout() -> None:
+    model, batch = network(seed=1), rollout()
+    for at_a_time in (1, 2, 3):
+        found = SHARED.annotation(model, batch, 0.7, at_a_time)
+        assert not found.states.requires_grad
+        torch.testing.assert_close(
+            response_log_probs(found, batch["tokens", "response"], response_mask(batch)).double(),
+            true_log_probs(model, batch, 0.7),
+            atol=1e-5,
+            rtol=0,
+        )
+
+
+@LAYOUTS
+def test_dropout_is_off_while_scoring(layout) -> None:
+    model, batch = network("gpt2").train(), rollout()
+    once, again = (log_probs(layout, model, batch) for _ in range(2))
+    assert torch.equal(once, again)
+    assert model.training
+    assert model.transformer.drop.training
+
+
+def test_gradient_checkpointing_gives_the_same_gradient() -> None:
+    batch, grads = rollout(), []
+    for checkpointing in (False, True):
+        model = network().double()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+            model.train()
+        log_probs(SHARED, model, batch).sum().backward()
+        grads.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("score", [padded_states, lambda m, b: shared_states(m, b, GROUP)])
+def test_a_batch_longer_than_the_context_is_refused(score) -> None:
+    """7 + 6 tokens: padding does not count."""
+    model, batch = network(), rollout(pads=5, tail=5)
+    model.config.max_position_embeddings = 13
+    score(model, batch)
+    model.config.max_position_embeddings = 12
+    with pytest.raises(ValueError, match="context holds 12"):
+        score(model, batch)
+
+
+#: peft 0.21 reads an attribute that transformers 5.23 renamed.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_lora_adapters_are_scored_and_switched_off() -> None:
+    peft = pytest.importorskip("peft")
+    plain_model, batch = network(), rollout()
+    base = true_log_probs(plain_model, batch)
+    model = peft.get_peft_model(
+        plain_model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=64)
+    ).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    tuned = log_probs(SHARED, model, batch)
+    tuned_truth = true_log_probs(model, batch)
+    torch.testing.assert_close(tuned.double(), tuned_truth, atol=1e-5, rtol=0)
+    assert (tuned_truth - base).abs().max() > 1e-2
+    with model.disable_adapter():
+        off = log_probs(SHARED, model, batch)
+    torch.testing.assert_close(off.double(), base, atol=1e-5, rtol=0)
+    assert head(model) is not None

@@ -1,0 +1,100 @@
+"""A checkpoint that leans on a base model is refused beside another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import klrl
+from klrl.__main__ import main
+from klrl.base.errors import ConfigError
+from klrl.language.base_model import build
+from klrl.language.lora import LoraSettings, add_lora
+from klrl.language.weights import base_digest
+from tests.language.test_run import QUICK, QUICK_MODEL
+from tests.transforms.llm_toys import network
+
+pytestmark = pytest.mark.integration
+
+FILE = Path("model/model.safetensors")
+LINE = "actor.model=model does not hold the weights that the run started from; put those files back"
+
+
+def start(*words: str) -> None:
+    Path("model").mkdir()
+    build(QUICK_MODEL, Path("model").absolute())
+    with pytest.raises(SystemExit) as stop:
+        main([*QUICK, "actor.model=model", "hydra.run.dir=run", *words])
+    assert stop.value.code in (0, None)
+
+
+def nudge(by: float) -> None:
+    """Move one weight of the base model."""
+    tensors = load_file(FILE)
+    next(iter(tensors.values())).view(-1)[0] += by
+    save_file(tensors, FILE, metadata={"format": "pt"})
+
+
+def resume(capsys: pytest.CaptureFixture) -> tuple[int, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["resume=run", "frames=48"])
+    return int(stop.value.code or 0), capsys.readouterr().err
+
+
+def status() -> str:
+    return json.loads(Path("run/manifest.json").read_text())["status"]
+
+
+@pytest.mark.parametrize("words", [["actor.lora.r=2", "reference=adapter_off"], []])
+def test_a_run_goes_on_beside_its_own_base_model_alone(capsys, words: list[str]) -> None:
+    """With LoRA the adapters need it, without the initial reference is made from it."""
+    start(*words)
+    before = Path("run/metrics.jsonl").read_bytes()
+    kept = FILE.read_bytes()
+    nudge(by=0.5)
+    code, err = resume(capsys)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert LINE in err
+    assert (Path("run/metrics.jsonl").read_bytes(), status()) == (before, "finished")
+    FILE.write_bytes(kept)
+    assert resume(capsys) == (0, "")
+
+
+def test_adapters_are_not_loaded_onto_another_model_either() -> None:
+    start("actor.lora.r=2", "reference=adapter_off")
+    assert klrl.load_policy("run").model is not None
+    nudge(by=0.5)
+    with pytest.raises(ConfigError, match=LINE):
+        klrl.load_policy("run")
+
+
+@pytest.mark.parametrize("words", [["reference=ema"], ["kl=none"]])
+def test_a_checkpoint_that_holds_everything_needs_no_base(capsys, words: list[str]) -> None:
+    start(*words)
+    nudge(by=0.5)
+    assert resume(capsys) == (0, "")
+    klrl.load_policy("run")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_digest_is_that_of_the_base_and_not_of_its_adapters(dtype: torch.dtype) -> None:
+    model = add_lora(network().to(dtype), LoraSettings(r=2))
+    found = base_digest(model, "model")
+    sha = hashlib.sha256()
+    for name, p in model.named_parameters():
+        if "lora" not in name:
+            sha.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
+            sha.update(bytes(p.detach().contiguous().view(torch.uint8).flatten().tolist()))
+    assert bytes(found.digest.tolist()) == sha.digest()
+    assert found.dtype == str(dtype).removeprefix("torch.")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora" in name:
+                p.add_(1.0)
+    assert torch.equal(base_digest(model, "model").digest, found.digest)

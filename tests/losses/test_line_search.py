@@ -1,0 +1,107 @@
+"""The line search on a function whose KL is known, and the proportional rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from klrl.losses import line_search
+from klrl.losses.beta import make_beta_rule
+from tests.conftest import QUICK
+from tests.losses.test_functional import KLPEN
+from tests.runs.test_run import exits, rows_of
+
+
+@pytest.mark.parametrize("power", [2.0, 1.2, 3.0])
+@pytest.mark.parametrize("kl", [0.5, 0.02, 0.0055])
+def test_the_search_ends_at_the_target(power: float, kl: float) -> None:
+    """KL = kl * alpha^power, from a step of (3, -4)."""
+    before = [torch.tensor([1.0, 2.0])]
+    parameter = torch.nn.Parameter(torch.tensor([4.0, -2.0]))
+    seen = []
+
+    def measure() -> float:
+        alpha = float((parameter.detach() - before[0]).norm()) / 5
+        seen.append(alpha)
+        return kl * alpha**power
+
+    alpha, found = line_search.search([parameter], before, measure, kl, 0.01)
+    assert len(seen) <= 6
+    assert alpha <= 2.0
+    assert abs(math.log(found / 0.01)) < 0.1
+    assert found == pytest.approx(kl * alpha**power, rel=1e-4)
+    torch.testing.assert_close(parameter.detach(), before[0] + alpha * torch.tensor([3.0, -4.0]))
+
+
+def test_it_never_goes_beyond_twice_the_step() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    alpha, found = line_search.search(
+        [parameter], [torch.zeros(1)], lambda: 1e-6 * float(parameter.detach()) ** 2, 1e-6, 0.01
+    )
+    assert alpha == 2.0
+    assert float(parameter.detach()) == 2.0
+    assert found == pytest.approx(4e-6)
+
+
+def test_when_it_runs() -> None:
+    kls = (0.0151, 0.0149, 0.0067, 0.0066, 0.0)
+    expected = {
+        "none": [False] * 5,
+        "back": [True, False, False, False, False],
+        "both": [True, False, False, True, False],
+    }
+    for mode, due in expected.items():
+        assert [line_search.due(mode, kl, 0.01) for kl in kls] == due
+
+
+def test_proportional_is_its_formula_and_bounded() -> None:
+    for kl, factor in [(0.04, 2.0), (0.0025, 0.5), (100.0, 4.0), (0.0, 0.25), (0.01, 1.0)]:
+        rule = make_beta_rule(replace(KLPEN, beta=1.0, beta_rule="proportional"))
+        assert rule.update(kl) == pytest.approx(factor)
+    rule = make_beta_rule(replace(KLPEN, beta=1.0, beta_rule="proportional"))
+    for _ in range(100):
+        rule.update(100.0)
+    assert rule.beta == 1e4
+
+
+@pytest.mark.integration
+def test_held_runs_end_near_the_target_and_say_how(tmp_path: Path) -> None:
+    words = ("loss=klpen_held", "loss.dtarg=0.01", "optim.lr=0.01", "optim.lr_floor=0.01")
+    exits(*QUICK, *words, "frames=1024", "learner.epochs=10", "hydra.run.dir=run")
+    rows = rows_of(tmp_path / "run")
+    held = [abs(math.log(row["kl/old/exact"] / 0.01)) <= math.log(1.5) for row in rows[2:]]
+    assert sum(held) / len(held) >= 0.9
+    assert any(row["learner/alpha"] != 1.0 for row in rows)
+
+
+def test_the_search_moves_the_actor_alone(settings) -> None:
+    from klrl.train.loop import Training
+
+    results = []
+    for mode in ("none", "both"):
+        torch.manual_seed(0)
+        experiment = Training(settings("optim.lr=0.01", f"loss.line_search={mode}"))
+        rollout = experiment.parts.rollout(0)
+        batch = rollout.collect()
+        experiment.parts.charge_kl(batch)
+        experiment.parts.estimate_advantage(batch)
+        torch.manual_seed(1)
+        learned = experiment.parts.learner.update(batch, 0.0)
+        rollout.close()
+        results.append((experiment, learned))
+    (plain, before), (held, after) = results
+    assert after.alpha != 1.0
+    assert abs(math.log(after.kl_old / 0.01)) < abs(math.log(before.kl_old / 0.01))
+    for a, b in zip(
+        plain.parts.agent.value_net.parameters(),
+        held.parts.agent.value_net.parameters(),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    assert plain.parts.learner.beta_rule.beta == held.parts.learner.beta_rule.beta, (
+        "it sees the KL before"
+    )

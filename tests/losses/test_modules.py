@@ -1,0 +1,175 @@
+"""The LossModules against TorchRL's, in float64, and in TorchRL's trainer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchrl.objectives
+from tensordict import TensorDict
+from torch.distributions import kl_divergence
+
+from klrl.kl import freeze
+from klrl.losses import BetaHook, ClipPPOLoss, KLPENPPOLoss
+from tests.losses.test_functional import POLICIES, _double, data, gradients  # noqa: F401 (a fixture)
+
+QUIET = pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")
+
+
+def total_of(out: TensorDict) -> torch.Tensor:
+    return sum(out[key] for key in out.keys() if key.startswith("loss_"))
+
+
+@QUIET
+@pytest.mark.parametrize("functional", [True, False])
+@pytest.mark.parametrize(("env_id", "distribution", "fixed"), POLICIES)
+def test_values_and_gradients_are_torchrls_at_equal_beta(
+    env_id, distribution, fixed, functional
+) -> None:
+    agent, batch = data(env_id, distribution)
+    settings = {"beta": 1.5, "functional": functional, "normalize_advantage": True, **fixed}
+    mine = KLPENPPOLoss(agent.actor, agent.critic, **settings)
+    theirs = torchrl.objectives.KLPENPPOLoss(
+        agent.actor, agent.critic, increment=1.0, decrement=1.0, **settings
+    )
+    outs = [module(batch.copy()) for module in (mine, theirs)]
+    assert float(outs[0]["kl"].mean()) > 0.01
+    for key in ("loss_objective", "loss_critic", "kl"):
+        torch.testing.assert_close(outs[0][key], outs[1][key], rtol=1e-6, atol=0)
+    grads = []
+    for module, out in zip((mine, theirs), outs, strict=True):
+        module.zero_grad()
+        total_of(out).backward()
+        grads.append([p.grad.clone() for p in module.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-12)
+
+
+def test_no_forward_moves_beta_and_one_update_does() -> None:
+    agent, batch = data("Pendulum-v1", "normal")
+    loss = KLPENPPOLoss(agent.actor, agent.critic, beta=2)
+    for mode in (True, False):
+        loss.train(mode)
+        for _ in range(20):
+            loss(batch.copy())
+    assert float(loss.beta) == 2.0
+    assert (loss.increment, loss.decrement) == (2.0, 0.5)
+    assert [loss.update_beta(kl) for kl in (0.016, 0.014, 0.006)] == [4.0, 4.0, 2.0]
+    for _ in range(100):
+        loss.update_beta(0.0)
+    assert float(loss.beta) == pytest.approx(1e-4)
+    restored = KLPENPPOLoss(agent.actor, agent.critic)
+    restored.load_state_dict(loss.state_dict())
+    assert float(restored.beta) == pytest.approx(1e-4)
+
+
+def test_forward_updates_are_for_training_with_gradient_only() -> None:
+    agent, batch = data("Pendulum-v1", "normal")
+    loss = KLPENPPOLoss(agent.actor, agent.critic, beta_update="forward")
+    with torch.no_grad():
+        loss(batch.copy())
+    loss.eval()(batch.copy())
+    assert float(loss.beta) == 1.0
+    loss.train()(batch.copy())
+    assert float(loss.beta) == 2.0
+
+
+@pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
+@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
+def test_the_kl_to_a_reference_is_a_further_term(kind, estimator: str) -> None:
+    agent, batch = data("HalfCheetah-v5", "normal")
+    reference = freeze(agent.actor)
+    with torch.no_grad():
+        for parameter in agent.actor.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    plain = kind(agent.actor, agent.critic)(batch.copy())
+    loss = kind(
+        agent.actor,
+        agent.critic,
+        reference=reference,
+        ref_kl_coeff=0.3,
+        ref_kl_estimator=estimator,
+    )
+    out = loss(batch.copy())
+    with torch.no_grad():
+        dist = agent.actor.get_dist(batch.select("observation"))
+        ref_dist = reference.get_dist(batch.select("observation"))
+        log_p, log_q = (d.log_prob(batch["action"]) for d in (dist, ref_dist))
+        ratio, r = (log_p - batch["action_log_prob"]).exp(), log_p - log_q
+        by_hand = {
+            "exact": kl_divergence(dist, ref_dist),
+            "k1": ratio * r,
+            "k2": ratio * r**2 / 2,
+            "k3": ratio * ((-r).exp() - 1 + r),
+        }[estimator].mean()
+    torch.testing.assert_close(out["loss_kl_ref"].detach(), 0.3 * by_hand, rtol=1e-6, atol=0)
+    torch.testing.assert_close(out["loss_objective"], plain["loss_objective"])
+    assert not any("reference" in name for name, _ in loss.named_parameters())
+    out["loss_kl_ref"].backward()
+    assert sum(float(p.grad.abs().sum()) for p in loss.parameters() if p.grad is not None) > 0
+
+
+def test_documented_arguments() -> None:
+    agent, batch = data("Pendulum-v1", "normal")
+    old = KLPENPPOLoss(agent.actor, agent.critic, entropy_coef=0.5, critic_coef=0.25)
+    new = KLPENPPOLoss(agent.actor, agent.critic, entropy_coeff=0.5, critic_coeff=0.25)
+    torch.testing.assert_close(total_of(old(batch.copy())), total_of(new(batch.copy())))
+    torch.testing.assert_close(
+        old(batch.copy())["loss_entropy"] / -0.5, old(batch.copy())["entropy"]
+    )
+    for wrong in (
+        {"increment": 0.5},
+        {"decrement": 1.5},
+        {"beta": 0.0},
+        {"beta_update": "daily"},
+        {"ref_kl_estimator": "k4"},
+        {"entropy_coef": 1.0, "entropy_coeff": 1.0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            KLPENPPOLoss(agent.actor, agent.critic, **wrong)
+    with pytest.raises(KeyError, match="loc"):
+        KLPENPPOLoss(agent.actor, agent.critic)(batch.exclude("loc", "scale"))
+    renamed = batch.rename_key_("advantage", "adv")
+    loss = KLPENPPOLoss(agent.actor, agent.critic)
+    loss.set_keys(advantage="adv")
+    assert total_of(loss(renamed)).isfinite()
+
+
+# TorchRL's Trainer(optimizer=...) warns of its own future.
+@pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning")
+def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:
+    from torchrl.collectors import Collector
+    from torchrl.objectives.value import GAE
+    from torchrl.trainers import Trainer
+
+    from klrl.config import EnvConfig, GaussianActorConfig
+    from klrl.control.actor import make_agent
+    from klrl.control.env import make_env
+
+    torch.set_default_dtype(torch.float32)
+    config = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
+    actor = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="normal")
+    agent = make_agent(actor, make_env(config, seed=0), normalize=False, separate=False)
+    loss = KLPENPPOLoss(agent.actor, agent.critic, functional=False)
+    collector = Collector(
+        make_env(config, seed=0),
+        agent.actor,
+        frames_per_batch=64,
+        total_frames=192,
+        auto_register_policy_transforms=False,
+    )
+    trainer = Trainer(
+        collector=collector,
+        total_frames=192,
+        frame_skip=1,
+        optim_steps_per_batch=3,
+        loss_module=loss,
+        optimizer=torch.optim.Adam(loss.parameters(), 1e-9),
+        progress_bar=False,
+    )
+    gae = GAE(gamma=0.9, lmbda=0.9, value_network=agent.critic)
+    trainer.register_op("batch_process", gae)
+    hook = BetaHook(loss)
+    hook.register(trainer)
+    trainer.train()
+    assert hook.kl == pytest.approx(0.0, abs=1e-6)
+    assert float(loss.beta) == 0.5**3, "three iterations of three steps each"

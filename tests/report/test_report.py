@@ -1,0 +1,351 @@
+"""The report's command: what it reads, counts, names and refuses; what page and CSV hold."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from klrl.cli.report import main
+from klrl.report.runs import command_line, find_runs, read_columns
+from klrl.report.settings import group_runs, name_settings, names_of
+from tests.report.toys import Page, rows_of, write_run, write_runs, write_sweep
+
+pytestmark = pytest.mark.integration
+
+# -------------------------------------------------------------------------------------- run folders
+
+
+def test_checkpoints_and_overlapping_paths_are_no_further_runs(tmp_path):
+    run = write_run(tmp_path / "s" / "a")
+    (run / "checkpoints" / "last" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "last" / "1" / "manifest.json").write_text("{}")
+    found = find_runs([str(tmp_path), str(run)])
+    assert (len(found.runs), found.skipped) == (1, [])
+
+
+def test_seeds_and_loggers_make_no_setting_and_a_run_again_replaces(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, config={"logger": {"name": "wandb"}})
+    again = write_run(tmp_path / "c", seed=1, started="2026-02-01T00:00:00+00:00")
+    write_run(tmp_path / "d", seed=0, config={"kl": {"coef": 1.0}})
+    runs = find_runs([str(tmp_path)]).runs
+    settings, replaced = group_runs(runs, names_of(runs))
+    assert [s.name for s in settings] == ["kl.coef=0.1", "kl.coef=1"]
+    assert [run.path for run in settings[0].runs] == [tmp_path / "a", again]
+    assert [run.path for run in replaced] == [tmp_path / "b"]
+
+
+def test_names_leave_out_what_divides_nothing_further():
+    settings = [
+        {"loss.dtarg": 0.01, "loss.name": "klpen"},
+        {"loss.clip": 0.2, "loss.name": "clip"},
+        {"loss.clip": 0.3, "loss.name": "clip"},
+    ]
+    assert name_settings(settings) == [
+        "loss.name=klpen",
+        "loss.name=clip loss.clip=0.2",
+        "loss.name=clip loss.clip=0.3",
+    ]
+
+
+def test_an_older_run_without_a_newer_setting_is_named_by_its_version():
+    settings = [{"kl.coef": 0.1, "numerics": 1}, {"kl.coef": 0.1, "new": 2, "numerics": 2}]
+    assert name_settings(settings) == ["numerics=1", "numerics=2"]
+    assert name_settings([{"a": 1}, {"a": 1, "b": None}]) == ["no b", "b=null"]
+
+
+@pytest.mark.parametrize("group", ["launcher", "search", "sweep"])
+def test_how_jobs_are_run_tells_no_settings_apart(group, tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1, config={group: {"name": "joblib", "jobs": 2}})
+    write_run(tmp_path / "c", seed=2, config={group: "again"})
+    runs = find_runs([str(tmp_path)]).runs
+    settings, _ = group_runs(runs, names_of(runs))
+    assert [(s.name, len(s.runs)) for s in settings] == [("all runs", 3)]
+
+
+def test_commands_have_no_paths_of_the_machine():
+    words = ["-m", "kl.coef=0,1", "env.kwargs={a: 1}"]
+    told = "python -m klrl -m kl.coef=0,1 'env.kwargs={a: 1}'"
+    assert command_line(["/venv/bin/python", "-m", "klrl", *words]) == told
+    assert command_line(["/venv/bin/python", "/venv/bin/klrl", *words]) == told
+
+
+def test_a_cut_off_last_line_is_left_out_and_absent_values_are_nan(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"frames": 1, "a": 2}\n{"frames": 2}\n{"frames": 3, "a"')
+    columns = read_columns(file)
+    np.testing.assert_array_equal(columns["frames"], [1, 2])
+    np.testing.assert_array_equal(columns["a"], [2, np.nan])
+
+
+def test_the_manifest_tells_the_domain_and_an_older_run_its_columns(tmp_path):
+    words = [{"samples": i, "reward/episode": 1.0} for i in range(1, 5)]
+    write_run(tmp_path / "a", rows=words, domain="language")
+    write_run(tmp_path / "b", rows=words)
+    write_run(tmp_path / "c", domain="control")
+    write_run(tmp_path / "d")
+    runs = find_runs([str(tmp_path)]).runs
+    assert [run.domain.name for run in runs] == ["language", "language", "control", "control"]
+    assert [run.axis for run in runs] == ["samples", "samples", "frames", "frames"]
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ({"domain": "chess"}, r"names the domain 'chess', which this klrl does not know"),
+        ({"domain": "language"}, r"metrics.jsonl: its rows have no samples"),
+        ({"rows": [{"reward/raw": 1.0}]}, r"metrics.jsonl: its rows have no frames"),
+    ],
+)
+def test_a_run_without_its_axis_is_named_and_skipped(more, told, tmp_path):
+    write_run(tmp_path / "a", **more)
+    found = find_runs([str(tmp_path)])
+    assert found.runs == []
+    assert re.search(told, found.skipped[0])
+
+
+def test_a_running_job_whose_process_is_gone_was_interrupted(tmp_path):
+    write_run(tmp_path / "a", status="running", pid=1, pid_started="another process")
+    assert find_runs([str(tmp_path)]).runs[0].status == "interrupted"
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return write_runs(tmp_path / "sweep")
+
+
+def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
+    main([str(sweep)])
+    told = capsys.readouterr()
+    assert "12 runs in 4 settings; not counted: 1 failed" in told.out
+    assert re.search(r"skipped .*broken.metrics.jsonl: line 2 is no row", told.err)
+    folder = sweep / "report"
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+
+    for link in page.links:
+        anchored = link.startswith("#") and link[1:] in page.ids
+        assert anchored or link == "data:," or (folder / link).is_file(), link
+    assert "http" not in text
+    assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttp|import\(", text)
+
+    # Final: mean of the last two rows is half below the last; IQM of three seeds their mean, 4.
+    frontier = json.loads(page.data)[0]["charts"][0]
+    points = {series["i"]: series["points"][0] for series in frontier["series"]}
+    names = json.loads(page.data)[0]["settings"]
+    at = names.index("kl=legacy kl.coef=0.1")
+    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3, 2.0, 2.0]
+    assert [names[i] for i in frontier["front"]] == [
+        "kl=legacy kl.coef=1",
+        "kl=retrieve kl.coef=0.1",
+    ]
+    i = page.cells.index("kl=legacy kl.coef=0.1", page.cells.index("kl=retrieve"))
+    assert page.cells[i + 1 : i + 4] == ["3", "103.5|99.5 to 109.5", "99.5"]
+    assert page.cells[i + 4] == "4"  # the KL; the same for all seeds. Nothing was evaluated.
+    assert page.cells[i + 8 : i + 11] == ["1", "200", "10"]  # in band, frames/s, seconds
+
+    # sqrt(KL) from 1 to 2: levels at 1.25, 1.5, 1.75; rewards between 53.5 and 103.5.
+    i = page.cells.index("kl=legacy")
+    values = [cell.partition("|")[0] for cell in page.cells[i + 1 : i + 4]]
+    assert values == ["66", "78.5", "91"]
+    assert "KL = 1.562<small>nats per frame</small>" in text
+
+    i = page.cells.index("failed")
+    assert page.cells[i + 2 : i + 5] == [
+        "3",
+        "4",
+        "iteration 5: the loss is nan; try a smaller optim.lr <",
+    ]
+    assert "python -m klrl kl.coef=0.1 seed=0" in text
+    assert "/somewhere" not in text
+
+
+def test_points_of_the_frontier_have_the_interval_of_their_kl(tmp_path):
+    for seed, kl in enumerate((1.0, 9.0)):
+        write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(10.0, kl))
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    # Two seeds: the mean of their KLs, and their range.
+    point = json.loads(Page(text).data)[0]["charts"][0]["series"][0]["points"][0]
+    assert point == [pytest.approx(5**0.5, rel=1e-6), 9.5, 9.5, 9.5, 2, 1.0, 3.0]
+
+
+def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
+    # (kl.coef, KL, reward, gold): more KL, more reward, and too much of it for the gold score.
+    table = [(1.0, 1.0, 0.5, 0.4), (0.1, 4.0, 0.8, 0.7), (0.0, 9.0, 0.9, 0.2)]
+    for coef, kl, reward, gold in table:
+        row = {"reward/episode": reward, "reward/gold": gold, "kl/ref/exact_seq": kl}
+        rows = [{"samples": 10 * i, **row} for i in range(1, 5)]
+        rows[-1]["eval/gold"] = gold + 0.05
+        config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+        write_run(tmp_path / "words" / f"{coef}", rows=rows, config=config)
+    write_run(tmp_path / "control")
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    control, words = json.loads(Page(text).data)
+    assert "Gold" not in str(control)
+    charts = {chart["title"].partition(" against")[0]: chart for chart in words["charts"]}
+    fronts = {
+        what: [words["settings"][i] for i in charts[what]["front"]]
+        for what in ("Reward", "Gold score")
+    }
+    assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
+    assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
+    of = words["settings"].index("kl.coef=0")
+    assert charts["Training gold score"]["series"][of]["points"][-1][:2] == [40, 0.2]
+    assert charts["Greedy evaluation gold score"]["series"][of]["points"] == [
+        [40, 0.25, None, None, 1]
+    ]
+    with (tmp_path / "report" / "summary.csv").open() as file:
+        lines = {(line["task"], line["setting"]): line for line in csv.DictReader(file)}
+    assert float(lines["sort_digits", "kl.coef=0"]["gold"]) == pytest.approx(0.2)
+    assert [line["gold"] for key, line in lines.items() if key[0] == "Toy-v1"] == [""]
+
+
+def test_a_sweep_tells_of_jobs_that_never_started_and_why_jobs_failed(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=1, status="failed", rows=[])
+    write_sweep(
+        tmp_path,
+        ("a", ["kl.coef=0", "seed=0"], "finished", None),
+        ("b", ["kl.coef=0", "seed=1"], "failed", "the simulator fell over"),
+        ("c", ["kl.coef=1", "seed=0"], "waiting", None),
+        ("d", ["kl.coef=1", "seed=7"], "refused", "no GPU here"),
+        ("e", ["kl.coef=2"], "finished", None),
+    )
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    counts = "1 failed, 1 refused, 1 waiting, 1 finished, but there is no run folder"
+    assert f"1 run in 1 setting; not counted: {counts}" in out
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    i = page.cells.index("failed")
+    jobs = [page.cells[k : k + 5] for k in range(i, i + 24, 6)]
+    assert jobs == [
+        ["failed", "all runs", "1", "0", "the simulator fell over"],
+        ["refused", "kl.coef=1", "7", "", "no GPU here"],
+        ["waiting", "kl.coef=1", "0", "", ""],
+        ["finished, but there is no run folder", "kl.coef=2", "", "", ""],
+    ]
+    assert page.commands.splitlines()[0] == "python -m klrl -m kl.coef=0,1 seed=0,1"
+
+
+def test_a_sweep_without_any_run_has_a_page(tmp_path):
+    write_sweep(tmp_path, ("a", ["seed=0"], "waiting", None))
+    main([str(tmp_path)])
+    assert "waiting" in Page((tmp_path / "report" / "report.html").read_text()).cells
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": [{"status": "waiting"}]}', '{"jobs": [1]}'])
+def test_a_broken_sweep_is_named_and_skipped(text, tmp_path, capsys):
+    write_run(tmp_path / "a")
+    (tmp_path / "sweep.json").write_text(text)
+    main([str(tmp_path)])
+    told = capsys.readouterr()
+    assert re.fullmatch(r"klrl report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
+    assert "1 run in 1 setting" in told.out
+
+
+def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
+    main([str(sweep), "-o", str(tmp_path / "there")])
+    with (tmp_path / "there" / "summary.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 4
+    assert float(lines[0]["return"]) == 103.5
+    assert (float(lines[0]["worst_return"]), float(lines[0]["kl_ref"])) == (99.5, 4)
+    for name in ("Toy_v1_curves.png", "Toy_v1_frontier.png"):
+        assert (tmp_path / "there" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_tasks_of_like_names_have_files_of_their_own(tmp_path):
+    for i, name in enumerate(("a-b", "a/b", "a b", "-")):
+        write_run(tmp_path / f"{i}", config={"env": {"id": name}})
+    main([str(tmp_path)])
+    pages = Page((tmp_path / "report" / "report.html").read_text())
+    pictures = [link for link in pages.links if link.endswith(".png")]
+    assert len(set(pictures)) == 8
+    assert all((tmp_path / "report" / name).is_file() for name in pictures)
+
+
+def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
+    broken = [{**row, "reward/episode": float("nan"), "eval/return": None} for row in rows_of()]
+    write_run(tmp_path / "a", rows=broken, config={"kl": {"coef": 1.0}})
+    write_run(tmp_path / "b", rows=rows_of(10.0))
+    write_run(tmp_path / "c", rows=[], config={"kl": {"coef": 2.0}})
+    (tmp_path / "c" / "metrics.jsonl").unlink()
+    main([str(tmp_path)])
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    task = json.loads(page.data)[0]
+    assert task["settings"] == ["kl.coef=0.1", "kl.coef=1"]
+    assert [series["i"] for series in task["charts"][0]["series"]] == [0]
+    assert "Evaluation return" not in {chart["title"] for chart in task["charts"]}
+    i = page.cells.index("kl.coef=1")
+    assert page.cells[i + 1 : i + 5] == ["1", "", "", "1"]
+    assert "finished, without rows" in page.cells
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path):
+    odd = "</script><b>"
+    write_run(tmp_path / "a", config={"kl": {"mode": odd}})
+    write_run(tmp_path / "b", config={"kl": {"mode": "legacy"}})
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    assert odd not in text
+    assert json.loads(Page(text).data)[0]["settings"][0] == f"kl={odd}"
+
+
+def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):
+    bare = [{"frames": row["frames"], "reward/raw": 1.0} for row in rows_of()]
+    write_run(tmp_path / "bare", rows=bare, config={"kl": {"mode": "none"}})
+    words = [
+        {"samples": i, "frames": 9 * i, "reward/episode": 1.0, "kl/ref/exact_seq": 9.0}
+        for i in range(1, 5)
+    ]
+    write_run(tmp_path / "words", rows=words, config={"env": {"id": None, "task": "sort_digits"}})
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    tasks = json.loads(Page(text).data)
+    assert "<h2>sort_digits</h2>" in text
+    assert tasks[0]["charts"][0]["series"] == []
+    assert tasks[1]["charts"][0]["series"][0]["points"][0][:2] == [3.0, 1.0]
+    assert tasks[1]["charts"][0]["x"] == "sqrt(KL(policy||reference)), KL in nats per response"
+
+
+def test_unfinished_runs_count_on_demand_alone(tmp_path, capsys):
+    write_run(tmp_path / "a", status="interrupted")
+    main([str(tmp_path)])
+    assert json.loads(Page((tmp_path / "report" / "report.html").read_text()).data) == []
+    assert "--unfinished counts runs" in capsys.readouterr().out
+    main([str(tmp_path), "--unfinished"])
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    assert len(json.loads(page.data)) == 1
+    assert "interrupted; counted" in page.cells
+
+
+@pytest.mark.parametrize("case", ["absent", "empty", "broken", "file"])
+def test_refusals_in_one_line(case, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken" / "a").mkdir(parents=True)
+    (tmp_path / "broken" / "a" / "manifest.json").write_text("{")
+    write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    words = [str(tmp_path / "run"), "-o", str(tmp_path / "file")]
+    with pytest.raises(SystemExit) as stop:
+        main(words if case == "file" else [str(tmp_path / case)])
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    told = {"absent": "no such folder", "empty": "no run there", "broken": "no run there can"}
+    assert last.startswith("klrl report: ")
+    assert told.get(case, "choose another folder") in last
+
+
+def test_the_report_does_not_import_torch():
+    code = "import sys, klrl.report.write, klrl.report.diff; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

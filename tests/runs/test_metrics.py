@@ -1,0 +1,375 @@
+"""The metrics: declared once, complete, read by all that show them; numbers as people see them."""
+
+import io
+import json
+import math
+import re
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+import klrl
+from klrl.cli.diff import main as diff
+from klrl.cli.report import main as report
+from klrl.control.evaluate import Evaluation
+from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
+from klrl.control.record import make_row
+from klrl.domains import CONTROL, DOMAINS, LANGUAGE, recorded_domain
+from klrl.language.batch import Responses, make_batch
+from klrl.language.evaluate import LanguageEvaluation
+from klrl.language.kl import CHARGED
+from klrl.language.record import language_row
+from klrl.language.rollout import GOLD
+from klrl.runs.checkpoint import Counters
+from klrl.runs.curves import draw_curves
+from klrl.runs.folder import RunFolder
+from klrl.runs.loggers import Opened, wandb_run
+from klrl.runs.metrics import METRICS, PANELS, Metric, heading, metric_of, metrics_of, number
+from klrl.runs.progress import Progress
+from klrl.runs.record import recording, summary
+from klrl.sweep.jobs import Job
+from klrl.sweep.ledger import Ledger
+from klrl.train.learner import Learned
+from tests.report.toys import Page, rows_of, write_run
+
+# --------------------------------------------------------------------------------- declarations
+
+LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
+KL = SimpleNamespace(coef=0.5, transform=object(), loss_estimator="k3", placement="split")
+ESTIMATES = ("exact", "k1", "k2", "k3")
+
+
+def control_row() -> dict[str, float]:
+    """Every column that a control run can have."""
+    after = TensorDict(
+        {
+            "reward": torch.tensor([[[1.0]], [[3.0]]]),
+            RAW_REWARD_KEY: torch.tensor([[[2.0]], [[6.0]]]),
+            KL_KEY: torch.tensor([[[2.0]], [[6.0]]]),
+            "done": torch.ones(2, 1, 1, dtype=torch.bool),
+            "episode_reward": torch.ones(2, 1, 1),
+            "step_count": torch.ones(2, 1, 1),
+        },
+        [2, 1],
+    )
+    batch = TensorDict({"next": after}, [2, 1])
+    measured = {name: torch.tensor(0.1) for name in ESTIMATES}
+    row = make_row(Counters(), batch, KL, measured, LEARNED, True, 2.0)
+    assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
+    return row | Evaluation([1.0, 3.0]).row
+
+
+def responses() -> TensorDict:
+    """Two prompts of two tokens with a response of three each, scored 1 and 3, KL 0.5 a token."""
+    tokens, mask = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
+    told = Responses(tokens, mask, torch.zeros(2, 3), torch.tensor([False, True]))
+    batch = make_batch(tokens[:, :2], mask[:, :2], told, 1)
+    batch["next", "reward_raw"] = torch.tensor([[[1.0]], [[3.0]]])
+    batch["next", "reward"] = torch.ones(2, 3, 1)
+    batch[CHARGED] = torch.full((2, 3, 1), 0.5)
+    batch[GOLD] = torch.ones(2, 1, 1)
+    return batch
+
+
+def words_row() -> dict[str, float]:
+    """Every column that a language run can have."""
+    names = [*ESTIMATES, *(f"{name}_seq" for name in ESTIMATES)]
+    measured = {name: torch.tensor(0.1) for name in names}
+    row = language_row(Counters(), responses(), KL, measured, LEARNED, True, 2.0)
+    assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
+    assert row["kl/ref/penalty"] == 0.25
+    return row | LanguageEvaluation([1.0], [0.5]).row
+
+
+@pytest.mark.parametrize("domain, row", [(CONTROL, control_row), (LANGUAGE, words_row)])
+def test_what_is_written_is_declared_and_what_is_declared_is_written(domain, row) -> None:
+    assert set(row()) == set(metrics_of(domain))
+
+
+#: What is a ratio, or in units of the learner's own scale.
+UNITLESS = {
+    "loss/objective",
+    "loss/critic",
+    "loss/entropy",
+    "learner/grad_norm",
+    "learner/lr",
+}
+
+
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
+def test_every_metric_has_a_title_a_unit_digits_and_a_panel_that_exists(domain) -> None:
+    metrics = metrics_of(domain)
+    for name, metric in metrics.items():
+        texts = (metric.title, metric.unit, metric.what, metric.short)
+        assert not any(re.search(r"[{}]", text) for text in texts), name
+        assert metric.title, name
+        assert metric.what, name
+        assert bool(metric.unit) != (name in UNITLESS), name
+        assert metric.digits is not None, name
+        assert metric.panel is None or metric.panel in PANELS, name
+    titles = [(metric.title, metric.unit) for metric in metrics.values()]
+    assert len(set(titles)) == len(titles)
+    assert {metric.domain for metric in METRICS.values()} <= {None, *DOMAINS}
+    assert metrics[domain.axis].digits == 0
+
+
+def test_texts_are_in_the_words_of_the_domain() -> None:
+    told = {
+        domain.name: [
+            f"{metric.title}, {metric.unit}"
+            for metric in (metric_of(n, domain) for n in ("eval/return", "kl/ref/exact"))
+        ]
+        for domain in DOMAINS.values()
+    }
+    assert told == {
+        "control": [
+            "evaluation return, return per episode",
+            "KL(policy||reference), nats per frame",
+        ],
+        "language": [
+            "greedy evaluation reward, reward per response",
+            "KL(policy||reference), nats per token",
+        ],
+    }
+    assert heading("training return") == "Training return"
+    assert heading("kl.coef") == "kl.coef"
+
+
+def test_the_domain_stands_in_the_manifest_or_shows_in_the_columns() -> None:
+    assert recorded_domain({"domain": "language"}, {"frames": 1}) is LANGUAGE
+    assert recorded_domain({}, {"samples": 1, "frames": 1}) is LANGUAGE
+    assert recorded_domain({"samples": 64}, {}) is LANGUAGE
+    assert recorded_domain({}, {"frames": 1}) is CONTROL
+
+
+def test_only_the_domains_know_what_counts_their_frames() -> None:
+    """No switch on the axis elsewhere."""
+    switch = re.compile(r"""axis *[!=]= *["']|["']samples["'] (if|in)\b""")
+    root = Path(klrl.__file__).parent
+    found = [
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if path.name != "domains.py" and switch.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+# -------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    "value, digits, told",
+    [
+        (-0.0, 4, "0"),
+        (-0.3, 0, "0"),
+        (-1e-9, 4, "-1e-09"),
+        (-1040.184, 5, "-1040.2"),
+        (0.1295882, 4, "0.1296"),
+        (123456.7, 5, "123,457"),
+        (99999.7, 5, "100,000"),
+        (99999.4, 5, "99999"),
+        (4096, 0, "4,096"),
+        (1e15, 4, "1e+15"),
+        (math.nan, 4, "nan"),
+        (-math.inf, 4, "-inf"),
+    ],
+)
+def test_numbers_as_people_read_them(value, digits, told) -> None:
+    assert number(value, digits) == told
+
+
+def test_a_difference_has_its_sign_and_none_has_none() -> None:
+    assert [number(v, 4, signed=True) for v in (2.0, -2.0, 0.0, -0.0)] == ["+2", "-2", "0", "0"]
+
+
+@given(st.floats(-1e300, 1e300), st.integers(0, 6))
+def test_a_number_reads_back_and_zero_is_never_negative(value, digits) -> None:
+    read = float(number(value, digits).replace(",", ""))
+    assert math.copysign(1.0, read) == (1.0 if read == 0 else math.copysign(1.0, value))
+    if digits:
+        assert read == pytest.approx(value, rel=0.5 * 10 ** (1 - digits), abs=0)
+    else:
+        assert abs(read - value) <= max(0.5, 1e-15 * abs(value))
+
+
+#: A rollout and an update that moved nothing.
+NOTHING = {
+    "frames": 64,
+    "time/iteration": 1.0,
+    "time/frames_per_second": 64.0,
+    "reward/episode": -0.0,
+    "eval/return": -0.0,
+    "kl/ref/exact": -0.0,
+    "kl/ref/penalty": -0.0,
+    "kl/ref/coef": 0.0,
+    "kl/old/exact": -0.0,
+}
+
+
+def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> None:
+    write_run(tmp_path / "a", rows=[NOTHING])
+    write_run(tmp_path / "b", seed=1, rows=[{**NOTHING, "frames": 128}])
+    job = Job("a", tmp_path / "a", (), settings(), "sweep", tmp_path, "")
+    progress = Progress(64, CONTROL, stream=io.StringIO())
+    progress.show(NOTHING)
+    diff([str(tmp_path / "a"), str(tmp_path / "b")])
+    report([str(tmp_path), "-o", "there"])
+    said = [
+        progress.line(),
+        summary(RunFolder(tmp_path / "a"), settings(), 64),
+        Ledger(tmp_path, [], [job]).table(),
+        capsys.readouterr().out,
+        *Page(Path("there/report.html").read_text()).cells,
+    ]
+    assert [text for text in said if re.search(r"(?<![\w.])-0(\.0*)?(?![\w.])", text)] == []
+    assert "return 0 | KL ref 0 | KL old 0" in said[0]
+    assert "  evaluation return 0 (best 0)\n" in said[1]
+    assert "penalty 0 reward per frame, kl.coef 0 reward per nat\n" in said[1]
+
+
+# -------------------------------------------------------------------------------------- readers
+
+
+@pytest.fixture
+def curvature(monkeypatch: pytest.MonkeyPatch) -> Metric:
+    """A metric that is declared for the time of a test, and nowhere else."""
+    metric = Metric(
+        "learner/curvature",
+        "curvature",
+        "nats per {unit} squared",
+        "how bent the policy is",
+        digits=2,
+        panel="kl",
+        short="bent",
+    )
+    monkeypatch.setitem(METRICS, metric.name, metric)
+    return metric
+
+
+def bent_rows() -> list[dict]:
+    return [{**row, "learner/curvature": 0.125} for row in rows_of()]
+
+
+def test_a_metric_that_is_declared_is_drawn_in_its_panel(curvature, monkeypatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    draw_curves(bent_rows(), Path("curves.png"), "title", CONTROL)
+    panels = {axes.get_title(): axes for axes in drawn[0].axes}
+    assert list(panels) == ["Return", "KL", "Coefficient"]
+    lines = {line.get_label(): line for line in panels["KL"].lines}
+    assert list(lines) == ["KL(policy||reference)", "KL(old||new)", "curvature"]
+    assert set(lines["curvature"].get_ydata()) == {0.125}
+    assert panels["KL"].get_yscale() == "log"
+    assert panels["KL"].get_ylabel() == "nats per frame, nats per frame squared"
+
+
+def test_a_metric_that_is_declared_has_a_chart_and_a_line_in_the_report(curvature) -> None:
+    write_run(Path("runs/a"), rows=bent_rows())
+    report(["runs"])
+    page = Page(Path("runs/report/report.html").read_text())
+    charts = {chart["title"]: chart for chart in json.loads(page.data)[0]["charts"]}
+    assert charts["Curvature"]["y"] == "nats per frame squared"
+    assert (charts["Curvature"]["log"], charts["Curvature"]["digits"]) == (True, [0, 2])
+    assert {point[1] for point in charts["Curvature"]["series"][0]["points"]} == {0.125}
+    at = page.cells.index("learner/curvature")
+    assert page.cells[at + 1 : at + 4] == [
+        "curvature",
+        "nats per frame squared",
+        "how bent the policy is",
+    ]
+
+
+def test_a_metric_that_is_declared_is_in_the_live_line_and_in_a_difference(
+    curvature, capsys
+) -> None:
+    progress = Progress(2000, CONTROL, stream=io.StringIO())
+    progress.show(bent_rows()[-1])
+    assert "| bent 0.12 |" in progress.line()
+    for name in "ab":
+        write_run(Path(name), rows=bent_rows())
+    diff(["a", "b"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["learner/curvature", "0.12", "0.12", "0"] in lines
+
+
+@pytest.mark.parametrize("domain, other", [(CONTROL, "samples"), (LANGUAGE, "frames")])
+def test_wandb_has_every_metric_of_the_domain_against_its_axis(
+    domain, other, curvature, settings, monkeypatch, tmp_path
+) -> None:
+    import wandb
+
+    defined = {}
+
+    class Run:
+        def define_metric(self, name: str, **more: object) -> None:
+            defined[name] = more
+
+        def finish(self, exit_code: int) -> None: ...
+
+    monkeypatch.setattr(wandb, "init", lambda **_: Run())
+    opened = Opened(tmp_path, {}, None, "id", domain)
+    with wandb_run(settings("logger=wandb").logger, opened):
+        pass
+    assert set(defined) == {*metrics_of(domain), "*"}
+    assert other not in defined
+    assert defined.pop(domain.axis) == {"step_metric": None, "hidden": True}
+    assert {more["step_metric"] for more in defined.values()} == {domain.axis}
+    assert [name for name, more in defined.items() if more.get("hidden")] == ["iteration"]
+
+
+def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
+    progress = Progress(100, LANGUAGE, stream=io.StringIO())
+    for i in range(12):
+        progress.show({"samples": i, "reward/episode": float(i)})
+    assert progress.line().startswith("11/100 samples")
+    assert "| reward 6.5 |" in progress.line()  # of 2 to 11
+
+
+def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_path) -> None:
+    write_run(tmp_path / "a", rows=rows_of(reward=-1040.18))
+    words = {"samples": 64, "reward/episode": 0.31249, "time/iteration": 1.0}
+    write_run(tmp_path / "b", rows=[words])
+    jobs = {n: Job(n, tmp_path / n, (), settings(), "sweep", tmp_path, "") for n in "abc"}
+    lines = [
+        [
+            line.split()
+            for line in Ledger(tmp_path, [], [jobs[n] for n in names]).table().split("\n")
+        ]
+        for names in ("a", "b", "ab", "c")
+    ]
+    heads = [" ".join(each[0]) for each in lines]
+    assert heads == [
+        "job state frames time return KL ref",
+        "job state samples time reward KL ref",
+        "job state frames/samples time return/reward KL ref",
+        "job state frames time return KL ref",
+    ]
+    assert lines[2][1:] == [
+        ["a", "waiting", "2,000", "0:10", "-1040.2", "1"],
+        ["b", "waiting", "64", "0:01", "0.3125"],
+    ]
+
+
+def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
+    files, rows = RunFolder(tmp_path), [{"frames": 64 * i, "time/iteration": 1.0} for i in (1, 2)]
+    settled = {"group": None, "wandb_id": ""}
+    with recording(files, settings(), Counters(), **settled, resume=False) as recorder:
+        recorder.record(rows[0])
+        assert not files.samples.exists()
+        for row in rows:
+            recorder.samples([{"frames": row["frames"], "response": "a"}])
+            recorder.record(row)
+    counters = Counters()
+    counters.frames = 64
+    with recording(files, settings(), counters, **settled, resume=True):
+        pass
+    assert files.samples.read_text() == '{"frames": 64, "response": "a"}\n'
+    assert len(files.metrics.read_text().splitlines()) == 2

@@ -1,0 +1,116 @@
+"""References that move, policies that start from trained ones, coefficients that move: in runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import klrl
+from klrl.control.mlp import ObservationNormalizer
+from klrl.kl.reference import EMAReference, PeriodicReference, freeze
+from klrl.runs.folder import RunFolder
+from klrl.runs.resume import stored_config
+from klrl.train.loop import Training
+from tests.conftest import QUICK
+from tests.runs.test_run import exits, rows_of, timeless
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(ObservationNormalizer(2), torch.nn.Linear(2, 1))
+
+
+def test_ema_is_the_weighted_mean_of_weights_and_normaliser() -> None:
+    actor, reference = network(), network()
+    actor[0].update(torch.randn(50, 2) * 3 + 1)
+    before = {k: v.clone() for k, v in reference.state_dict().items()}
+    EMAReference(0.9).update(reference, actor, 1)
+    for name, value in reference.state_dict().items():
+        expected = 0.9 * before[name] + 0.1 * actor.state_dict()[name]
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_periodic_copies_when_it_is_due() -> None:
+    actor, reference = network(), network()
+    kept = freeze(reference)
+    rule = PeriodicReference(3)
+    for iteration, same_as in ((1, kept), (2, kept), (3, actor)):
+        rule.update(reference, actor, iteration)
+        assert torch.equal(reference[1].weight, same_as[1].weight), iteration
+
+
+@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
+@pytest.mark.parametrize("apply", ["rollout", "step"])
+@pytest.mark.integration
+def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, apply: str) -> None:
+    words = ("reference=periodic", "reference.every=2", f"kl={mode}", f"kl.apply={apply}")
+    exits(*QUICK, *words, "frames=320", "hydra.run.dir=run", "optim.lr=0.01", "kl.coef=0.5")
+    rows = rows_of(Path("run"))
+    distances = [row["kl/ref/exact"] for row in rows]
+    assert [d < 1e-6 for d in distances] == [True, False, True, False, True]
+    for row in rows:
+        assert row["kl/ref/penalty"] == pytest.approx(0.5 * row["kl/ref/k1"], abs=1e-5)
+
+
+@pytest.mark.integration
+def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
+    for name, words in (("fixed", []), ("ema", ["reference=ema", "reference.decay=0.5"])):
+        exits(*QUICK, *words, "frames=512", "optim.lr=0.01", "kl.coef=0", f"hydra.run.dir={name}")
+    fixed, ema = (rows_of(Path(name))[-1]["kl/ref/exact"] for name in ("fixed", "ema"))
+    assert 0 < ema < 0.5 * fixed
+
+
+@pytest.mark.parametrize("reference", ["ema", "periodic"])
+@pytest.mark.parametrize("controller", ["adaptive", "dual", "schedule"])
+@pytest.mark.integration
+def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, controller) -> None:
+    """The first iteration after resume differs in its episodes, not in reference or coefficient."""
+    words = (f"reference={reference}", f"controller={controller}", "kl.coef=0.5", "optim.lr=0.01")
+    exits(*QUICK, *words, "frames=192", "hydra.run.dir=run")
+    stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
+    stopped.load(stopped.checkpoints(RunFolder(Path("run"))))
+    rows = rows_of(Path("run"))
+    assert stopped.parts.kl.coef == stopped.parts.controller.coef != 0.5
+    exits("resume=run", "frames=256")
+    after = rows_of(Path("run"))
+    assert timeless(after[:3]) == timeless(rows)
+    assert after[3]["kl/ref/coef"] == stopped.parts.kl.coef
+    scale = {"ema": (1e-9, 1.0), "periodic": (1e-9, 1.0)}[reference]
+    assert scale[0] < after[3]["kl/ref/exact"] < scale[1]
+
+
+@pytest.mark.integration
+def test_the_row_tells_the_coefficient_that_was_charged_and_the_next_one_moves() -> None:
+    words = ("controller=dual", "controller.target=0.01", "controller.lr=0.5", "kl.coef=1")
+    exits(*QUICK, *words, "frames=256", "hydra.run.dir=run", "optim.lr=0.01")
+    rows = rows_of(Path("run"))
+    import math
+
+    coef = 1.0
+    for row in rows:
+        assert row["kl/ref/coef"] == pytest.approx(coef, rel=1e-9)
+        coef *= math.exp(0.5 * (row["kl/ref/exact"] / 0.01 - 1))
+
+
+@pytest.mark.integration
+def test_actor_init_starts_from_a_trained_policy_with_its_normaliser(capsys) -> None:
+    exits(*QUICK, "frames=512", "optim.lr=0.01", "hydra.run.dir=trained")
+    trained = klrl.load_policy("trained")
+    words = ("experiment=pendulum_finetune", "actor.init=trained", "env.kwargs.g=12")
+    exits(*QUICK, *words, "frames=128", "hydra.run.dir=tuned")
+    rows = rows_of(Path("tuned"))
+    assert rows[0]["kl/ref/exact"] < 1e-6, "anchored to what it started from"
+    assert rows[1]["kl/ref/exact"] > 1e-8
+    config = stored_config(Path("tuned"))
+    assert (config.env.kwargs["g"], config.kl.coef) == (12, 0.3)
+    start = Training(config)
+    for name, value in trained.state_dict().items():
+        assert torch.equal(start.parts.agent.actor.state_dict()[name], value), name
+        assert torch.equal(start.parts.reference.state_dict()[name], value), name
+    assert start.parts.agent.normalizer.count == 512
+    capsys.readouterr()
+    assert exits(*QUICK, "actor.init=trained", "actor.hidden=[5]") == 2
+    assert "its network is hidden=[8] activation=tanh" in capsys.readouterr().err
+    assert exits(*QUICK, "actor.init=nowhere") == 2
+    assert "actor.init=nowhere: no such folder" in capsys.readouterr().err

@@ -1,0 +1,163 @@
+"""The house: each room imports rooms below it, no module imports in a circle.
+
+Read from the sources: every ``import`` counts, inside functions and under ``TYPE_CHECKING`` too.
+What is looked up by name (``"module:name"`` in the registry, the lazy faces) is no arrow: nothing
+there is imported until it is asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klrl
+from klrl.base.moved import MOVED, PUBLIC
+
+PACKAGE = Path(klrl.__file__).parent
+
+#: Rooms by floor, from the ground up; a room imports rooms of lower floors and itself.
+FLOORS = (
+    {"base"},
+    {"config", ""},  # "" is klrl/__init__.py
+    {"domains", "kl"},
+    {"losses", "runs", "transforms"},
+    {"train"},
+    {"control", "language"},
+    {"doctor", "sweep"},
+    {"report"},
+    {"api"},
+    {"cli"},
+    {"__main__"},
+)
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Every module of a package, by name."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The package's modules that a file imports, wherever the statement stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: klrl imports by full names"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield from (
+                    {inner, node.module} & known.keys()
+                    if inner in known
+                    else ({node.module} & known.keys())
+                )
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & known.keys()
+
+
+def arrows(package: Path) -> dict[str, set[str]]:
+    """module -> modules that it imports."""
+    known = modules(package)
+    return {name: set(imports(path, known)) - {name} for name, path in known.items()}
+
+
+def upward(package: Path) -> list[str]:
+    """Imports that do not go down, as ``importer -> imported``."""
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+    def room(module: str) -> str:
+        return [*module.split("."), ""][1]
+
+    return [
+        f"{name} -> {other}"
+        for name, others in arrows(package).items()
+        for other in sorted(others)
+        if room(name) != room(other) and floor[room(name)] <= floor[room(other)]
+    ]
+
+
+def circles(package: Path) -> list[list[str]]:
+    """Modules that reach themselves over imports, a list each."""
+    graph = arrows(package)
+    left = {name: set(others) for name, others in graph.items()}
+    # Take away what imports nothing that is left, until nothing more can go.
+    while done := [name for name, others in left.items() if not others & left.keys()]:
+        for name in done:
+            del left[name]
+    # What imports a circle without being part of it goes in the same way, from above.
+    while done := [name for name in left if not any(name in left[other] for other in left)]:
+        for name in done:
+            del left[name]
+    return [sorted(left)] if left else []
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {[*name.split("."), ""][1] for name in modules(PACKAGE)}
+    assert rooms == {room for rooms in FLOORS for room in rooms}
+
+
+def test_imports_go_down() -> None:
+    assert upward(PACKAGE) == []
+
+
+def test_no_circle() -> None:
+    assert circles(PACKAGE) == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(PACKAGE, tmp_path / "klrl"))
+
+
+def append(file: Path, line: str) -> None:
+    file.write_text(f"{file.read_text(encoding='utf-8')}\n\n{line}\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from klrl.train.loop import Training",
+        "import klrl.train.loop",
+        "def late():\n    from klrl.train import loop",
+        "if TYPE_CHECKING:\n    from klrl.train.loop import Training",
+    ],
+)
+def test_an_upward_arrow_is_seen(copy: Path, line: str) -> None:
+    append(copy / "kl" / "charge.py", line)
+    assert upward(copy) == ["klrl.kl.charge -> klrl.train.loop"]
+
+
+def test_a_circle_within_a_room_is_seen(copy: Path) -> None:
+    append(copy / "kl" / "estimators.py", "from klrl.kl.measure import measure")
+    assert upward(copy) == []
+    assert circles(copy) == [["klrl.kl.estimators", "klrl.kl.measure"]]
+
+
+def test_same_names_in_both_domains() -> None:
+    """Who knows ``control/record.py`` knows ``language/record.py``."""
+    control, language = (
+        {path.stem for path in (PACKAGE / domain).glob("*.py")}
+        for domain in ("control", "language")
+    )
+    both = {"advantage", "evaluate", "kl", "load", "other_task", "parts", "preflight", "record"}
+    assert both | {"rollout", "step"} <= control & language
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_its_module(name: str) -> None:
+    assert importlib.import_module(name) is importlib.import_module(PUBLIC[name])
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_old_name_is_its_module_and_says_so(name: str, monkeypatch) -> None:
+    monkeypatch.delitem(importlib.sys.modules, name, raising=False)
+    with pytest.warns(DeprecationWarning, match=MOVED[name]):
+        module = importlib.import_module(name)
+    assert module is importlib.import_module(MOVED[name])
+    assert module.__spec__.name == module.__name__ == MOVED[name]

@@ -1,0 +1,191 @@
+"""The Ray-backed transforms on this machine, against the same transforms in this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tensordict import TensorDict, set_list_to_stack
+from torchrl.data.llm import History
+from torchrl.envs import TransformedEnv
+from torchrl.envs.llm import ChatEnv
+from torchrl.modules.llm.policies import ChatHistory
+
+from klrl.kl import RayRetrieveKL, RetrieveKL
+from klrl.transforms.llm import KLRewardTransform, RayKLRewardTransform
+from klrl.transforms.served import start_ray
+from tests.transforms.llm_toys import chats, network, tokenizer, wrapper
+from tests.transforms.test_llm_env import Score, Script, reset
+from tests.transforms.test_llm_reward import batch
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+COEF = 0.5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray_on_loopback() -> Iterator[None]:
+    ray = start_ray(num_cpus=2, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def make_gen():
+    return wrapper(network(), log_probs_key="gen")
+
+
+def make_ref():
+    return wrapper(network(seed=1), log_probs_key="ref")
+
+
+def make_tokens_ref():
+    return wrapper(network(seed=1), "tokens")
+
+
+def conversation() -> TensorDict:
+    history = ChatHistory(full=History.from_chats(chats(2)))
+    following = TensorDict({"reward": torch.tensor([1.0, 2.0]).view(2, 1, 1)}, [2])
+    return TensorDict({"history": history, "next": following}, [2])
+
+
+@pytest.fixture(scope="module")
+def served(_ray_on_loopback) -> RayRetrieveKL:
+    return RayRetrieveKL(
+        gen_model_factory=make_gen,
+        ref_model_factory=make_ref,
+        coeff=COEF,
+        num_cpus=0.5,
+        num_gpus=0,
+        device="cpu",
+        actor_name="kl",
+    )
+
+
+def test_ray_listens_on_loopback_alone() -> None:
+    assert start_ray().util.get_node_ip_address() == "127.0.0.1"
+
+
+def assert_same(found: TensorDict, expected: TensorDict, *keys) -> None:
+    for key in keys:
+        torch.testing.assert_close(found["next", key], expected["next", key], atol=1e-6, rtol=0)
+        assert found["next", key].any()
+
+
+def test_models_by_factory_give_the_local_numbers(served) -> None:
+    local = RetrieveKL(make_gen(), make_ref(), coeff=COEF)
+    found, expected = served(conversation()), local(conversation())
+    for key in ("kl_penalty", "reward", ("log_probs", "full"), ("ref_log_probs", "full")):
+        torch.testing.assert_close(
+            found["next"].get(key), expected["next"].get(key), atol=1e-6, rtol=0
+        )
+    assert found["next", "kl_penalty"].abs().max() > 0.1
+
+
+def test_without_next_the_results_stand_at_the_root(served) -> None:
+    data = conversation()
+    del data["next"]
+    assert served(data)["kl_penalty"].abs().max() > 0.1
+
+
+def test_a_named_actor_serves_several_environments_and_is_reused(served) -> None:
+    with set_list_to_stack(True):
+        again = RetrieveKL(
+            gen_model=None,
+            gen_model_factory=make_ref,  # not called: the actor of this name has its models
+            ref_model_factory=make_ref,
+            service_backend="ray",
+            actor_name="kl",
+        )
+        assert isinstance(again, RayRetrieveKL)
+        assert again._actor == served._actor
+        local = RetrieveKL(make_gen(), make_ref(), coeff=COEF)
+        results = []
+        for transform in (served.clone(), again, local):
+            env = TransformedEnv(ChatEnv(batch_size=(2,), tokenizer=tokenizer()), Score())
+            env.append_transform(transform)
+            steps = env.rollout(
+                2, Script(), auto_reset=False, tensordict=reset(env), break_when_any_done=False
+            )
+            results.append([steps[i, t]["next"] for i in range(2) for t in range(2)])
+        for found in results[:2]:
+            for one, other in zip(found, results[2], strict=True):
+                for key in ("kl_penalty", "reward"):
+                    torch.testing.assert_close(one[key], other[key], atol=1e-6, rtol=0)
+    assert "kl" in repr(again)
+    assert "RayRetrieveKL" in repr(again)
+    served.coeff = 2.0
+    assert again.coeff == 2.0
+    served.coeff = COEF
+
+
+def asked_from_another_process() -> tuple[int, str, torch.Tensor]:
+    """As in docs/scaling.md: whoever comes first makes the service, the others find it."""
+    kl = RayRetrieveKL(
+        gen_model_factory=make_gen,
+        ref_model_factory=make_ref,
+        coeff=COEF,
+        num_cpus=0.5,
+        actor_name="kl",
+    )
+    found = kl(conversation())
+    return os.getpid(), kl._actor._actor_id.hex(), found["next"].get("kl_penalty")
+
+
+def test_processes_of_a_job_share_one_service(served) -> None:
+    task = start_ray().remote(num_cpus=0.25)(asked_from_another_process)
+    expected = RetrieveKL(make_gen(), make_ref(), coeff=COEF)(conversation())
+    for pid, actor, penalty in start_ray().get([task.remote(), task.remote()]):
+        assert pid != os.getpid()
+        assert actor == served._actor._actor_id.hex()
+        expected_penalty = expected["next"].get("kl_penalty")
+        torch.testing.assert_close(penalty, expected_penalty, atol=1e-6, rtol=0)
+
+
+def test_models_by_value_and_the_reward_transform() -> None:
+    data = batch(network())
+    local = KLRewardTransform(make_tokens_ref(), coef=COEF)(data.clone())
+    for kwargs in (
+        {"ref_model": make_tokens_ref(), "service_backend": "ray"},
+        {"ref_model_factory": make_tokens_ref, "use_ray_service": True},
+    ):
+        remote = KLRewardTransform(coef=COEF, num_cpus=0.5, **kwargs)
+        assert isinstance(remote, RayKLRewardTransform)
+        assert_same(remote(data.clone()), local, "kl_penalty", "reward", "ref_log_prob")
+        remote.coef = 0.0
+        assert remote.coef == 0.0
+        assert float(remote(data.clone())["next", "reward"].sum()) == 6.0
+    assert "RayKLRewardTransform" in repr(remote)
+
+
+def test_the_actors_errors_keep_their_type(served) -> None:
+    with pytest.raises(KeyError, match="no history"):
+        served(TensorDict({"next": TensorDict({}, [2])}, [2]))
+    with pytest.raises(start_ray().exceptions.RayError, match="generate=True"):
+        RayKLRewardTransform(
+            ref_model_factory=lambda: wrapper(network(), "tokens", generate=True), num_cpus=0.5
+        )
+
+
+def test_exclusive_and_impossible_arguments_are_refused() -> None:
+    for kwargs, words in (
+        ({"gen_model": make_gen, "gen_model_factory": make_gen}, "both gen_model"),
+        ({"gen_model": make_gen, "ref_model": 1, "ref_model_factory": make_ref}, "both ref_model"),
+        ({"gen_model": None, "ref_model_factory": make_ref}, "neither gen_model"),
+        ({"gen_model_factory": make_gen}, "neither ref_model"),
+        ({"ref_model_factory": make_ref}, "from_collector"),
+        (
+            {"gen_model_factory": make_gen, "ref_model_factory": make_ref, "detach": False},
+            "no gradient",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            RayRetrieveKL(**kwargs)
+    with pytest.raises(ValueError, match="both ref_model"):
+        RayKLRewardTransform(1, ref_model_factory=make_ref)
+    with pytest.raises(ValueError, match="neither ref_model"):
+        RayKLRewardTransform()

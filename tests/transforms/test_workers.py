@@ -1,0 +1,197 @@
+"""KL transforms inside the workers of batched environments: the numbers of one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torchrl.envs import (
+    EnvBase,
+    ParallelEnv,
+    SerialEnv,
+    TransformedEnv,
+    check_env_specs,
+    step_mdp,
+)
+
+from klrl.config import EnvConfig, GaussianActorConfig
+from klrl.control.actor import make_agent
+from klrl.control.env import make_env
+from klrl.kl import SendToWorkers
+from tests.transforms.heads import TwoHeads, two_headed_actor
+from tests.transforms.test_control_family import COEF, case, moved, transforms
+
+#: Forked workers start in a moment; spawned ones import torch first.
+Workers = partial(ParallelEnv, 2, mp_start_method="fork")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning"),
+]
+GYM = {"pendulum": "Pendulum-v1", "tanh": "Pendulum-v1", "cartpole": "CartPole-v1"}
+
+
+def policies(where: str) -> tuple[nn.Module, nn.Module]:
+    """(a policy, its reference), the same each time."""
+    torch.manual_seed(0)
+    if where == "two heads":
+        return moved(two_headed_actor())
+    family = "tanh_normal" if where == "tanh" else "mlp"
+    env = make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=0)
+    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=family)
+    return moved(make_agent(config, env, normalize=True, separate=False).actor)
+
+
+def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -> EnvBase:
+    """An environment whose own transforms charge the KL."""
+    actor, reference = policies(where)
+    reward = ("agent", "reward") if where == "two heads" else "reward"
+    transform = transforms(reference, actor if shared is None else shared, reward)[name]
+    inside = (SendToWorkers(actor), transform) if send else (transform,)
+    if where == "two heads":
+        env = TransformedEnv(TwoHeads())
+        for part in inside:
+            env.append_transform(part)
+        return env
+    return make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=3, transforms=inside)
+
+
+def collect(env: EnvBase, actor: nn.Module, steps: int = 6):
+    try:
+        with torch.no_grad():
+            return env.rollout(steps, actor, break_when_any_done=False)
+    finally:
+        env.close()
+
+
+NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), ("retrieve", False)]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "send"),
+    [("pendulum", *need) for need in NEEDS]
+    + [("cartpole", *need) for need in NEEDS]
+    + [("tanh", "legacy", True), ("tanh", "retrieve", True)],
+)
+def test_workers_charge_what_one_process_charges_for_the_same_actions(where, name, send) -> None:
+    actor, _ = policies(where)
+    batch = collect(Workers(partial(worker, where, name, send)), actor)
+    assert batch["next", "kl"].abs().min() > 1e-6
+    for index in range(2):
+        single = worker(where, name, send)
+        state = single.reset()
+        for step in range(batch.shape[-1]):
+            theirs = batch[index, :, step]
+            state.update(theirs.select(*actor.out_keys))
+            mine = single.step(state)
+            for key in ("observation", "kl", "reward"):
+                found = theirs["next", key]
+                torch.testing.assert_close(found, mine["next", key], atol=1e-6, rtol=1e-6)
+            state = step_mdp(mine)
+
+
+@pytest.mark.parametrize("name", ["legacy", "constrained, exact"])
+def test_nested_keys_and_heads_reach_the_workers(name: str) -> None:
+    actor, reference = policies("two heads")
+    batch = collect(Workers(partial(worker, "two heads", name, True)), actor)
+    heads = [model.get_dist(batch.copy()).dists for model in (actor, reference)]
+    keys = [("agent", "move"), ("agent", "press")]
+    pairs = [(heads[0][key], heads[1][key], batch[key]) for key in keys]
+    if name == "legacy":
+        kl = sum(p.log_prob(action) - q.log_prob(action) for p, q, action in pairs)
+    else:
+        kl = sum(torch.distributions.kl_divergence(p, q) for p, q, _ in pairs)
+    torch.testing.assert_close(batch["next", "kl"].squeeze(-1), kl, atol=1e-5, rtol=1e-4)
+    raw = -(batch["agent", "move"] ** 2).sum(-1, keepdim=True)
+    charged = raw - COEF * batch["next", "kl"]
+    torch.testing.assert_close(batch["next", "agent", "reward"], charged, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["pendulum", "cartpole", "two heads"])
+def test_what_is_sent_is_in_the_specs(where: str) -> None:
+    single = worker(where, "constrained, exact", True)
+    check_env_specs(single)
+    several = Workers(partial(worker, where, "constrained, exact", True))
+    check_env_specs(several)
+    several.close()
+    actor, _ = policies(where)
+    keys = {key for key in actor.out_keys if key not in single.action_keys}
+    assert keys <= set(single.full_state_spec.keys(True, True))
+    assert keys <= set(single.full_observation_spec.keys(True, True))
+
+
+@pytest.mark.parametrize("name", ["legacy", "constrained, exact"])
+def test_no_action_is_charged_with_the_log_prob_of_another(name: str) -> None:
+    """Policy, random, policy: the middle one is NaN, in a worker as in one process."""
+    actor, _ = policies("pendulum")
+    several = Workers(partial(worker, "pendulum", name, True))
+    for env in (several, worker("pendulum", name, True)):
+        first = env.rand_step(env.reset())["next"]
+        assert first["kl"].isnan().all()
+        told = [actor, env.rand_action, actor]
+        state, found = env.reset(), []
+        for act in told:
+            with torch.no_grad():
+                done = env.step(act(state))
+            found.append(done["next", "kl"].isnan())
+            state = step_mdp(done)
+        assert [bool(kl.all()) for kl in found] == [False, True, False]
+        assert not found[0].any()
+        assert not found[2].any()
+    several.close()
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, mp_start_method="fork")])
+def test_without_shared_buffers_the_whole_transition_is_sent(kind) -> None:
+    actor, reference = policies("pendulum")
+    env = kind(2, partial(worker, "pendulum", "legacy", False), use_buffers=False)
+    batch = collect(env, actor)
+    kl = batch["action_log_prob"] - reference.log_prob(batch.copy())
+    torch.testing.assert_close(batch["next", "kl"].squeeze(-1), kl, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["legacy", "constrained", "constrained, exact"])
+def test_the_remedy_is_named_where_the_log_prob_was_left_behind(name: str, capfd) -> None:
+    actor, _ = policies("pendulum")
+    env = Workers(partial(worker, "pendulum", name, False))
+    with pytest.raises(RuntimeError, match="worker \\d"):
+        collect(env, actor)
+    told = [line for line in capfd.readouterr().err.splitlines() if "no action_log_prob" in line]
+    assert all("in a worker of ParallelEnv" in line for line in told)
+    assert "klrl.kl.SendToWorkers(actor)" in told[0]
+
+
+def test_a_shared_policy_is_followed_by_retrieval_in_the_workers() -> None:
+    actor, reference = policies("pendulum")
+    actor.share_memory()
+    env = Workers(partial(worker, "pendulum", "retrieve", False, actor))
+    kls = []
+    for _ in range(2):
+        with torch.no_grad():
+            batch = env.rollout(4, actor)
+            kl = actor.log_prob(batch.copy()) - reference.log_prob(batch.copy())
+            for parameter in actor.parameters():
+                parameter.add_(0.2)
+        torch.testing.assert_close(batch["next", "kl"].squeeze(-1), kl, atol=1e-5, rtol=1e-5)
+        kls.append(float(kl.abs().mean()))
+    env.close()
+    assert kls[1] > 1.5 * kls[0]
+
+
+def test_only_what_is_asked_for_is_sent_and_mistakes_are_named() -> None:
+    env, actor, _, _ = case("pendulum")
+    sent = TransformedEnv(env, SendToWorkers(actor, ["action_log_prob"]))
+    assert set(sent.full_state_spec.keys(True, True)) == {"action_log_prob"}
+    assert sent.reset()["action_log_prob"].isnan().all()
+    assert not list(SendToWorkers(actor).parameters())
+    for keys, words in ((["value"], "does not write it"), (["observation"], "has it already")):
+        with pytest.raises(KeyError, match=words):
+            _ = TransformedEnv(case("pendulum")[0], SendToWorkers(actor, keys)).full_state_spec
+
+
+def test_shapes_are_found_without_touching_the_random_state() -> None:
+    env, actor, _, _ = case("pendulum")
+    before = torch.get_rng_state()
+    _ = TransformedEnv(env, SendToWorkers(actor)).full_state_spec
+    assert torch.equal(torch.get_rng_state(), before)
