@@ -95,7 +95,7 @@ LANGUAGE = Domain(
     does={
         "preflight": "klrl.language.preflight:check_language",
         "parts": "klrl.language.parts:LanguageParts",
-        "load": "klrl.language.policy:trained_causal_lm",
+        "load": "klrl.language.load:trained_causal_lm",
         "on_task": "klrl.language.other_task:language_on_task",
         "evaluate": "klrl.language.evaluate:evaluate_language_run",
     },

@@ -52,11 +52,7 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
             assert not node.level, f"{path}: klrl imports by full names"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                yield from (
-                    {inner, node.module} & known.keys()
-                    if inner in known
-                    else ({node.module} & known.keys())
-                )
+                yield from {inner if inner in known else node.module} & known.keys()
         elif isinstance(node, ast.Import):
             yield from {alias.name for alias in node.names} & known.keys()
 
@@ -124,7 +120,7 @@ def append(file: Path, line: str) -> None:
     [
         "from klrl.train.loop import Training",
         "import klrl.train.loop",
-        "def late():\n    from klrl.train import loop",
+        "def late():\n    from klrl.train import loop as later",
         "if TYPE_CHECKING:\n    from klrl.train.loop import Training",
     ],
 )
@@ -146,7 +142,8 @@ def test_same_names_in_both_domains() -> None:
         for domain in ("control", "language")
     )
     both = {"advantage", "evaluate", "kl", "load", "other_task", "parts", "preflight", "record"}
-    assert both | {"rollout", "step"} <= control & language
+    both |= {"rollout", "step"}
+    assert both <= control & language
 
 
 @pytest.mark.parametrize("name", PUBLIC)

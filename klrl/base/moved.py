@@ -1,7 +1,7 @@
 """Import paths that lead elsewhere: public names of modules, and where modules of 0.1.0 went.
 
-Python asks :class:`Moved` for a module that it does not find; it answers with the module that is
-meant, the same object under both names.
+Python asks :class:`Moved` for each module; of these names it answers with the module that is meant,
+the same object under both names.
 """
 
 from __future__ import annotations
@@ -49,17 +49,11 @@ MOVED = {
     "klrl.loggers": "klrl.runs.loggers",
     "klrl.metrics": "klrl.runs.metrics",
     "klrl.models": "klrl.control.actor",
-    "klrl.models.actor": "klrl.control.actor",
-    "klrl.models.distributions": "klrl.control.distributions",
-    "klrl.models.mlp": "klrl.control.mlp",
-    "klrl.models.networks": "klrl.control.networks",
     "klrl.preflight": "klrl.runs.machine",
     "klrl.progress": "klrl.runs.progress",
     "klrl.record": "klrl.runs.record",
     "klrl.resume": "klrl.runs.resume",
     "klrl.rollout": "klrl.control.rollout",
-    "klrl.rollout.acting": "klrl.control.acting",
-    "klrl.rollout.vector": "klrl.control.vector",
     "klrl.run_folder": "klrl.runs.folder",
     "klrl.seeds": "klrl.base.seeds",
     "klrl.training": "klrl.train.loop",
@@ -120,6 +114,9 @@ def _meant(fullname: str) -> str:
 
 
 def install() -> None:
-    """Ask :class:`Moved` after all other finders, once."""
+    """Ask :class:`Moved` before all other finders, once.
+
+    Before: a folder of an old version that git left empty would be found as a package.
+    """
     if not any(isinstance(finder, Moved) for finder in sys.meta_path):
-        sys.meta_path.append(Moved())
+        sys.meta_path.insert(0, Moved())

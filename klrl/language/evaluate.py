@@ -10,8 +10,9 @@ import torch
 
 from klrl.config import LanguageConfig
 from klrl.language.batch import make_batch
+from klrl.language.load import trained_policy
 from klrl.language.model import prompt_limit
-from klrl.language.policy import Policy, trained_policy
+from klrl.language.policy import Policy
 from klrl.language.prompts import PromptBatch
 from klrl.language.rollout import decoding_of, texts_of
 from klrl.language.sampler import CacheSampler

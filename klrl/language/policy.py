@@ -6,22 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from klrl.base.errors import ConfigError
-from klrl.config import AdvantageConfig, CausalLMConfig, LanguageConfig, SortDigitsConfig
+from klrl.config import AdvantageConfig, LanguageConfig, SortDigitsConfig
 from klrl.language.base_model import base_model
 from klrl.language.lora import LoraSettings
 from klrl.language.model import CausalLM, load_causal_lm
 from klrl.language.sampler import SpecialTokens
 from klrl.language.supervised import recipe_for
 from klrl.language.value_head import ValueHead
-from klrl.language.weights import Weights, base_digest
-from klrl.runs.checkpoint import load_component
-from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
-from klrl.runs.resume import stored_config
 
 
 @dataclass(frozen=True)
@@ -98,50 +93,3 @@ def find_base(config: LanguageConfig) -> str | Path:
 def special_tokens(causal: CausalLM) -> SpecialTokens:
     """What ends a response, and the tokenizer's pad."""
     return SpecialTokens(causal.eos, causal.tokenizer.pad_token_id)
-
-
-def trained_policy(
-    run: str | Path, which: str = "last", device: str = "cpu", setting: str = "run"
-) -> Policy:
-    """The policy of a language run, frozen.
-
-    Args:
-        run: the run folder.
-        which: last or best.
-        device: where to put it.
-        setting: for messages, as in ``reference.path``.
-
-    Raises:
-        ConfigError: no such run or checkpoint, a control run, or its model is gone or another.
-    """
-    folder = find_run(str(run), setting)
-    config = language_config(folder, setting)
-    config.device = device
-    policy = make_policy(config, say=lambda _: None)  # the run said it when it began
-    base = base_digest(policy.model, config.actor.model) if config.actor.lora.r else None
-    weights = Weights(policy.model, policy.value_head, base=base)
-    load_component(folder, which, "agent", weights, torch.device(device))
-    policy.model.requires_grad_(False).eval()
-    return policy
-
-
-def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu") -> CausalLM:
-    """:func:`klrl.api.load_policy` of a language run."""
-    return trained_policy(run, which, device).causal
-
-
-def language_config(run: Path, setting: str = "run") -> LanguageConfig:
-    """The settings of a language run.
-
-    Raises:
-        ConfigError: it is a control run.
-    """
-    config = stored_config(run)
-    if not isinstance(config, LanguageConfig):
-        raise ConfigError(f"{setting}={run}: is a control run; give a language run")
-    return config
-
-
-def same_network(mine: CausalLMConfig, theirs: CausalLMConfig) -> bool:
-    """Whether one's weights fit into the other, by the settings."""
-    return (mine.model, mine.lora) == (theirs.model, theirs.lora)

@@ -27,7 +27,7 @@ def _check_files(config: LanguageConfig, *, resumed: bool) -> None:
         ConfigError: with the setting and the remedy.
     """
     # They import the packages that were just looked for.
-    from klrl.language.policy import language_config, same_network
+    from klrl.language.load import language_config, same_network
     from klrl.language.tasks import make_task
 
     make_task(config.env, config.seed)

@@ -20,8 +20,9 @@ from klrl.config import (
 from klrl.config.stored import renamed
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, freeze, memory_bytes
 from klrl.language.causal_lm import head
+from klrl.language.load import language_config, trained_policy
 from klrl.language.lora import adapter_off
-from klrl.language.policy import Policy, language_config, make_policy, trained_policy
+from klrl.language.policy import Policy, make_policy
 from klrl.language.scoring import Layout
 from klrl.language.vocabulary import NextTokens
 from klrl.runs.find import find_run
