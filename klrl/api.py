@@ -84,7 +84,7 @@ class Run(os.PathLike[str]):
 
     @property
     def rows(self) -> list[Row]:
-        """One dictionary per iteration, as ``metrics.jsonl`` has them; see docs/architecture.md."""
+        """One dictionary per iteration, as ``metrics.jsonl`` has them; see docs/runs.md."""
         metrics = RunFolder(self.folder).metrics
         return read_rows(metrics) if metrics.exists() else []
 

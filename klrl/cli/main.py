@@ -33,7 +33,7 @@ _PACKAGES = ("torch", "torchrl", "hydra-core")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """The command line; exits with 0, 1, 2, 130 or 143 as docs/architecture.md says.
+    """The command line; exits with 0, 1, 2, 130 or 143 as docs/runs.md says.
 
     Args:
         argv: its words; None: those of this process.
