@@ -63,7 +63,9 @@ def disagreement(mode: str, *words: str) -> float:
         torch.manual_seed(1)  # the order of the minibatches
         made.parts.learner.update(copy.deepcopy(batch).to(made.parts.device), 0.0, 0.1)
     return float(
-        (gpu.parts.learner.optimizer.flat.cpu() - cpu.parts.learner.optimizer.flat).abs().max()
+        (gpu.parts.learner.steps.optimizer.flat.cpu() - cpu.parts.learner.steps.optimizer.flat)
+        .abs()
+        .max()
     )
 
 

@@ -121,36 +121,15 @@ CHOICES: dict[str, dict[str, Choice]] = {
         ),
         "group": Choice(learning.GroupConfig, _language("klrl.language.advantage:group")),
     },
-    # control: (config, family, reference_estimator) -> PolicyLoss; language: (config) -> TokenLoss
+    # (config, reference_estimator) -> PolicyLoss
     "loss": {
-        "klpen": Choice(
-            learning.KLPENConfig,
-            {
-                CONTROL: "klrl.losses.policy:KLPENLoss",
-                LANGUAGE: "klrl.language.loss:KLPENLoss",
-            },
-        ),
-        "klpen_held": Choice(
-            learning.KLPENConfig,
-            {
-                CONTROL: "klrl.losses.policy:KLPENLoss",
-                LANGUAGE: "klrl.language.loss:KLPENLoss",
-            },
-        ),
-        "clip": Choice(
-            learning.ClipConfig,
-            {CONTROL: "klrl.losses.policy:ClipLoss", LANGUAGE: "klrl.language.loss:ClipLoss"},
-        ),
+        "klpen": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
+        "klpen_held": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
+        "clip": Choice(learning.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
     },
-    # (job, networks, estimator, ...) -> a learner
+    # (job, the domain's steps) -> a learner
     "learner": {
-        "ppo": Choice(
-            learning.LearnerConfig,
-            {
-                CONTROL: "klrl.control.step_learner:Learner",
-                LANGUAGE: "klrl.language.step:LanguageLearner",
-            },
-        ),
+        "ppo": Choice(learning.LearnerConfig, _both("klrl.train.learner:Learner")),
     },
     # (config, parameters) -> the optimiser
     "optim": {

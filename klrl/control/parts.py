@@ -19,13 +19,13 @@ from klrl.control.kl import ReferenceKL, make_reference_kl
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import make_row
 from klrl.control.rollout import Asked, make_rollout
-from klrl.control.step_learner import Learner
+from klrl.control.update import ControlSteps
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import OTHER_RUN, THE_POLICY, freeze, memory_bytes
 from klrl.runs.checkpoint import Counters
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
-from klrl.train.learner import Learned
+from klrl.train.learner import Learned, Learner
 from klrl.train.loop import Parts, Rollout
 
 
@@ -41,7 +41,6 @@ class ControlParts(Parts):
     """
 
     kl: ReferenceKL | None
-    learner: Learner
 
     def __init__(self, config: Config, before: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, device_of(config.device))
@@ -71,9 +70,8 @@ class ControlParts(Parts):
         estimator = None if self.kl is None else self.kl.loss_estimator
         # Kept on resume: with more frames, auto might choose another.
         mode = (before or {}).get("compile") or config.learner.compile
-        self.learner = factory("learner", config.learner, config.domain)(
-            config, self.agent, estimator, mode
-        )
+        steps = ControlSteps(config, self.agent, estimator, mode)
+        self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
 
@@ -139,7 +137,7 @@ class ControlParts(Parts):
 
     def components(self) -> dict[str, Any]:
         """Networks, optimiser, and the reference where there is one."""
-        components = {"agent": self.agent.modules, "optimizer": self.learner.optimizer}
+        components = {"agent": self.agent.modules, "optimizer": self.learner.steps.optimizer}
         if self.kl is not None:
             components["reference"] = self.reference
         return components

@@ -23,7 +23,8 @@ from torch.optim.adamw import adamw as torch_adamw
 from klrl.config import AdamWConfig, OptimConfig
 from klrl.control.actor import Agent
 from klrl.control.networks import Networks, PairedNetworks, can_be_paired, in_order
-from klrl.losses.policy import Coefficients, LossTerms, PolicyLoss
+from klrl.control.score import score
+from klrl.losses.policy import LossTerms, PolicyLoss
 
 #: Adam's decay rates (Kingma and Ba 2015).
 BETA1, BETA2 = 0.9, 0.999
@@ -158,8 +159,9 @@ def loss_terms(
 ) -> LossTerms:
     """The loss of a minibatch from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
     *params, value = outputs
-    named = dict(zip(problem.agent.family.param_keys, params, strict=True))
-    return problem.loss(named, value, batch, Coefficients(beta=coef[1], kl_ref=coef[2]))
+    family = problem.agent.family
+    named = dict(zip(family.param_keys, params, strict=True))
+    return problem.loss(score(problem.loss, family, named, value, batch), coef[1], coef[2])
 
 
 def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
@@ -211,9 +213,9 @@ def _fused_adam(
     )
 
 
-def _metrics(terms: LossTerms, norm: Tensor) -> Tensor:
-    """Means over the minibatch of what the loss measures, then the gradient's norm."""
-    return torch.cat([torch.stack(terms.frames).mean(1), norm.reshape(1)])
+def _metrics(loss: PolicyLoss, measured: tuple[Tensor, ...], norm: Tensor) -> Tensor:
+    """What the loss measures of the minibatch, then the gradient's norm."""
+    return torch.cat([loss.measure(measured), norm.reshape(1)])
 
 
 def eager_step(problem: Problem) -> Step:
@@ -234,7 +236,7 @@ def eager_step(problem: Problem) -> Step:
             gradient = torch.cat([g.reshape(-1) for g in gradients])
             gradient, norm = _clipped(gradient, problem.optim.max_grad_norm)
             _fused_adam(problem.optim, (flat, exp_avg, exp_avg_sq, count), gradient, coef[0])
-            return _metrics(terms, norm)
+            return _metrics(problem.loss, terms.measured, norm)
 
     return step
 
@@ -257,14 +259,14 @@ def pure_step(problem: Problem) -> Step:
             networks, weights, (batch["observation"],), tie_weights=False
         )
         terms = loss_terms(problem, outputs, batch, coef)
-        return terms.total, terms.frames
+        return terms.total, terms.measured
 
     def step(
         flat: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, count: Tensor, rows: Tensor, coef: Tensor
     ) -> Tensor:
-        gradient, frames = torch.func.grad(loss_of, has_aux=True)(flat, rows, coef)
+        gradient, measured = torch.func.grad(loss_of, has_aux=True)(flat, rows, coef)
         gradient, norm = _clipped(gradient, problem.optim.max_grad_norm)
         _pure_adam(problem.optim, (flat, exp_avg, exp_avg_sq, count), gradient, coef[0])
-        return _metrics(LossTerms(norm, frames), norm)
+        return _metrics(problem.loss, measured, norm)
 
     return step

@@ -19,7 +19,7 @@ from klrl.language.record import ShownSamples, language_row
 from klrl.language.reference import AdapterOff, checkpointed, make_reference, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.start import PROMPTS, look
-from klrl.language.step import LanguageLearner
+from klrl.language.step import LanguageSteps, prompts_at_a_time
 from klrl.language.tasks import make_task
 from klrl.language.vocabulary import NextTokens
 from klrl.language.weights import Weights, base_digest
@@ -28,7 +28,7 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
-from klrl.train.learner import Learned
+from klrl.train.learner import Learned, Learner
 from klrl.train.loop import Parts
 
 
@@ -45,7 +45,6 @@ class LanguageParts(Parts):
     """
 
     kl: TokenKL | None
-    learner: LanguageLearner
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, device_of(config.device))
@@ -72,9 +71,8 @@ class LanguageParts(Parts):
         self.kl = make_token_kl(config.kl)
         self.estimate_advantage = make_token_advantage(config, self.policy, self.kl)
         charged = None if self.kl is None else self.kl.loss_estimator
-        self.learner = factory("learner", config.learner, config.domain)(
-            config, self.policy, self.ways.policy, self.reference, charged
-        )
+        steps = LanguageSteps(config, self.policy, self.ways.policy, self.reference, charged)
+        self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
 
@@ -83,7 +81,7 @@ class LanguageParts(Parts):
         measured = {}
         if self.reference is not None:
             temperature = self.config.collector.temperature
-            at_a_time = self.learner.prompts_at_a_time
+            at_a_time = prompts_at_a_time(self.config)
             states = self.reference.states(batch, self.ways.reference, at_a_time)
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
@@ -155,7 +153,7 @@ class LanguageParts(Parts):
         """Weights, optimiser, the place among the prompts, and a reference that must be kept."""
         components: dict[str, Any] = {
             "agent": self.weights,
-            "optimizer": self.learner.optimizer,
+            "optimizer": self.learner.steps.optimizer,
             "prompts": self.prompts,
         }
         if self.reference is not None and checkpointed(self.config):

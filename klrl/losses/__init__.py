@@ -6,7 +6,7 @@ The LossModules are imported when they are asked for: they bring TorchRL's objec
 from typing import TYPE_CHECKING, Any
 
 from klrl.losses.beta import BetaRule, DoublingBeta, ForwardBeta, make_beta_rule
-from klrl.losses.policy import PolicyLoss, make_loss
+from klrl.losses.policy import PolicyLoss
 
 if TYPE_CHECKING:
     from klrl.losses.modules import BetaHook, ClipPPOLoss, KLPENPPOLoss
@@ -20,7 +20,6 @@ __all__ = [
     "KLPENPPOLoss",
     "PolicyLoss",
     "make_beta_rule",
-    "make_loss",
 ]
 
 

@@ -1,23 +1,33 @@
-"""The terms of PPO's losses as pure functions of tensors, one number per frame before reduction.
+"""The terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
 
-B is the minibatch. Log-probs, KLs and entropies are in nats.
+Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
+nats. ``mask`` is bool of the same shape, where positions are real; None: everywhere.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
-from klrl.kl.estimators import ESTIMATORS
+from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
-def normalized(advantage: Tensor) -> Tensor:
-    """(A - mean) / std over the minibatch [B]; the spread is floored at 1e-6, as in TorchRL."""
-    std, mean = torch.std_mean(advantage)
-    return (advantage - mean) / std.clamp_min(1e-6)
+def normalized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(A - mean) / std over the minibatch [B]; the spread is floored at 1e-6, as in TorchRL.
+
+    0 at padding, whatever it holds.
+    """
+    if mask is None:
+        std, mean = torch.std_mean(advantage)
+        return (advantage - mean) / std.clamp_min(1e-6)
+    centred = (advantage - masked_mean(advantage, mask)).masked_fill(~mask, 0.0)
+    std = (centred.square().sum() / (mask.sum() - 1).clamp_min(1)).sqrt()
+    return centred / std.clamp_min(1e-6)
 
 
 def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -75,3 +85,27 @@ def critic_loss(
         return loss
     near = old_value + (value - old_value).clamp(-clip_value, clip_value)
     return torch.maximum(loss, distance(near, target, reduction="none"))
+
+
+def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over real positions: every one weighs the same; 0 where there are none."""
+    return value.mean() if mask is None else masked_mean(value, mask)
+
+
+def total(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum over real positions."""
+    return value.sum() if mask is None else value.masked_fill(~mask, 0.0).sum()
+
+
+def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum over the steps of a row [B, R], mean over rows: long rows weigh more."""
+    return value.sum() / value.shape[0] if mask is None else sequence_mean(value, mask)
+
+
+#: ``loss.reduction``: mean and sum over frames; token and sequence over tokens.
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "mean": mean,
+    "sum": total,
+    "token": mean,
+    "sequence": sequence,
+}

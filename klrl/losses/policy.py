@@ -1,7 +1,7 @@
-"""KLPEN and clipped PPO: from what the networks say about a minibatch to one number to minimise.
+"""KLPEN and clipped PPO: from what a policy says about a minibatch to one number to minimise.
 
-Nothing here holds state or moves a coefficient: a forward without gradient, in evaluation or
-anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`, once per iteration.
+Nothing here knows a domain, holds state or moves a coefficient: a forward without gradient, in
+evaluation or anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,57 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from klrl.config import CONTROL, ClipConfig, KLPENConfig, LossConfig, factory
+from klrl.config import ClipConfig, KLPENConfig, LossConfig
 from klrl.kl.charge import penalized
-from klrl.kl.family import Family
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
 
-Minibatch = Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class Scored:
+    """What policy and critic say of a minibatch, one number per position.
+
+    Positions are frames [B] of a control run, response tokens [B, R] of a language run; all tensors
+    have that shape. Log-probs, KLs and entropies are in nats.
+
+    Attributes:
+        log_prob: log pi_theta of what was done there.
+        old_log_prob: log pi_old of the same, the policy that sampled.
+        advantage: as it was estimated; the loss normalises it where it is told to.
+        kl_old: KL(old||new), as :attr:`PolicyLoss.kl_old` says.
+        entropy: of pi_theta; without a bonus only measured, and outside the graph.
+        value: V_theta; None without a critic.
+        value_target: the rollout's return estimate, beside a value.
+        old_value: V during the rollout, beside a value.
+        ref_log_prob: log pi_ref, for the estimators k1, k2 and k3.
+        exact_ref: KL(pi_theta || pi_ref), differentiable, for the estimator exact.
+        mask: bool, where positions are real; None: everywhere. The others may hold anything.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantage: Tensor
+    kl_old: Tensor
+    entropy: Tensor
+    value: Tensor | None = None
+    value_target: Tensor | None = None
+    old_value: Tensor | None = None
+    ref_log_prob: Tensor | None = None
+    exact_ref: Tensor | None = None
+    mask: Tensor | None = None
+
+    def without_padding(self) -> Scored:
+        """Zeros at padding: what stands there must reach neither a sum nor a gradient."""
+        if self.mask is None:
+            return self
+        held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mask"}
+        real = {k: v.masked_fill(~self.mask, 0.0) for k, v in held.items() if v is not None}
+        return replace(self, **real)
 
 
 @dataclass(frozen=True)
@@ -29,25 +68,12 @@ class LossTerms:
 
     Attributes:
         total: what is minimised, a scalar.
-        frames: what it consists of, per frame [B] and unweighted, in the order of
+        measured: what it consists of, per position and unweighted, in the order of
             :attr:`PolicyLoss.measures`.
     """
 
     total: Tensor
-    frames: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """What moves between iterations, as scalar tensors.
-
-    Attributes:
-        beta: of KL(old||new); only KLPEN reads it.
-        kl_ref: of KL(policy||reference), where the loss charges it.
-    """
-
-    beta: Tensor
-    kl_ref: Tensor
+    measured: tuple[Tensor, ...]
 
 
 class PolicyLoss(ABC):
@@ -55,141 +81,133 @@ class PolicyLoss(ABC):
 
     Args:
         config: the loss group.
-        family: the action distribution.
         reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
             where it does not.
-        target_kl: KL(old||new), nats per frame, whose 1.5-fold ends an update's epochs; None for no
-            such end.
+
+    Attributes:
+        kl_old: the KL(old||new) of a minibatch that is asked for: exact; sampled, an estimate with
+            the KL's gradient; or measured, outside the graph, since nothing is charged for it.
+        target_kl: KL(old||new), nats per position, whose 1.5-fold ends an update's epochs; None for
+            no such end.
         line_search: which updates are scaled to bring KL(old||new) to ``dtarg``: none, back (too
             long ones) or both.
-        dtarg: that target, nats per frame; infinite where there is none.
+        dtarg: that target, nats per position; infinite where there is none.
+        measures: what :class:`LossTerms` holds: ``gain``, ``distance``, ``entropy`` and, where it
+            is charged, ``kl_ref``; then ``kl_old`` and ``policy_entropy``, which are only observed.
     """
 
-    def __init__(
-        self,
-        config: LossConfig,
-        family: Family,
-        reference_estimator: str | None = None,
-        *,
-        target_kl: float | None,
-        line_search: str,
-        dtarg: float,
-    ) -> None:
-        self.config, self.family = config, family
-        self.reference_estimator = reference_estimator
-        self.target_kl, self.line_search, self.dtarg = target_kl, line_search, dtarg
-        self._reduce = _mean if config.reduction == "mean" else _sum
+    kl_old: str
+    target_kl: float | None = None
+    line_search: str = "none"
+    dtarg: float = math.inf
 
-    def __call__(
-        self,
-        params: Mapping[str, Tensor],
-        value: Tensor,
-        batch: Minibatch,
-        coefficients: Coefficients,
-    ) -> LossTerms:
+    def __init__(self, config: LossConfig, reference_estimator: str | None = None) -> None:
+        self.config, self.reference_estimator = config, reference_estimator
+        self._reduce = terms.REDUCTIONS[config.reduction]
+        charged = () if reference_estimator is None else ("kl_ref",)
+        self.measures = ("gain", "distance", "entropy", *charged, "kl_old", "policy_entropy")
+
+    @property
+    def entropy_bonus(self) -> float:
+        """What a nat of entropy adds to the gain; 0 for no bonus."""
+        return self.config.entropy_coeff if self.config.entropy_bonus else 0.0
+
+    def __call__(self, scored: Scored, beta: Tensor, kl_coef: Tensor) -> LossTerms:
         """Evaluate on a minibatch.
 
         Args:
-            params: the new policy's parameters at the minibatch's observations.
-            value: the new critic's values [B].
-            batch: ``action_log_prob, advantage, value_target, state_value`` [B], the family's
-                sample, the old policy's parameters, where the loss charges KL to the reference
-                ``ref_log_prob`` [B] and ``ref_<parameter>``, and what :meth:`draw` gives.
-            coefficients: beta and the reference's.
+            scored: what policy and critic say of it.
+            beta: of KL(old||new), a scalar; only KLPEN reads it.
+            kl_coef: of KL(policy||reference), a scalar, where the loss charges it.
+
+        Raises:
+            ValueError: the loss charges the exact KL(policy||reference), and there is none.
         """
-        c = self.config
-        log_prob = self.family.log_prob(params, batch[self.family.sample_key])
-        advantage = batch["advantage"]
+        c, s = self.config, scored.without_padding()
+        advantage = s.advantage
         if c.normalize_advantage:
-            advantage = terms.normalized(advantage)
-        kl_old = self.kl_old(params, batch)
-        gain = self.gain(log_prob, advantage, kl_old, batch, coefficients.beta)
-        distance = terms.critic_loss(
-            value, batch["value_target"], batch["state_value"], c.loss_critic_type, c.clip_value
-        )
-        entropy = self._entropy(params, batch.get("entropy_noise"))
+            advantage = terms.normalized(advantage, s.mask)
+        gain = self.gain(s, advantage, beta)
+        distance = self._distance(s)
         # One reduction of the sum over terms: eager mode pays for each operation, not its numbers.
         gained = torch.add(gain, distance, alpha=-c.critic_coeff)
-        if entropy.requires_grad:
-            gained = torch.add(gained, entropy, alpha=c.entropy_coeff)
-        kl_ref = self._kl_ref(log_prob, params, batch)
+        if self.entropy_bonus:
+            gained = torch.add(gained, s.entropy, alpha=self.entropy_bonus)
+        charged: tuple[Tensor, ...] = (gain, distance, s.entropy)
+        kl_ref = self._kl_ref(s)
         if kl_ref is not None:
-            gained = penalized(gained, kl_ref, coefficients.kl_ref)
-        frames = gain, distance, entropy, kl_old
-        return LossTerms(-self._reduce(gained), frames if kl_ref is None else (*frames, kl_ref))
+            gained = penalized(gained, kl_ref, kl_coef)
+            charged = (*charged, kl_ref)
+        return LossTerms(-self._reduce(gained, s.mask), (*charged, s.kl_old, s.entropy))
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """Names of what :class:`LossTerms` holds per frame: nats, but for gain and distance."""
-        charged = () if self.reference_estimator is None else ("kl_ref",)
-        return ("gain", "distance", "entropy", "kl_old", *charged)
+    def measure(self, measured: tuple[Tensor, ...], mask: Tensor | None = None) -> Tensor:
+        """One number for each of :attr:`measures`, of a minibatch.
 
-    def weighted(self, means: Mapping[str, float], count: int, kl_ref: float) -> dict[str, float]:
-        """The terms as they were minimised, from means over frames.
+        What the loss charges is reduced as the loss reduces; what is only observed, to its mean.
 
         Args:
-            means: of :attr:`measures`.
-            count: frames in a minibatch, B.
-            kl_ref: the coefficient of KL(policy||reference).
+            measured: of :class:`LossTerms`.
+            mask: of :class:`Scored`.
+        """
+        if mask is None and self._reduce is terms.mean:
+            return torch.stack(measured).flatten(1).mean(1)  # the same in one operation
+        charged, observed = measured[:-2], measured[-2:]
+        reduced = [self._reduce(value, mask) for value in charged]
+        return torch.stack([*reduced, *(terms.mean(value, mask) for value in observed)])
+
+    def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
+        """The terms as they were minimised, from means over minibatches.
+
+        Args:
+            means: of :meth:`measure`, by name.
+            kl_coef: the coefficient of KL(policy||reference).
 
         Returns:
             ``objective`` (minus the gain), ``critic``, ``entropy`` (minus the weighted bonus) and
-            ``kl_ref``, reduced as the loss reduces; ``policy_entropy``, the mean in nats.
+            ``kl_ref``; ``policy_entropy``, the mean in nats.
         """
-        c, size = self.config, 1 if self.config.reduction == "mean" else count
-        bonus = c.entropy_coeff if c.entropy_bonus else 0.0
         return {
-            "objective": -size * means["gain"],
-            "critic": size * c.critic_coeff * means["distance"],
-            "entropy": -size * bonus * means["entropy"],
-            "kl_ref": size * kl_ref * means.get("kl_ref", 0.0),
-            "policy_entropy": means["entropy"],
+            "objective": -means["gain"],
+            "critic": self.config.critic_coeff * means["distance"],
+            "entropy": -self.entropy_bonus * means["entropy"],
+            "kl_ref": kl_coef * means.get("kl_ref", 0.0),
+            "policy_entropy": means["policy_entropy"],
         }
 
-    def _kl_ref(
-        self, log_prob: Tensor, params: Mapping[str, Tensor], batch: Minibatch
-    ) -> Tensor | None:
-        """KL(policy||reference) per frame [B]; None where the loss does not charge it."""
+    def _distance(self, scored: Scored) -> Tensor:
+        """Of the values to their targets; 0 without a critic."""
+        if scored.value is None:
+            return torch.zeros_like(scored.advantage)
+        assert scored.value_target is not None
+        assert scored.old_value is not None
+        kind, clip = self.config.loss_critic_type, self.config.clip_value
+        return terms.critic_loss(scored.value, scored.value_target, scored.old_value, kind, clip)
+
+    def _kl_ref(self, scored: Scored) -> Tensor | None:
+        """KL(policy||reference) as the loss charges it; None where it does not."""
         if self.reference_estimator is None:
             return None
         if self.reference_estimator == "exact":
-            ref = {key: batch[f"ref_{key}"] for key in self.family.param_keys}
-            return self.family.kl(params, ref)
-        old, ref_log_prob = batch["action_log_prob"], batch["ref_log_prob"]
-        return terms.reference_kl(self.reference_estimator, log_prob, old, ref_log_prob)
-
-    def _entropy(self, params: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
-        """Entropy [B], nats; outside the graph where there is no bonus."""
-        if not self.config.entropy_bonus or self.config.entropy_coeff == 0:
-            params = {key: value.detach() for key, value in params.items()}
-        return self.family.entropy(params, noise)
-
-    def draw(self, batch: Minibatch) -> dict[str, Tensor]:
-        """The random numbers of one evaluation, which is a pure function of them.
-
-        Args:
-            batch: [B, ...], with the old policy's parameters.
-
-        Returns:
-            ``entropy_noise`` [B, samples, A] where the entropy has no closed form.
-        """
-        old = {key: batch[key] for key in self.family.param_keys}
-        noise = self.family.entropy_noise(old, self.config.samples_mc_entropy)
-        return {} if noise is None else {"entropy_noise": noise}
-
-    def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
-        """KL(old||new) per frame [B], in closed form."""
-        return self.family.kl({k: batch[k] for k in self.family.param_keys}, params)
+            if scored.exact_ref is None:
+                raise ValueError("estimator=exact: the exact KL is missing")
+            return scored.exact_ref
+        assert scored.ref_log_prob is not None
+        log_probs = scored.log_prob, scored.old_log_prob, scored.ref_log_prob
+        return terms.reference_kl(self.reference_estimator, *log_probs)
 
     @abstractmethod
     def beta_rule(self) -> BetaRule:
         """What moves beta, new."""
 
     @abstractmethod
-    def gain(
-        self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
-    ) -> Tensor:
-        """What the policy gains per frame [B]."""
+    def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
+        """What the policy gains at each position.
+
+        Args:
+            scored: zeros at padding.
+            advantage: normalised where the loss normalises it.
+            beta: of KL(old||new), a scalar.
+        """
 
 
 class KLPENLoss(PolicyLoss):
@@ -197,91 +215,36 @@ class KLPENLoss(PolicyLoss):
 
     config: KLPENConfig
 
-    def __init__(
-        self, config: KLPENConfig, family: Family, reference_estimator: str | None = None
-    ) -> None:
-        super().__init__(
-            config,
-            family,
-            reference_estimator,
-            target_kl=None,
-            line_search=config.line_search,
-            dtarg=config.dtarg,
-        )
+    def __init__(self, config: KLPENConfig, reference_estimator: str | None = None) -> None:
+        super().__init__(config, reference_estimator)
+        self.kl_old = config.kl_old
+        self.line_search, self.dtarg = config.line_search, config.dtarg
 
     def beta_rule(self) -> BetaRule:
         """The rule of ``loss.beta_rule``."""
         return make_beta_rule(self.config)
 
-    def gain(
-        self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
-    ) -> Tensor:
-        """W A - beta KL(old||new), [B]."""
-        gain = terms.surrogate(log_prob, batch["action_log_prob"], advantage)
-        return torch.addcmul(gain, kl_old, beta, value=-1)
-
-    def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
-        """In closed form, or (to compare) the mean of log old - log new over samples of old."""
-        if self.config.kl_old == "exact":
-            return super().kl_old(params, batch)
-        sample = batch["old_sample"]
-        old = {key: batch[key].unsqueeze(1) for key in self.family.param_keys}
-        new = {key: params[key].unsqueeze(1) for key in self.family.param_keys}
-        return (self.family.log_prob(old, sample) - self.family.log_prob(new, sample)).mean(1)
-
-    def draw(self, batch: Minibatch) -> dict[str, Tensor]:
-        """Also ``old_sample`` [B, samples_mc_kl, ...], where KL(old||new) is sampled."""
-        drawn = super().draw(batch)
-        if self.config.kl_old == "sampled":
-            old = {key: batch[key] for key in self.family.param_keys}
-            sample = self.family.sample(old, self.config.samples_mc_kl)
-            drawn["old_sample"] = sample.movedim(0, 1)
-        return drawn
+    def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
+        """W A - beta KL(old||new)."""
+        gain = terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
+        return torch.addcmul(gain, scored.kl_old, beta, value=-1)
 
 
 class ClipLoss(PolicyLoss):
     """min(w A, clip(w) A) (Schulman et al. 2017, eq. 7)."""
 
     config: ClipConfig
+    kl_old = "measured"
 
-    def __init__(
-        self, config: ClipConfig, family: Family, reference_estimator: str | None = None
-    ) -> None:
-        super().__init__(
-            config,
-            family,
-            reference_estimator,
-            target_kl=config.target_kl,
-            line_search="none",
-            dtarg=math.inf,
-        )
+    def __init__(self, config: ClipConfig, reference_estimator: str | None = None) -> None:
+        super().__init__(config, reference_estimator)
+        self.target_kl = config.target_kl
 
     def beta_rule(self) -> BetaRule:
         """A fixed 0: no KL(old||new) is charged."""
         return BetaRule()
 
-    def gain(
-        self, log_prob: Tensor, advantage: Tensor, kl_old: Tensor, batch: Minibatch, beta: Tensor
-    ) -> Tensor:
-        """The clipped surrogate [B]; KL(old||new) is measured, not charged."""
-        old = batch["action_log_prob"]
-        return terms.clipped_surrogate(log_prob, old, advantage, self.config.clip_epsilon)
-
-    def kl_old(self, params: Mapping[str, Tensor], batch: Minibatch) -> Tensor:
-        """Measured only: outside the graph."""
-        return super().kl_old({key: value.detach() for key, value in params.items()}, batch)
-
-
-def _mean(value: Tensor) -> Tensor:
-    return value.mean()
-
-
-def _sum(value: Tensor) -> Tensor:
-    return value.sum()
-
-
-def make_loss(
-    config: LossConfig, family: Family, reference_estimator: str | None = None
-) -> PolicyLoss:
-    """The loss of the group's choice; arguments as :class:`PolicyLoss`."""
-    return factory("loss", config, CONTROL)(config, family, reference_estimator)
+    def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
+        """The clipped surrogate."""
+        epsilon = self.config.clip_epsilon
+        return terms.clipped_surrogate(scored.log_prob, scored.old_log_prob, advantage, epsilon)

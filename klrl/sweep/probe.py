@@ -129,7 +129,7 @@ def measure(config: JobConfig, seconds: float) -> Measured:
         iteration=iteration,
         evaluation=_mean(evaluations),
         checkpoint=_mean(watch.checkpoints),
-        mode=training.parts.learner.mode,
+        mode=training.parts.learner.steps.mode,
     )
     return Measured(cost, len(watch.stamps), watch.beside)
 

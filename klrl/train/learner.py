@@ -1,13 +1,28 @@
-"""Epochs of minibatches over one rollout."""
+"""One update: epochs of minibatches over a rollout, then beta and the line search.
+
+The algorithm knows no domain: what a rollout, a minibatch and a gradient step are is in
+:class:`Steps`, which :mod:`klrl.control.update` and :mod:`klrl.language.step` implement.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 
 from klrl.base.errors import NonFiniteError
+from klrl.config import JobConfig
+from klrl.losses import line_search
+from klrl.losses.beta import BetaRule
+from klrl.losses.policy import PolicyLoss
+
+Frames = TypeVar("Frames")
+Minibatch = TypeVar("Minibatch")
 
 
 @dataclass(frozen=True)
@@ -39,24 +54,163 @@ class Learned:
     epochs: int
 
 
+@dataclass(frozen=True)
+class Coefficients:
+    """What a gradient step is made with.
+
+    Attributes:
+        lr: the learning rate.
+        beta: of KL(old||new).
+        kl_ref: ``kl.coef``, of KL(policy||reference), for a loss that charges it.
+    """
+
+    lr: float
+    beta: float
+    kl_ref: float
+
+
+class Steps(ABC, Generic[Frames, Minibatch]):
+    """The gradient steps of a domain, on the networks that it holds.
+
+    Attributes:
+        loss: what they minimise.
+        optimizer: with ``state_dict`` and ``load_state_dict``.
+        mode: how a step runs: false (eager), jit or aot; known before the first rollout.
+        say: told, at the first minibatch, what there is to say of it.
+    """
+
+    loss: PolicyLoss
+    optimizer: Any
+    mode: str
+    say: Callable[[str], None]
+
+    @property
+    @abstractmethod
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """What KL(old||new) depends on, and a line search scales."""
+
+    @abstractmethod
+    def lay_out(self, batch: TensorDictBase) -> Frames:
+        """A rollout as this update needs it, before its first step."""
+
+    @abstractmethod
+    def minibatches(self, frames: Frames) -> Iterable[Minibatch]:
+        """One pass: everything once, shuffled, in ``learner.minibatches`` equal parts."""
+
+    @abstractmethod
+    def step(self, minibatch: Minibatch, coefficients: Coefficients) -> Tensor:
+        """One gradient step; what the loss measured [M], then the gradient's norm."""
+
+    @abstractmethod
+    def kl_old(self, frames: Frames) -> float:
+        """Mean KL(old||new) over a rollout in closed form, nats per frame or token."""
+
+
+class Learner:
+    """PPO's update: policy and critic from one rollout, then beta from its KL.
+
+    Args:
+        config: the job.
+        steps: those of its domain.
+
+    Attributes:
+        beta_rule: moves ``loss.beta``.
+    """
+
+    def __init__(self, config: JobConfig, steps: Steps[Any, Any]) -> None:
+        self.config, self.steps, self.loss = config, steps, steps.loss
+        self.beta_rule: BetaRule = steps.loss.beta_rule()
+        self._names = (*steps.loss.measures, "grad_norm")
+
+    def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
+        """Learn from a rollout.
+
+        Args:
+            batch: with advantages; annotated where the loss charges KL to the reference.
+            progress: share of the run that is over, 0..1, for the learning rate.
+            kl_coef: ``kl.coef``, for a loss that charges KL to the reference.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        lr, beta = self._lr(progress), self.beta_rule.beta
+        frames = self.steps.lay_out(batch)
+        actor_before = [p.detach().clone() for p in self.steps.actor_parameters]
+        metrics: list[Tensor] = []
+        epochs = 0
+        while epochs < self.config.learner.epochs:
+            epochs += 1
+            metrics += self._epoch(frames, lr, kl_coef)
+            target = self.loss.target_kl
+            if target and self.steps.kl_old(frames) > 1.5 * target:
+                break
+        means = self._means(torch.stack(metrics))
+        kl_old = self.steps.kl_old(frames)
+        if not self.beta_rule.every_forward:
+            self.beta_rule.update(kl_old)  # on the KL before a line search
+        alpha, kl_old = self._line_search(frames, actor_before, kl_old)
+        return Learned(
+            **self.loss.weighted(means, kl_coef),
+            kl_old=kl_old,
+            alpha=alpha,
+            beta=beta,
+            grad_norm=means["grad_norm"],
+            lr=lr,
+            epochs=epochs,
+        )
+
+    def _lr(self, progress: float) -> float:
+        """Linear from lr to lr_floor."""
+        c = self.config.optim
+        return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
+
+    def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
+        """One pass over the rollout; the metrics of each step."""
+        metrics: list[Tensor] = []
+        coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
+        for minibatch in self.steps.minibatches(frames):
+            metrics.append(self.steps.step(minibatch, coefficients))
+            # Only this rule reads a metric here: that waits for the device between two steps.
+            if self.beta_rule.every_forward:
+                beta = self.beta_rule.update(float(metrics[-1][self._names.index("kl_old")]))
+                coefficients = Coefficients(lr, beta, kl_coef)
+        return metrics
+
+    def _means(self, metrics: Tensor) -> dict[str, float]:
+        """Of the metrics [steps, M] over the steps, by name."""
+        metrics = metrics.double().cpu()
+        require_finite(metrics, self._names, self.config.learner.minibatches)
+        return dict(zip(self._names, metrics.mean(0).tolist(), strict=True))
+
+    def _line_search(
+        self, frames: Any, actor_before: list[Tensor], kl: float
+    ) -> tuple[float, float]:
+        """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
+        if not line_search.due(self.loss.line_search, kl, self.loss.dtarg):
+            return 1.0, kl
+        parameters, measure = self.steps.actor_parameters, lambda: self.steps.kl_old(frames)
+        return line_search.search(parameters, actor_before, measure, kl, self.loss.dtarg)
+
+
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
     """Name the first term, of the first minibatch, that is not finite."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
         step, term = bad[0].tolist()
         raise NonFiniteError(
-            f"{_TOLD.get(names[term], names[term])} is {float(metrics[step, term])} in minibatch "
+            f"{_SHOWN[names[term]]} is {float(metrics[step, term])} in minibatch "
             f"{step % minibatches} of epoch {step // minibatches + 1}; "
             "lower optim.lr or look at the rewards"
         )
 
 
-#: What a measure is called where it is not finite.
-_TOLD = {
+#: What a metric is called where it is not finite.
+_SHOWN = {
     "gain": "loss/objective",
     "distance": "loss/critic",
     "entropy": "policy/entropy",
-    "kl_old": "KL(old||new)",
     "kl_ref": "loss/kl_ref",
+    "kl_old": "KL(old||new)",
+    "policy_entropy": "policy/entropy",
     "grad_norm": "gradient",
 }

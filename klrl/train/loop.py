@@ -21,13 +21,12 @@ from klrl.config import JobConfig, LegacyKLConfig, factory
 from klrl.domains import Domain, domain_of
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.reference import ReferenceRule
-from klrl.losses import BetaRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
-from klrl.train.learner import Learned
+from klrl.train.learner import Learned, Learner
 
 
 class Rollout(Protocol):
@@ -38,25 +37,6 @@ class Rollout(Protocol):
 
     def close(self) -> None:
         """Let go of the environment."""
-
-
-class Learner(Protocol):
-    """Learns from rollouts.
-
-    Attributes:
-        mode: how its step runs.
-        say: told what there is to say of it.
-        beta_rule: moves ``loss.beta``.
-        optimizer: with ``state_dict`` and ``load_state_dict``.
-    """
-
-    mode: str
-    say: Callable[[str], None]
-    beta_rule: BetaRule
-    optimizer: Any
-
-    def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
-        """Learn from a rollout; ``progress`` is the share of the run that is over."""
 
 
 class ChargedKL(Protocol):
@@ -315,12 +295,12 @@ class Training:
 
     def _open(self, stack: ExitStack, files: RunFolder, group: str | None, resume: bool) -> Rollout:
         """Open manifest, record and rollout; the stack closes them."""
-        learner = self.parts.learner
+        steps = self.parts.learner.steps
         manifest = files.open(
             self.config,
             device=str(self.parts.device),
             reference=self.parts.described,
-            compile=learner.mode,
+            compile=steps.mode,
         )
         stack.enter_context(keep_status(files, self.config, self.counters))
         self.recorder = stack.enter_context(
@@ -337,7 +317,7 @@ class Training:
         say = self.recorder.say
         for line in self._opening_lines(resume):
             say(line)
-        learner.say = say
+        steps.say = say
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
         self._tell("started")

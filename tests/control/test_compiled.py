@@ -12,8 +12,9 @@ import torch
 from klrl.base.errors import ConfigError
 from klrl.control import compiled
 from klrl.control.compiled import check_inputs, choose, decide, package_key
+from klrl.control.score import draw
 from klrl.control.step import Columns, Problem, eager_step, loss_terms, pure_step
-from klrl.control.step_learner import Learner
+from klrl.control.update import ControlSteps
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training, start
 from tests.conftest import QUICK
@@ -51,14 +52,14 @@ def made(settings, *words: str):
 
 def minibatch(experiment: Training, batch) -> tuple[Problem, list[torch.Tensor]]:
     """What a step is built from, and arguments for it."""
-    learner = experiment.parts.learner
-    frames = learner._flatten(batch)
-    frames |= learner.loss.draw(frames)
+    steps = experiment.parts.learner.steps
+    frames = steps.lay_out(batch)
+    frames |= draw(steps.loss, experiment.parts.agent.family, frames)
     columns = Columns(frames)
     rows = columns.pack(frames)[: batch.numel() // 2]
     coefficients = torch.tensor([0.003, 0.7, 0.3])
-    problem = Problem(experiment.parts.agent, learner.loss, learner.optimizer.settings, columns)
-    return problem, [*learner.optimizer.tensors, rows, coefficients]
+    problem = Problem(experiment.parts.agent, steps.loss, steps.optimizer.settings, columns)
+    return problem, [*steps.optimizer.tensors, rows, coefficients]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -132,7 +133,7 @@ def test_an_optimiser_that_is_not_known_is_no_adam(settings) -> None:
     config = experiment.config
     unknown = replace(config, optim=replace(config.optim, name="sgd"))
     with pytest.raises(ConfigError, match="optim.name=sgd: nothing is registered"):
-        Learner(unknown, experiment.parts.agent)
+        ControlSteps(unknown, experiment.parts.agent)
 
 
 def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
@@ -143,8 +144,8 @@ def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
     experiment.parts.agent.modules.load_state_dict(
         copy.deepcopy(experiment.parts.agent.modules.state_dict())
     )
-    storage = learner.optimizer.flat.untyped_storage().data_ptr()
-    for parameter in learner.parameters:
+    storage = learner.steps.optimizer.flat.untyped_storage().data_ptr()
+    for parameter in learner.steps.parameters:
         assert parameter.untyped_storage().data_ptr() == storage
 
 
@@ -154,10 +155,10 @@ def learn(settings, mode: str, *words: str) -> tuple[torch.Tensor, dict, list[st
         settings, *words, f"learner.compile={mode}", "learner.epochs=13", "learner.minibatches=8"
     )
     told: list[str] = []
-    experiment.parts.learner.say = told.append
+    experiment.parts.learner.steps.say = told.append
     learned = experiment.parts.learner.update(batch, 0.0, 0.3)
     assert told[-1].startswith("update: ")
-    return experiment.parts.learner.optimizer.flat.clone(), vars(learned), told
+    return experiment.parts.learner.steps.optimizer.flat.clone(), vars(learned), told
 
 
 @pytest.fixture
@@ -190,8 +191,8 @@ def package(tmp_path_factory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("package")
     words = (*QUICK, *PACKAGED, "learner.minibatches=8", "learner.compile=false")
-    learner = Training(to_config(compose(list(words)))).parts.learner
-    problem, example = learner.foresee()
+    steps = Training(to_config(compose(list(words)))).parts.learner.steps
+    problem, example = steps.foresee()
     path = folder / f"{package_key(problem, example)}.pt2"
     compiled.build_package(problem, example, path)
     return path
@@ -272,7 +273,7 @@ def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
 ) -> None:
     """The package of half a rollout is another one, and is not there."""
     experiment, batch = made(settings, *PACKAGED, "learner.minibatches=8", "learner.compile=auto")
-    assert experiment.parts.learner.mode == "aot"
+    assert experiment.parts.learner.steps.mode == "aot"
     with pytest.raises(AssertionError, match="nothing is to be built here"):
         experiment.parts.learner.update(batch[:1], 0.0)
 
@@ -319,18 +320,16 @@ LAYOUTS = {
 def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
     """The package of a run is looked for before its first rollout; no random number is used up."""
     experiment, batch = made(settings, *(CASES | LAYOUTS)[case])
-    learner = experiment.parts.learner
+    steps = experiment.parts.learner.steps
     before = torch.get_rng_state()
-    problem, example = learner.foresee()
+    problem, example = steps.foresee()
     assert torch.equal(torch.get_rng_state(), before)
-    learner.update(batch, 0.0, 0.3)
-    assert problem.columns.shapes == learner._columns.shapes
-    assert list(problem.columns.shapes) == list(learner._columns.shapes)
-    check_inputs(learner._example, example)
-    actual = Problem(
-        experiment.parts.agent, learner.loss, learner.optimizer.settings, learner._columns
-    )
-    assert package_key(problem, example) == package_key(actual, learner._example)
+    experiment.parts.learner.update(batch, 0.0, 0.3)
+    assert problem.columns.shapes == steps._columns.shapes
+    assert list(problem.columns.shapes) == list(steps._columns.shapes)
+    check_inputs(steps._example, example)
+    actual = Problem(experiment.parts.agent, steps.loss, steps.optimizer.settings, steps._columns)
+    assert package_key(problem, example) == package_key(actual, steps._example)
 
 
 @pytest.mark.integration
@@ -344,7 +343,7 @@ def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -
         )
         learner = experiment.parts.learner
         learner.update(batch, 0.0, 0.3)
-        torch.testing.assert_close(learner.optimizer.flat, eager, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(learner.steps.optimizer.flat, eager, rtol=1e-5, atol=1e-5)
         learner.beta_rule.beta = 0.123
         learner.update(batch, 0.5, 0.45)
 
@@ -394,9 +393,9 @@ def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch
     for mode in ("aot", "jit"):
         experiment, batch = made(settings, f"learner.compile={mode}")
         told: list[str] = []
-        experiment.parts.learner.say = told.append
+        experiment.parts.learner.steps.say = told.append
         experiment.parts.learner.update(batch, 0.0)
-        assert experiment.parts.learner.mode == "false"
+        assert experiment.parts.learner.steps.mode == "false"
         needs = f"learner.compile={mode} needs a C++ compiler, and there is none"
         assert told == [f"update: eager; {needs}"]
 
@@ -433,7 +432,6 @@ def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) ->
     counts = []
     for minibatches in (2, 16):
         experiment, batch = made(settings, f"learner.minibatches={minibatches}")
-        assert isinstance(experiment.parts.learner, Learner)
         reads["count"] = 0
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "__float__", counted)

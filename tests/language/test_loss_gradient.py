@@ -1,14 +1,19 @@
-"""The gradients of the token losses, by enumeration of every response."""
+"""The gradients of the policy losses per token, by enumeration of every response."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
+from klrl.kl.estimators import estimate_kl
 from klrl.language import token_loss
+from klrl.losses.functional import sequence
+from klrl.losses.policy import ClipLoss, KLPENLoss, Scored
 from klrl.train.advantage import group_advantage
+from tests.losses.test_functional import CLIP, KLPEN
 
 COEF = 0.3
 ESTIMATORS = ("k1", "k2", "k3", "exact")
@@ -49,21 +54,28 @@ def objective(logits, ref):
     return (weight * (RETURNS - COEF * exact_kl(logits, ref).sum(1))).sum()
 
 
+def per_token(lp, old_lp, advantage, gain="surrogate", estimator=None, ref_lp=None, exact=None):
+    """What the policy loss measures at every token, by name."""
+    zero = torch.zeros((), dtype=torch.float64)
+    kind, config = (ClipLoss, CLIP) if gain == "clip" else (KLPENLoss, KLPEN)
+    loss = kind(replace(config, normalize_advantage=False, reduction="token"), estimator)
+    none = torch.zeros_like(lp)
+    scored = Scored(
+        lp, old_lp, advantage, none, none, ref_log_prob=ref_lp, exact_ref=exact, mask=none == 0
+    )
+    return dict(zip(loss.measures, loss(scored, zero, zero).measured, strict=True))
+
+
 def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
     """The mean over responses of pi_old of the loss that the parts make up."""
     lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
     kl = token_loss.sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
     advantage = RETURNS[:, None] - COEF * token_loss.kl_to_go(kl, ALL, placement)
-    if gain == "clip":
-        per_token = -token_loss.clip_gain(lp, old_lp, advantage, ALL, 0.2)
-    else:
-        per_token = -token_loss.klpen_gain(lp, old_lp, advantage, torch.zeros_like(lp), ALL, 0.0)
+    measured = per_token(lp, old_lp, advantage, gain, estimator, ref_lp, exact_kl(theta, ref))
+    loss = -measured["gain"]
     if placement != "reward":
-        exact = exact_kl(theta, ref)
-        per_token = per_token + COEF * token_loss.reference_penalty(
-            estimator, lp, old_lp, ref_lp, exact, ALL
-        )
-    return (old_lp.sum(1).exp() * per_token.sum(1)).sum()
+        loss = loss + COEF * measured["kl_ref"]
+    return (old_lp.sum(1).exp() * loss.sum(1)).sum()
 
 
 @pytest.mark.parametrize("gain", ["surrogate", "clip"])
@@ -84,10 +96,9 @@ def test_the_losss_gradient_is_that_of_the_own_steps(estimator) -> None:
     weight = chosen(old).sum(1).exp()
     (truth_,) = torch.autograd.grad((weight[:, None] * exact_kl(theta, ref)).sum(), theta)
     exact = exact_kl(theta, ref)
-    penalty = token_loss.reference_penalty(
-        estimator, chosen(theta), chosen(old), chosen(ref), exact, ALL
-    )
-    (found,) = torch.autograd.grad((weight[:, None] * penalty).sum(), theta)
+    lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
+    measured = per_token(lp, old_lp, lp, "surrogate", estimator, ref_lp, exact)
+    (found,) = torch.autograd.grad((weight[:, None] * measured["kl_ref"]).sum(), theta)
     torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
 
 
@@ -95,7 +106,7 @@ def test_klpens_sampled_kl_is_that_of_old_and_new() -> None:
     """Value and gradient of KL(old||new), in every context of pi_old; never negative."""
     theta, old = table(0).requires_grad_(), table(2)
     weight = chosen(old).sum(1).exp()[:, None]
-    kl = token_loss.sampled_kl_old(chosen(theta), chosen(old), ALL)
+    kl = estimate_kl(chosen(old), chosen(theta), "k3", ALL)
     assert (kl >= 0).all()
     expected = (weight * exact_kl(old, theta)).sum()
     torch.testing.assert_close((weight * kl).sum(), expected)
@@ -116,8 +127,8 @@ def test_group_advantages_gradient_is_the_objectives_on_average() -> None:
         advantage = group_advantage(
             RETURNS[pair].double(), 2, "leave_one_out", to_go, ALL[pair], COEF
         ).squeeze(-1)
-        gain = token_loss.clip_gain(lp[pair], old[pair], advantage, ALL[pair], 0.2)
-        total = total - weight[i] * weight[j] * token_loss.sequence_mean(gain, ALL[pair])
+        gain = per_token(lp[pair], old[pair], advantage, "clip")["gain"]
+        total = total - weight[i] * weight[j] * sequence(gain, ALL[pair])
     (found,) = torch.autograd.grad(total, theta)
     torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
 

@@ -27,6 +27,7 @@ from klrl.language.supervised import Recipe
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import METRICS
+from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
 from tests.runs.test_run import manifest_of, rows_of, timeless
@@ -206,9 +207,9 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
     batch = experiment.parts.rollout(0).collect()
     experiment.parts.charge_kl(batch)
     batch["advantage"] = torch.randn(batch["next", "reward"].shape)
-    terms = experiment.parts.learner.loss_terms(batch, 0.0)
+    terms = experiment.parts.learner.steps.loss_terms(batch, Coefficients(0.0, 0.0, 0.0))
     parameters = experiment.parts.policy.parameters
-    found = torch.autograd.grad(terms["total"], parameters)
+    found = torch.autograd.grad(terms.total, parameters)
     total, count = 0.0, 0
     for i, (prompt, response) in enumerate(lm_toys.rows(batch)):
         logits = experiment.parts.policy.model(torch.cat([prompt, response])[None]).logits[0]

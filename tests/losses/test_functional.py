@@ -12,12 +12,12 @@ from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
 
 from klrl.config import ClipConfig, EnvConfig, GaussianActorConfig, KLPENConfig
 from klrl.control.actor import make_agent
-from klrl.control.distributions import Normal
 from klrl.control.env import make_env
-from klrl.losses import DoublingBeta, make_beta_rule, make_loss
+from klrl.control.score import draw, score
+from klrl.losses import DoublingBeta, make_beta_rule
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.functional import critic_loss
-from klrl.losses.policy import Coefficients
+from klrl.losses.policy import ClipLoss, KLPENLoss
 
 SHARED = {
     "entropy_bonus": True,
@@ -89,11 +89,12 @@ def ours(config, agent, batch, beta: float):
     flat |= {k: batch[k].squeeze(-1) for k in ("advantage", "value_target", "state_value")}
     params = dict(zip(agent.family.param_keys, agent.policy_net(flat["observation"]), strict=True))
     value = agent.value_net(flat["observation"]).squeeze(-1)
-    coefficients = Coefficients(torch.tensor(beta), torch.tensor(0.0))
-    loss = make_loss(config, agent.family)
-    terms = loss(params, value, {**flat, **loss.draw(flat)}, coefficients)
-    means = {k: v.detach().mean() for k, v in zip(loss.measures, terms.frames, strict=True)}
-    weighted = loss.weighted(means, len(value), 0.0)
+    loss = (KLPENLoss if isinstance(config, KLPENConfig) else ClipLoss)(config)
+    flat |= draw(loss, agent.family, flat)
+    scored = score(loss, agent.family, params, value, flat)
+    terms = loss(scored, torch.tensor(beta), torch.tensor(0.0))
+    means = dict(zip(loss.measures, loss.measure(terms.measured).detach(), strict=True))
+    weighted = loss.weighted(means, 0.0)
     return SimpleNamespace(total=terms.total, kl_old=means["kl_old"], **weighted)
 
 
@@ -270,4 +271,4 @@ def test_a_forward_moves_nothing() -> None:
 
 
 def test_clip_has_no_beta() -> None:
-    assert make_loss(CLIP, Normal()).beta_rule().update(10.0) == 0.0
+    assert ClipLoss(CLIP).beta_rule().update(10.0) == 0.0

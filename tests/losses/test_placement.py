@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from klrl.control.distributions import Categorical
+from klrl.control.score import score
 from klrl.losses.functional import reference_kl
-from klrl.losses.policy import Coefficients, make_loss
+from klrl.losses.policy import KLPENLoss
 from tests.conftest import QUICK
 from tests.losses.test_functional import KLPEN
 from tests.runs.test_run import exits, rows_of
@@ -75,8 +76,9 @@ def test_the_loss_adds_coef_times_the_kl_of_its_minibatch(estimator: str) -> Non
     config = replace(KLPEN, normalize_advantage=False, entropy_bonus=False, critic_coeff=0.0)
     params = {"logits": theta.expand(count, -1)}
     zero, coef = torch.zeros((), dtype=DOUBLE), torch.tensor(0.4, dtype=DOUBLE)
-    loss = make_loss(config, family, estimator)
-    terms = loss(params, torch.zeros(count, dtype=DOUBLE), batch, Coefficients(zero, coef))
+    loss = KLPENLoss(config, estimator)
+    scored = score(loss, family, params, torch.zeros(count, dtype=DOUBLE), batch)
+    terms = loss(scored, zero, coef)
     log_p, log_q = theta.log_softmax(0)[action], batch["ref_log_prob"]
     ratio = (log_p - batch["action_log_prob"]).exp()
     r = log_p - log_q
@@ -87,8 +89,8 @@ def test_the_loss_adds_coef_times_the_kl_of_its_minibatch(estimator: str) -> Non
         "exact": (theta.softmax(0) * (theta.log_softmax(0) - ref.log_softmax(0))).sum().expand(2),
     }[estimator].mean()
     torch.testing.assert_close(terms.total, 0.4 * by_hand)
-    means = {k: v.mean().item() for k, v in zip(loss.measures, terms.frames, strict=True)}
-    assert loss.weighted(means, count, 0.4)["kl_ref"] == pytest.approx((0.4 * by_hand).item())
+    means = dict(zip(loss.measures, loss.measure(terms.measured).tolist(), strict=True))
+    assert loss.weighted(means, 0.4)["kl_ref"] == pytest.approx((0.4 * by_hand).item())
 
 
 def test_split_has_the_gradient_of_the_whole_episodes_kl() -> None:

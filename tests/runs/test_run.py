@@ -267,7 +267,7 @@ def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(se
             assert torch.equal(value, theirs.state_dict()[name]), name
     assert first.parts.agent.normalizer.count == second.parts.agent.normalizer.count == 256
     assert second.parts.reference.state_dict() is not first.parts.reference.state_dict()
-    moments = [e.parts.learner.optimizer.state_dict()["exp_avg"] for e in (first, second)]
+    moments = [e.parts.learner.steps.optimizer.state_dict()["exp_avg"] for e in (first, second)]
     assert torch.equal(*moments)
     assert float(moments[0].abs().max()) > 0
     assert second.parts.learner.beta_rule.beta == first.parts.learner.beta_rule.beta != 1.0

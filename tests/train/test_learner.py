@@ -15,7 +15,7 @@ from klrl.base.errors import NonFiniteError
 from klrl.config import AdvantageConfig, EnvConfig
 from klrl.control.advantage import gae
 from klrl.control.env import make_env
-from klrl.control.step_learner import Learner
+from klrl.control.update import ControlSteps
 from klrl.train.loop import Training
 
 
@@ -247,5 +247,5 @@ def test_the_normalizer_moves_after_the_update_only(settings) -> None:
 
 def test_a_shared_trunk_is_optimised_once(settings) -> None:
     experiment = Training(settings("actor.share_trunk=true", "loss.separate_losses=true"))
-    learner = Learner(experiment.config, experiment.parts.agent)
-    assert len({id(p) for p in learner.parameters}) == len(learner.parameters)
+    steps = ControlSteps(experiment.config, experiment.parts.agent)
+    assert len({id(p) for p in steps.parameters}) == len(steps.parameters)

@@ -1,39 +1,35 @@
-"""The update of a control run."""
+"""The gradient steps of a control run: a rollout laid out, cut and learned from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
 from klrl.control.networks import in_order, linears
+from klrl.control.score import draw
 from klrl.control.step import Adam, Columns, Problem
-from klrl.losses import line_search
-from klrl.losses.beta import BetaRule
-from klrl.losses.policy import make_loss
-from klrl.train.learner import Learned, require_finite
+from klrl.losses.policy import PolicyLoss
+from klrl.train.learner import Coefficients, Steps
+
+Frames = dict[str, Tensor]
 
 
-class Learner:
-    """PPO's update: policy and critic from one rollout, then beta from its KL.
+class ControlSteps(Steps[Frames, Tensor]):
+    """Steps of policy and critic: :mod:`klrl.control.step`'s, eager or compiled.
 
-    The gradient steps themselves are :mod:`klrl.control.step`'s, run as
-    :mod:`klrl.control.compiled` prepares them; nothing waits for the device between two
-    minibatches.
+    Nothing waits for the device between two minibatches.
 
     Args:
         config: the job.
         agent: the networks, changed in place; their parameters become views of one tensor.
         reference_estimator: how the loss charges KL(policy||reference), if it does.
         mode: how the step is to run: auto, false, jit or aot.
-
-    Attributes:
-        mode: how it will run, false, jit or aot: known before the first rollout.
     """
 
     def __init__(
@@ -44,21 +40,27 @@ class Learner:
         mode: str = "false",
     ) -> None:
         self.config, self.agent = config, agent
-        self.loss = make_loss(config.loss, agent.family, reference_estimator)
-        self._metrics = (*self.loss.measures, "grad_norm")
-        self.beta_rule: BetaRule = self.loss.beta_rule()
+        self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
+            config.loss, reference_estimator
+        )
         self.parameters = in_order(agent)
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(
             config.optim, self.parameters
         )
-        #: Told what the step is, at the first minibatch.
-        self.say: Callable[[str], None] = lambda _: None
+        self.say = lambda _: None
         self._columns: Columns | None = None
         self._prepared: Prepared | None = None
+        self._coefficients: Coefficients | None = None
+        self._coefficients_tensor = self.optimizer.flat.new_zeros(3)
         chosen = choose(
             mode, config, self.optimizer.flat.device, lambda: package_path(*self.foresee())
         )
         self.mode, self._why = chosen.mode, chosen.why
+
+    @property
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The policy network's."""
+        return list(self.agent.policy_net.parameters())
 
     def foresee(self) -> tuple[Problem, tuple[Tensor, ...]]:
         """What a step is built from, and arguments laid out as the first minibatch's will be.
@@ -67,71 +69,21 @@ class Learner:
         """
         count = self.config.frames_per_iteration // self.config.learner.minibatches
         with torch.random.fork_rng(devices=[]):
-            frames = self._flatten(one_frame(self.agent))
-            frames |= self.loss.draw(frames)
+            frames = self.lay_out(one_frame(self.agent))
+            frames |= draw(self.loss, self.agent.family, frames)
         columns = Columns(frames)
         rows = frames["advantage"].new_zeros(count, sum(columns.widths))
-        return self._problem(columns), (*self.optimizer.tensors, rows, rows.new_zeros(3))
+        return self._problem(columns), self._arguments(rows)
 
     def _problem(self, columns: Columns) -> Problem:
         return Problem(self.agent, self.loss, self.optimizer.settings, columns)
 
-    def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
-        """Learn from a rollout.
+    def _arguments(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return (*self.optimizer.tensors, rows, self._coefficients_tensor)
 
-        Args:
-            batch: [N, T], with advantages; annotated where the loss charges KL to the reference.
-            progress: share of the run that is over, 0..1, for the learning rate.
-            kl_coef: ``kl.coef``, for a loss that charges KL to the reference.
-
-        Raises:
-            NonFiniteError: a loss or a gradient is NaN or infinite.
-        """
-        lr, beta = self._lr(progress), self.beta_rule.beta
-        frames = self._flatten(batch)
-        actor_before = [p.detach().clone() for p in self.agent.policy_net.parameters()]
-        coefficients = frames["advantage"].new_tensor([lr, beta, kl_coef])
-        made: list[Tensor] = []
-        epochs = 0
-        while epochs < self.config.learner.epochs:
-            epochs += 1
-            made += self._epoch(frames, coefficients)
-            if self.loss.target_kl and self.kl_old(frames) > 1.5 * self.loss.target_kl:
-                break
-        metrics = torch.stack(made).double().cpu()
-        require_finite(metrics, self._metrics, self.config.learner.minibatches)
-        kl_old = self.kl_old(frames)
-        if not self.beta_rule.every_forward:
-            self.beta_rule.update(kl_old)  # on the KL before a line search
-        alpha, kl_old = self._hold(frames, actor_before, kl_old)
-        means = dict(zip(self._metrics, metrics.mean(0).tolist(), strict=True))
-        count = len(frames["advantage"]) // self.config.learner.minibatches
-        terms = self.loss.weighted(means, count, kl_coef)
-        return Learned(
-            **terms,
-            kl_old=kl_old,
-            alpha=alpha,
-            beta=beta,
-            grad_norm=means["grad_norm"],
-            lr=lr,
-            epochs=epochs,
-        )
-
-    def _hold(
-        self, frames: dict[str, Tensor], actor_before: list[Tensor], kl: float
-    ) -> tuple[float, float]:
-        """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
-        loss = self.loss
-        if not line_search.due(loss.line_search, kl, loss.dtarg):
-            return 1.0, kl
-        parameters = list(self.agent.policy_net.parameters())
-        return line_search.search(
-            parameters, actor_before, lambda: self.kl_old(frames), kl, loss.dtarg
-        )
-
-    def _epoch(self, frames: dict[str, Tensor], coefficients: Tensor) -> list[Tensor]:
-        """One pass: every frame once, shuffled, in equal parts; the metrics of each step."""
-        frames = {**frames, **self.loss.draw(frames)}
+    def minibatches(self, frames: Frames) -> Sequence[Tensor]:
+        """Every frame once, shuffled, its entries side by side: rows [B, C]."""
+        frames = {**frames, **draw(self.loss, self.agent.family, frames)}
         count = frames["observation"].shape[0]
         # The order comes from the CPU's generator, the same on every device.
         order = torch.randperm(count).to(frames["observation"].device)
@@ -139,18 +91,10 @@ class Learner:
             self._columns = Columns(frames)
         rows = self._columns.pack(frames)[order]
         minibatches = rows.chunk(self.config.learner.minibatches)
-        state = self.optimizer.tensors
-        prepared = self._prepare((*state, minibatches[0], coefficients))
-        if not self.beta_rule.every_forward:
-            return [prepared.step(*state, part, coefficients) for part in minibatches]
-        made = []
-        for part in minibatches:
-            coefficients[1] = self.beta_rule.beta
-            made.append(prepared.step(*state, part, coefficients))
-            self.beta_rule.update(float(made[-1][self._metrics.index("kl_old")]))
-        return made
+        self._prepare(self._arguments(minibatches[0]))
+        return minibatches
 
-    def _prepare(self, example: tuple[Tensor, ...]) -> Prepared:
+    def _prepare(self, example: tuple[Tensor, ...]) -> None:
         """The step, made at the first minibatch; later ones must look like it."""
         if self._prepared is None:
             assert self._columns is not None
@@ -160,7 +104,14 @@ class Learner:
             told = self._prepared.told
             self.say(told if self._why is None else f"{told}; {self._why}")
         check_inputs(self._example, example)
-        return self._prepared
+
+    def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
+        """One gradient step on rows [B, C]."""
+        assert self._prepared is not None
+        if coefficients is not self._coefficients:  # once per epoch: it goes to the device
+            c = self._coefficients = coefficients
+            self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
+        return self._prepared.step(*self._arguments(minibatch))
 
     @torch.no_grad()
     def kl_old(self, frames: dict[str, Tensor]) -> float:
@@ -170,7 +121,7 @@ class Learner:
         new = dict(zip(keys, outputs, strict=True))
         return float(self.agent.family.kl({key: frames[key] for key in keys}, new).mean())
 
-    def _flatten(self, batch: TensorDictBase) -> dict[str, Tensor]:
+    def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """[N, T, ...] -> [N T, ...], advantages and values without their last dimension.
 
         Observations come out normalised: the statistics stand still until the next rollout.
@@ -190,11 +141,6 @@ class Learner:
             observation = batch.get("observation").flatten(0, 1)
             flat["observation"] = self.agent.policy_net.normalizer(observation)
         return flat
-
-    def _lr(self, progress: float) -> float:
-        """Linear from lr to lr_floor."""
-        c = self.config.optim
-        return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
 
 @torch.no_grad()

@@ -1,0 +1,163 @@
+"""The policy loss of both domains: by hand, with a mask and without one, and with padding."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from klrl.losses import functional as terms
+from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored
+from tests.losses.test_functional import CLIP, KLPEN
+
+BETA, COEF = torch.tensor(0.7, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+ESTIMATORS = (None, "exact", "k1", "k2", "k3")
+REDUCTIONS = ("mean", "sum", "token", "sequence")
+#: What gradients are taken of.
+LEARNED = ("log_prob", "kl_old", "entropy", "value", "exact_ref")
+ROWS, STEPS = 3, 5
+
+
+def loss_of(kind: str, estimator: str | None = None, **settings) -> PolicyLoss:
+    """``klpen`` or ``clip`` with an entropy bonus and a clipped smooth critic."""
+    settings = {"clip_value": 0.4, **settings}
+    if kind == "klpen":
+        return KLPENLoss(replace(KLPEN, **settings), estimator)
+    return ClipLoss(replace(CLIP, **settings), estimator)
+
+
+def numbers(*shape: int) -> Scored:
+    """Random ones for every entry, float64; no mask."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = {
+        field.name: 0.5 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for field in fields(Scored)
+        if field.name != "mask"
+    }
+    return Scored(**{k: v.requires_grad_(k in LEARNED) for k, v in drawn.items()})
+
+
+def at(scored: Scored, change, mask: torch.Tensor | None) -> Scored:
+    """Every entry changed, with a mask."""
+    held = {field.name: getattr(scored, field.name) for field in fields(Scored)}
+    changed = {name: change(value) for name, value in held.items() if name != "mask"}
+    return Scored(**changed, mask=mask)
+
+
+def outcome(loss: PolicyLoss, scored: Scored, leaves: Scored) -> list[torch.Tensor]:
+    """Total, measures, and the total's gradients with respect to the leaves."""
+    found: LossTerms = loss(scored, BETA, COEF)
+    inputs = [getattr(leaves, name) for name in LEARNED]
+    gradients = torch.autograd.grad(found.total, inputs, materialize_grads=True)
+    return [found.total, loss.measure(found.measured, scored.mask), *gradients]
+
+
+def padded(value: torch.Tensor) -> torch.Tensor:
+    """Two more steps, of NaN and infinity."""
+    wide = value.new_tensor([torch.nan, torch.inf]).expand(len(value), 2)
+    return torch.cat([value, wide], 1)
+
+
+@pytest.mark.parametrize("kind", ["klpen", "clip"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "plain"])
+def test_a_mask_of_ones_and_padding_change_nothing(kind, estimator, reduction, normalize) -> None:
+    loss = loss_of(kind, estimator, reduction=reduction, normalize_advantage=normalize)
+    plain = numbers(ROWS, STEPS)
+    ones = torch.ones(ROWS, STEPS, dtype=torch.bool)
+    real = torch.nn.functional.pad(ones, (0, 2), value=False)
+    without = outcome(loss, plain, plain)
+    assert all(value.isfinite().all() for value in without)
+    assert float(without[2].abs().max()) > 0.01, "the gradient by log_prob"
+    for scored in (replace(plain, mask=ones), at(plain, padded, real)):
+        for mine, other in zip(outcome(loss, scored, plain), without, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["klpen", "clip"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "plain"])
+def test_rows_of_many_lengths_are_their_real_steps(kind, estimator, reduction, normalize) -> None:
+    """As frames [B] without a mask; a sequence's loss is the sum over them by the rows."""
+    mask = torch.arange(STEPS) < torch.tensor([[5], [3], [1]])
+    leaves = numbers(ROWS, STEPS)
+    settings = {"reduction": reduction, "normalize_advantage": normalize}
+    tokens = at(leaves, lambda value: value.masked_fill(~mask, torch.nan), mask)
+    mine = outcome(loss_of(kind, estimator, **settings), tokens, leaves)
+    if reduction == "sequence":
+        settings["reduction"] = "sum"
+    other = outcome(
+        loss_of(kind, estimator, **settings), at(leaves, lambda v: v[mask], None), leaves
+    )
+    rows = ROWS if reduction == "sequence" else 1
+    charged = len(other[1]) - 2
+    other[1] = torch.cat([other[1][:charged] / rows, other[1][charged:]])
+    for i, (value, expected) in enumerate(zip(mine, other, strict=True)):
+        scaled = expected if i == 1 else expected / rows
+        torch.testing.assert_close(value, scaled, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["klpen", "clip"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_what_padding_holds_reaches_no_gradient(kind, estimator) -> None:
+    """The leaves themselves hold it: their gradient there is 0, not NaN."""
+    mask = torch.tensor([[True, False], [True, True]])
+    held = numbers(2, 2)
+    values = {f.name: getattr(held, f.name) for f in fields(Scored) if f.name != "mask"}
+    bad = {k: v.detach().masked_fill(~mask, torch.nan) for k, v in values.items()}
+    scored = Scored(**{k: v.requires_grad_(k in LEARNED) for k, v in bad.items()}, mask=mask)
+    for reduction in REDUCTIONS:
+        found = outcome(loss_of(kind, estimator, reduction=reduction), scored, scored)
+        assert all(value.isfinite().all() for value in found)
+        assert all(float(gradient[0, 1]) == 0 for gradient in found[2:])
+        assert float(found[2][0, 0]) != 0
+
+
+def test_the_total_is_its_weighted_measures() -> None:
+    """What is minimised is what the rows tell: objective + critic + entropy + kl_ref."""
+    mask = torch.arange(STEPS) < torch.tensor([[5], [3], [1]])
+    for kind in ("klpen", "clip"):
+        for reduction in REDUCTIONS:
+            loss = loss_of(kind, "k3", reduction=reduction, critic_coeff=0.6, entropy_coeff=0.2)
+            found = loss(replace(numbers(ROWS, STEPS), mask=mask), BETA, COEF)
+            means = dict(zip(loss.measures, loss.measure(found.measured, mask), strict=True))
+            parts = loss.weighted(means, float(COEF))
+            total = sum(parts[name] for name in ("objective", "critic", "entropy", "kl_ref"))
+            torch.testing.assert_close(total, found.total)
+
+
+def test_reductions_by_hand() -> None:
+    value = torch.tensor([[1.0, 2.0, torch.nan], [4.0, torch.inf, torch.nan]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    by_hand = {"mean": 7 / 3, "token": 7 / 3, "sum": 7.0, "sequence": 7 / 2}
+    assert {k: float(f(value, mask)) for k, f in terms.REDUCTIONS.items()} == pytest.approx(by_hand)
+    whole = torch.tensor([[1.0, 2.0], [4.0, 5.0]])
+    by_hand = {"mean": 3.0, "token": 3.0, "sum": 12.0, "sequence": 6.0}
+    assert {k: float(f(whole, None)) for k, f in terms.REDUCTIONS.items()} == by_hand
+
+
+def test_clip_and_klpen_by_hand() -> None:
+    """Schulman et al. 2017: eq. 7 clips where it lowers the gain, eq. 8 subtracts beta KL."""
+    ratio = torch.tensor([[1.5, 1.5, 0.5, 0.5]])
+    advantage = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    kl, zero, beta = torch.tensor([[0.1, 0.2, 0.3, 0.4]]), torch.zeros(1, 4), torch.tensor(2.0)
+    scored = Scored(ratio.log(), zero, advantage, kl, zero)
+    clipped = loss_of("clip").gain(scored, advantage, beta)
+    torch.testing.assert_close(clipped, torch.tensor([[1.2, -1.5, 0.5, -0.8]]))
+    gain = loss_of("klpen").gain(scored, advantage, beta)
+    torch.testing.assert_close(gain, torch.tensor([[1.3, -1.9, -0.1, -1.3]]))
+
+
+def test_without_a_critic_its_term_is_nothing() -> None:
+    scored = replace(numbers(4), value=None, value_target=None, old_value=None)
+    loss = loss_of("klpen", normalize_advantage=False)
+    found = loss(scored, BETA, COEF)
+    assert not found.measured[loss.measures.index("distance")].any()
+
+
+def test_exact_without_an_exact_kl_is_refused() -> None:
+    with pytest.raises(ValueError, match="the exact KL is missing"):
+        loss_of("klpen", "exact")(replace(numbers(4), exact_ref=None), BETA, COEF)
