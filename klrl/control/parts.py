@@ -15,12 +15,12 @@ from klrl.config import CheckpointReferenceConfig, Config, KLPENConfig, factory
 from klrl.control.actor import make_agent
 from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
-from klrl.control.kl import ReferenceKL, make_reference_kl
+from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import make_row
 from klrl.control.rollout import Asked, make_rollout
 from klrl.control.step_learner import Learner
-from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
+from klrl.kl.charge import ReferenceKL
 from klrl.kl.reference import OTHER_RUN, THE_POLICY, freeze, memory_bytes
 from klrl.runs.checkpoint import Counters
 from klrl.runs.machine import device_of
@@ -82,9 +82,8 @@ class ControlParts(Parts):
         if self.kl is None:
             return {}
         annotate(batch, self.reference, self.agent.family)
-        if self.kl.transform is not None and not self.kl.online:
-            self.kl.transform(batch)
-        return measure_reference_kl(batch, self.agent.family)
+        charge(batch, self.kl)
+        return measure(batch, self.agent.family)
 
     def move_reference(self, iteration: int) -> None:
         """The anchor after this iteration, by its rule."""

@@ -13,7 +13,7 @@ from klrl.config import KLPENConfig, LanguageConfig, factory
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
 from klrl.language.evaluate import evaluate_language
-from klrl.language.kl import TokenKL, annotate, charge, make_token_kl, measure_tokens
+from klrl.language.kl import annotate, charge, make_reference_kl, measure
 from klrl.language.model import prompt_limit
 from klrl.language.record import ShownSamples, language_row
 from klrl.language.reference import AdapterOff, checkpointed, make_reference, needs_base
@@ -44,7 +44,6 @@ class LanguageParts(Parts):
             the preflight failed; nothing was recorded.
     """
 
-    kl: TokenKL | None
     learner: LanguageLearner
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
@@ -69,7 +68,7 @@ class LanguageParts(Parts):
         few = self.task.stream(self.policy.causal.tokenizer, self.limit).take(PROMPTS)
         fresh = before is None
         self.ways = look(config, self.policy, self.reference, self.sampler, few, fresh=fresh)
-        self.kl = make_token_kl(config.kl)
+        self.kl = make_reference_kl(config.kl)
         self.estimate_advantage = make_token_advantage(config, self.policy, self.kl)
         charged = None if self.kl is None else self.kl.loss_estimator
         self.learner = factory("learner", config.learner, config.domain)(
@@ -88,7 +87,7 @@ class LanguageParts(Parts):
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
             annotate(batch, policy, self.reference.next_tokens(states, temperature))
-            measured = measure_tokens(batch)
+            measured = measure(batch)
         charge(batch, self.kl)
         return measured
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
-from klrl.config import JobConfig, LegacyKLConfig, factory
+from klrl.config import JobConfig, factory
 from klrl.domains import Domain, domain_of
+from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.reference import ReferenceRule
 from klrl.losses import BetaRule
@@ -59,16 +60,6 @@ class Learner(Protocol):
         """Learn from a rollout; ``progress`` is the share of the run that is over."""
 
 
-class ChargedKL(Protocol):
-    """KL(policy||reference) of a run: ``coef``, in reward per nat, and what the loss charges."""
-
-    coef: float
-
-    @property
-    def loss_estimator(self) -> str | None:
-        """What the loss charges; None where it charges nothing."""
-
-
 class Parts(ABC):
     """What a domain builds of one run, and how it takes the steps that are its own.
 
@@ -82,23 +73,18 @@ class Parts(ABC):
         estimate_advantage: writes the advantages of a rollout.
         described: what the manifest tells of the reference, to build it again on resume.
         reference_rule: how the reference moves.
-        controller: moves ``kl.coef``.
     """
 
-    kl: ChargedKL | None
+    kl: ReferenceKL | None
     learner: Learner
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
     described: Mapping[str, Any] | None
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
         self.device = device
-        coef = config.kl.coef if isinstance(config.kl, LegacyKLConfig) else 0.0
         self.reference_rule: ReferenceRule = factory("reference", config.reference, config.domain)(
             config.reference
         )
-        self.controller: FixedKLController = factory(
-            "controller", config.controller, config.domain
-        )(config.controller, coef, config.frames)
 
     @abstractmethod
     def rollout(self, iteration: int, say: Callable[[str], None]) -> Rollout:
@@ -168,6 +154,7 @@ class Training:
     Attributes:
         domain: of the job.
         parts: what the domain built.
+        controller: moves ``kl.coef`` of the parts.
         counters: iterations and frames (samples) so far.
         recorder: takes rows; there while the run is open.
 
@@ -182,6 +169,10 @@ class Training:
         self.domain: Domain = domain_of(config)
         self.counters = Counters()
         self.parts: Parts = self.domain.parts(config, before)
+        coef = 0.0 if self.parts.kl is None else self.parts.kl
+        self.controller: FixedKLController = factory(
+            "controller", config.controller, config.domain
+        )(config.controller, coef, config.frames)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []
 
@@ -254,11 +245,10 @@ class Training:
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """The reference and its coefficient move once per iteration, for the next one."""
-        kl = self.parts.kl
-        if kl is None:
+        if self.parts.kl is None:
             return
         self.parts.move_reference(self.counters.iteration)
-        kl.coef = self.parts.controller.update(float(measured["exact"]), n=batch.numel())
+        self.controller.update(float(measured["exact"]), n=batch.numel())
 
     def evaluate(self, row: Row) -> bool:
         """Evaluate when it is due, add the result to the row; whether it is the best so far."""
@@ -302,16 +292,14 @@ class Training:
         components = {
             **self.parts.components(),
             "counters": self.counters,
-            "controller": self.parts.controller,
+            "controller": self.controller,
             "beta": self.parts.learner.beta_rule,
         }
         return Checkpoints(files.checkpoints, components)
 
     def load(self, checkpoints: Checkpoints) -> None:
-        """Go on from ``last``: every component, then what depends on them."""
+        """Go on from ``last``; the controller's state holds ``kl.coef``."""
         checkpoints.load_last(self.parts.device)
-        if self.parts.kl is not None:
-            self.parts.kl.coef = self.parts.controller.coef
 
     def _open(self, stack: ExitStack, files: RunFolder, group: str | None, resume: bool) -> Rollout:
         """Open manifest, record and rollout; the stack closes them."""

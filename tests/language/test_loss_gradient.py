@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from klrl.kl.charge import sampled_kl
 from klrl.language import token_loss
 from klrl.train.advantage import group_advantage
 
@@ -52,7 +53,7 @@ def objective(logits, ref):
 def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
     """The mean over responses of pi_old of the loss that the parts make up."""
     lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
-    kl = token_loss.sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
+    kl = sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
     advantage = RETURNS[:, None] - COEF * token_loss.kl_to_go(kl, ALL, placement)
     if gain == "clip":
         per_token = -token_loss.clip_gain(lp, old_lp, advantage, ALL, 0.2)

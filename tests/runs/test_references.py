@@ -71,7 +71,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
     stopped.load(stopped.checkpoints(RunFolder(Path("run"))))
     rows = rows_of(Path("run"))
-    assert stopped.parts.kl.coef == stopped.parts.controller.coef != 0.5
+    assert stopped.parts.kl.coef == stopped.controller.coef != 0.5
     exits("resume=run", "frames=256")
     after = rows_of(Path("run"))
     assert timeless(after[:3]) == timeless(rows)
