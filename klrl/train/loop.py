@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
@@ -21,7 +21,7 @@ from klrl.config import JobConfig, factory
 from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
-from klrl.kl.reference import ReferenceRule
+from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.losses import BetaRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
@@ -71,14 +71,14 @@ class Parts(ABC):
         kl: KL(policy||reference), None for ``kl=none``.
         learner: the update.
         estimate_advantage: writes the advantages of a rollout.
-        described: what the manifest tells of the reference, to build it again on resume.
-        reference_rule: how the reference moves.
+        reference: pi_ref, None for ``kl=none``.
+        reference_rule: what it starts as, and how it moves.
     """
 
     kl: ReferenceKL | None
+    reference: FrozenReference | None
     learner: Learner
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
-    described: Mapping[str, Any] | None
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
         self.device = device
@@ -117,17 +117,14 @@ class Parts(ABC):
     def evaluation(self) -> Row:
         """Play the policy as it is: ``eval/return``, ``eval/return_std``."""
 
+    @property
     @abstractmethod
-    def move_reference(self, iteration: int) -> None:
-        """The reference for the next iteration; ``iteration`` are done."""
+    def actor(self) -> nn.Module:
+        """The live policy, which the reference may follow."""
 
     @abstractmethod
     def components(self) -> dict[str, Any]:
         """What a checkpoint holds beside counters, coefficients and random states, by name."""
-
-    @abstractmethod
-    def reference_bytes(self) -> int:
-        """What the reference holds in memory beside the policy."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
@@ -245,9 +242,9 @@ class Training:
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """The reference and its coefficient move once per iteration, for the next one."""
-        if self.parts.kl is None:
+        if self.parts.reference is None:
             return
-        self.parts.move_reference(self.counters.iteration)
+        self.parts.reference.move(self.parts.actor, self.counters.iteration)
         self.controller.update(float(measured["exact"]), n=batch.numel())
 
     def evaluate(self, row: Row) -> bool:
@@ -303,11 +300,11 @@ class Training:
 
     def _open(self, stack: ExitStack, files: RunFolder, group: str | None, resume: bool) -> Rollout:
         """Open manifest, record and rollout; the stack closes them."""
-        learner = self.parts.learner
+        learner, reference = self.parts.learner, self.parts.reference
         manifest = files.open(
             self.config,
             device=str(self.parts.device),
-            reference=self.parts.described,
+            reference=None if reference is None else reference.description,
             compile=learner.mode,
         )
         stack.enter_context(keep_status(files, self.config, self.counters))
@@ -335,8 +332,8 @@ class Training:
         lines = [*self.parts.opening_lines()]
         if resume:
             lines.append(f"resumed at {self.counters.frames:,} {self.domain.axis}")
-        if self.parts.kl is not None:
-            name, size = self.config.reference.name, self.parts.reference_bytes()
+        if self.parts.reference is not None:
+            name, size = self.config.reference.name, self.parts.reference.bytes
             lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
         return lines
 
