@@ -142,7 +142,7 @@ def test_same_names_in_both_domains() -> None:
         for domain in ("control", "language")
     )
     both = {"advantage", "evaluate", "kl", "load", "other_task", "parts", "preflight", "record"}
-    both |= {"rollout", "step"}
+    both |= {"rollout", "update"}
     assert both <= control & language
 
 

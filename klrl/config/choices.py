@@ -91,7 +91,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "periodic": Choice(kl.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
         "adapter_off": Choice(kl.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
     },
-    # control: (config, actor, reference) -> ReferenceKL | None; language: (config) -> TokenKL
+    # control: (config, actor, reference), language: (config) -> ReferenceKL | None
     "kl": {
         "none": Choice(
             kl.KLConfig,

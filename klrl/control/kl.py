@@ -1,16 +1,20 @@
-"""From the ``kl`` group to what a run does with it: a factory for each mode."""
+"""KL(policy||reference) of a control rollout: measured by every estimator, charged once."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
-from torchrl.envs import Compose, Transform
+from torch.distributions import Distribution
+from torchrl.envs import Compose
 
 from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.kl.measure import AnnotatedReference
+from klrl.kl.charge import ReferenceKL
+from klrl.kl.family import Family
+from klrl.kl.measure import mean_kl
 from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.transforms.legacy import KLRewardTransform
 from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
@@ -19,47 +23,39 @@ from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
 KL_KEY, REF_LOG_PROB_KEY, RAW_REWARD_KEY = "kl_penalty", "ref_log_prob", "reward_raw"
 
 
-class ReferenceKL(nn.Module):
-    """KL(policy||reference) in one run: its coefficient, and where it is charged.
+class AnnotatedReference(nn.Module):
+    """pi_ref, which looks its answers up in a batch that :func:`annotate` has written them into.
+
+    A reference costs one forward per rollout, however many transforms ask it. Batches without an
+    annotation (single steps of an environment) are evaluated.
 
     Args:
-        coef: reward per nat, at the start; or where the transform keeps it, a module and the name
-            of its buffer.
-        transform: charges the reward; None where the reward is left alone.
-        online: whether the environment applies the transform at every step.
-        loss_estimator: what the loss charges: exact, k1, k2 or k3; None where it charges nothing.
+        reference: the frozen policy; its attributes are this module's too.
     """
 
-    def __init__(
-        self,
-        coef: float | tuple[nn.Module, str],
-        transform: Transform | None = None,
-        *,
-        online: bool = False,
-        loss_estimator: str | None = None,
-    ) -> None:
+    def __init__(self, reference: ProbabilisticTensorDictSequential) -> None:
         super().__init__()
-        self.transform, self.online = transform, online
-        self.loss_estimator = loss_estimator
-        if not isinstance(coef, tuple):
-            self.register_buffer("_coef", torch.as_tensor(coef, dtype=torch.float64))
-            coef = (self, "_coef")
-        self._kept = coef
+        self.reference = reference
 
-    @property
-    def coef(self) -> float:
-        """Reward per nat."""
-        return float(self._coef_tensor)
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "reference":  # while it is being copied or unpickled
+                raise
+            return getattr(self.reference, name)
 
-    @coef.setter
-    def coef(self, value: float) -> None:
-        self._coef_tensor.fill_(value)
+    def log_prob(self, batch: TensorDictBase) -> Tensor:
+        """log pi_ref(a|s), [N, T]."""
+        known = batch.get(("ref", "log_prob"), None)
+        return self.reference.log_prob(batch) if known is None else known
 
-    @property
-    def _coef_tensor(self) -> Tensor:
-        # By name: a move to another device replaces a buffer.
-        module, name = self._kept
-        return module.get_buffer(name)
+    def get_dist(self, batch: TensorDictBase) -> Distribution:
+        """pi_ref(.|s)."""
+        known = batch.get("ref", None)
+        if known is None:
+            return self.reference.get_dist(batch)
+        return self.reference.build_dist_from_params(known)
 
 
 Reference: TypeAlias = ProbabilisticTensorDictSequential | AnnotatedReference
@@ -86,21 +82,20 @@ def retrieve(
     config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
     """``kl=retrieve``: log-probs of both, then the KL; arguments as :func:`make_reference_kl`."""
-    loss_estimator = None if config.placement == "reward" else config.estimator
     if config.placement == "loss":
-        return ReferenceKL(config.coef, loss_estimator=loss_estimator)
+        return ReferenceKL(config.coef, config.estimator, config.placement)
     retrieved = (
         RetrieveLogProb(actor, log_probs_full_key="log_prob"),
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
     )
     if config.estimator == "exact":
-        charge = RewardAdjustmentTransform(
+        penalty = RewardAdjustmentTransform(
             config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY
         )
         compare = KLDivergenceTransform(
             reference, estimator="exact", ref_log_prob_key=REF_LOG_PROB_KEY, kl_key=KL_KEY
         )
-        transform, coef = Compose(*retrieved, compare, charge), (charge, "coef")
+        transform, coef = Compose(*retrieved, compare, penalty), (penalty, "coef")
     else:
         computation = KLComputation(
             "log_prob",
@@ -111,12 +106,8 @@ def retrieve(
             raw_reward_key=RAW_REWARD_KEY,
         )
         transform, coef = Compose(*retrieved, computation), (computation, "coeff")
-    return ReferenceKL(
-        coef,
-        transform,
-        online=config.apply == "step",
-        loss_estimator=loss_estimator,
-    )
+    online = config.apply == "step"
+    return ReferenceKL(coef, config.estimator, config.placement, transform, online=online)
 
 
 def legacy(
@@ -132,4 +123,53 @@ def legacy(
     )
     # It copied what is frozen already; one reference is enough, and it may move.
     transform.reference = reference
-    return ReferenceKL((transform, "coef"), transform, online=config.apply == "step")
+    coef = (transform, "coef")
+    return ReferenceKL(coef, "k1", "reward", transform, online=config.apply == "step")
+
+
+@torch.no_grad()
+def annotate(
+    batch: TensorDictBase, reference: ProbabilisticTensorDictSequential, family: Family
+) -> None:
+    """Write what pi_ref says of a rollout, once for the whole batch.
+
+    Args:
+        batch: [N, T]; gets ``("ref", key)`` for the family's parameters and ``("ref", "log_prob")``
+            [N, T] of the actions that were taken.
+        reference: the frozen policy, of the same family.
+        family: the action distribution.
+    """
+    scored = reference.get_dist_params(batch.select(*reference.in_keys))
+    ref = {key: scored.get(key) for key in family.param_keys}
+    for key, value in ref.items():
+        batch.set(("ref", key), value)
+    batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
+
+
+def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
+    """Take coef * KL from the reward of a rollout, where the environment has not done so.
+
+    Args:
+        batch: [N, T], annotated.
+        kl: how; None leaves the reward alone.
+    """
+    if kl is not None and kl.transform is not None and not kl.online:
+        kl.transform(batch)
+
+
+@torch.no_grad()
+def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
+    """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
+
+    pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
+
+    Returns:
+        ``exact`` (closed form), ``k1``, ``k2``, ``k3``: scalars.
+
+    Raises:
+        NonFiniteError: one of them is NaN or infinite.
+    """
+    policy = {key: batch.get(key) for key in family.param_keys}
+    ref = {key: batch.get(("ref", key)) for key in family.param_keys}
+    log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
+    return mean_kl(family.kl(policy, ref), log_ratio)

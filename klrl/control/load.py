@@ -88,7 +88,7 @@ def load_reference(
             this run's own checkpoint, and the other folder may be gone.
 
     Returns:
-        The frozen policy, and its description for the manifest.
+        The policy, and its description for the manifest.
 
     Raises:
         ConfigError: the policy does not fit this environment or this action distribution.
@@ -106,4 +106,4 @@ def load_reference(
         )
     if folder is not None:
         load_component(folder, which, "agent", reference.modules, torch.device("cpu"))
-    return reference.actor.requires_grad_(False).eval(), told
+    return reference.actor, told

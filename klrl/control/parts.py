@@ -15,13 +15,13 @@ from klrl.config import CheckpointReferenceConfig, Config, KLPENConfig, factory
 from klrl.control.actor import make_agent
 from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
-from klrl.control.kl import ReferenceKL, make_reference_kl
+from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import make_row
 from klrl.control.rollout import Asked, make_rollout
 from klrl.control.update import ControlSteps
-from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
-from klrl.kl.reference import OTHER_RUN, THE_POLICY, freeze, memory_bytes
+from klrl.kl.charge import ReferenceKL
+from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.checkpoint import Counters
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
@@ -58,12 +58,9 @@ class ControlParts(Parts):
         )
         if config.actor.init is not None and before is None:
             load_agent(config.actor.init, self.agent)
-        described = before.get("reference") if before else None
-        self.reference, self.described = self._make_reference(described)
+        self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.modules.to(self.device)
-        self.reference.to(self.device)
-        kl = make_reference_kl(config.kl, self.agent.actor, AnnotatedReference(self.reference))
-        self.kl = None if kl is None else kl.to(self.device)
+        self.kl = self._make_kl()
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config.advantage, self.agent.critic, config.env.reward_scale
         )
@@ -77,16 +74,16 @@ class ControlParts(Parts):
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
-        if self.kl is None:
+        if self.reference is None:
             return {}
-        annotate(batch, self.reference, self.agent.family)
-        if self.kl.transform is not None and not self.kl.online:
-            self.kl.transform(batch)
-        return measure_reference_kl(batch, self.agent.family)
+        annotate(batch, self.reference.module, self.agent.family)
+        charge(batch, self.kl)
+        return measure(batch, self.agent.family)
 
-    def move_reference(self, iteration: int) -> None:
-        """The anchor after this iteration, by its rule."""
-        self.reference_rule.update(self.reference, self.agent.actor, iteration)
+    @property
+    def actor(self) -> ProbabilisticTensorDictSequential:
+        """The live policy."""
+        return self.agent.actor
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
@@ -116,10 +113,6 @@ class ControlParts(Parts):
         )
         return {"eval/return": result.mean, "eval/return_std": result.std}
 
-    def reference_bytes(self) -> int:
-        """A copy of the policy: its parameters and normaliser."""
-        return memory_bytes(self.reference)
-
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
@@ -138,17 +131,26 @@ class ControlParts(Parts):
     def components(self) -> dict[str, Any]:
         """Networks, optimiser, and the reference where there is one."""
         components = {"agent": self.agent.modules, "optimizer": self.learner.steps.optimizer}
-        if self.kl is not None:
-            components["reference"] = self.reference
+        if self.reference is not None:
+            components["reference"] = self.reference.module
         return components
 
-    def _make_reference(
-        self, described: Mapping[str, Any] | None
-    ) -> tuple[ProbabilisticTensorDictSequential, Mapping[str, Any] | None]:
-        """pi_ref, and how to build it again on resume: the policy as it is now needs no telling."""
-        source, config = self.reference_rule.source, self.config.reference
-        if source == OTHER_RUN:
+    def _make_reference(self, described: Mapping[str, Any] | None) -> FrozenReference | None:
+        """pi_ref; ``described`` on resume, where it is another run's policy."""
+        if self.config.kl.name == "none":
+            return None
+
+        def load_other() -> Loaded:
+            config = self.config.reference
             assert isinstance(config, CheckpointReferenceConfig)
             return load_reference(config.path, config.which, self.agent, self._copies, described)
-        assert source == THE_POLICY, source
-        return freeze(self.agent.actor), None
+
+        return FrozenReference.start(self.reference_rule, self.agent.actor, load_other)
+
+    def _make_kl(self) -> ReferenceKL | None:
+        """KL(policy||reference), and with it the reference, on the run's device."""
+        if self.reference is None:
+            return None
+        reference = AnnotatedReference(self.reference.module.to(self.device))
+        kl = make_reference_kl(self.config.kl, self.agent.actor, reference)
+        return None if kl is None else kl.to(self.device)

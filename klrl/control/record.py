@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from tensordict import TensorDictBase
 
-from klrl.control.kl import KL_KEY, RAW_REWARD_KEY, ReferenceKL
+from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
+from klrl.kl.charge import ReferenceKL
 from klrl.runs.checkpoint import Counters
 from klrl.runs.metrics import Row, check_row
 from klrl.train.learner import Learned
@@ -50,7 +51,7 @@ def make_row(
     row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
     if kl is not None:
         row["kl/ref/coef"] = kl.coef
-        if kl.transform is not None:
+        if kl.charges_reward:
             row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
             row["kl/ref/penalty"] = kl.coef * _mean(after.get(KL_KEY))
         if kl.loss_estimator is not None:

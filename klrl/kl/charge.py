@@ -1,4 +1,4 @@
-"""Where KL(policy||reference) is charged: the only minus, and the sums of what is still to come.
+"""Where KL(policy||reference) is charged: who says so, the only minus, the sums still to come.
 
 Pure functions of tensors; KLs are in nats, coefficients in reward units per nat. Which estimator
 may be charged where is :data:`klrl.config.placement.VERDICTS`.
@@ -7,9 +7,112 @@ may be charged where is :data:`klrl.config.placement.VERDICTS`.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from klrl.config.placement import PLACEMENTS
+from klrl.kl.estimators import estimate_kl
+
+
+class ReferenceKL(nn.Module):
+    """KL(policy||reference) of one run: its coefficient, and where it is charged.
+
+    Args:
+        coef: reward per nat, at the start; or where a transform keeps it, that module and the name
+            of its buffer.
+        estimator: what is charged: k1, k2, k3 or exact.
+        placement: where: reward, loss or split.
+        transform: charges the reward of a batch or of an environment's steps; None where nothing
+            is charged there, or another function does it.
+        online: whether the environment applies the transform at every step.
+    """
+
+    def __init__(
+        self,
+        coef: float | tuple[nn.Module, str],
+        estimator: str,
+        placement: str,
+        transform: nn.Module | None = None,
+        *,
+        online: bool = False,
+    ) -> None:
+        super().__init__()
+        self.estimator, self.placement = estimator, placement
+        self.transform, self.online = transform, online
+        if not isinstance(coef, tuple):
+            self.register_buffer("_coef", torch.as_tensor(coef, dtype=torch.float64))
+            coef = (self, "_coef")
+        self._kept = coef
+
+    @property
+    def coef(self) -> float:
+        """Reward per nat: the one number that is charged, recorded, and moved by a controller."""
+        return float(self._coef_tensor)
+
+    @coef.setter
+    def coef(self, value: float) -> None:
+        self._coef_tensor.fill_(value)
+
+    @property
+    def _coef_tensor(self) -> Tensor:
+        # By name: a move to another device replaces a buffer.
+        module, name = self._kept
+        return module.get_buffer(name)
+
+    @property
+    def charges_reward(self) -> bool:
+        """Whether coef * KL is taken from the reward."""
+        return self.placement != "loss"
+
+    @property
+    def loss_estimator(self) -> str | None:
+        """What the loss charges; None where it charges nothing."""
+        return None if self.placement == "reward" else self.estimator
+
+    def shaped(self, reward: Tensor, kl: Tensor) -> Tensor:
+        """:func:`shaped` at this coefficient; the reward itself where it is not charged."""
+        return shaped(reward, kl, self.coef) if self.charges_reward else reward
+
+
+def sampled_kl(
+    estimator: str,
+    log_prob: Tensor,
+    ref_log_prob: Tensor,
+    exact: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """KL(pi_old || pi_ref) of every step of a rollout, in nats; 0 outside the mask.
+
+    Args:
+        estimator: k1, k2, k3 or exact.
+        log_prob: log pi_old of what was done, any shape.
+        ref_log_prob: log pi_ref of it, the same shape.
+        exact: the closed form, the same shape; ``exact`` needs it.
+        mask: bool, the same shape, where steps are real; None: everywhere.
+
+    Raises:
+        ValueError: ``exact`` without one, an unknown estimator, or shapes that differ.
+    """
+    if estimator != "exact":
+        return estimate_kl(log_prob, ref_log_prob, estimator, mask)
+    if exact is None:
+        raise ValueError("estimator=exact: the exact KL is missing")
+    return exact if mask is None else exact.masked_fill(~mask, 0.0)
+
+
+def on_last(score: Tensor, mask: Tensor) -> Tensor:
+    """The reward per token of responses that are scored as a whole: the score on the last token.
+
+    Args:
+        score: one per response [B].
+        mask: bool [B, R], at least one token in every row.
+
+    Returns:
+        [B, R] of the score's dtype, 0 elsewhere.
+    """
+    last = mask.sum(1, keepdim=True) - 1
+    return torch.zeros(mask.shape, dtype=score.dtype, device=score.device).scatter(
+        1, last, score[:, None]
+    )
 
 
 def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:

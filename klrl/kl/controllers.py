@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from klrl.config import (
     AdaptiveControllerConfig,
@@ -18,18 +20,40 @@ from klrl.config import (
 )
 
 
+class HasCoef(Protocol):
+    """Who keeps the coefficient: in a run :class:`klrl.kl.charge.ReferenceKL`."""
+
+    coef: float
+
+
+Coef: TypeAlias = float | HasCoef
+
+
+@dataclass
+class Number:
+    """A coefficient that nobody else keeps."""
+
+    coef: float
+
+
 class FixedKLController:
     """coef stays.
 
     Args:
-        coef: reward per nat.
-
-    Attributes:
-        coef: the coefficient for the next rollout, reward per nat.
+        coef: reward per nat; or who keeps it, and is moved in place.
     """
 
-    def __init__(self, coef: float) -> None:
-        self.coef = float(coef)
+    def __init__(self, coef: Coef) -> None:
+        self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
+
+    @property
+    def coef(self) -> float:
+        """The coefficient for the next rollout, reward per nat."""
+        return self._keeper.coef
+
+    @coef.setter
+    def coef(self, value: float) -> None:
+        self._keeper.coef = value
 
     def update(self, kl: float, n: int = 1) -> float:
         """Take one iteration's result.
@@ -55,7 +79,7 @@ class FixedKLController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take up a checkpoint's state."""
+        """Go on from a checkpoint's state, coefficient included."""
         for name in self.state_dict():
             setattr(self, name, type(getattr(self, name))(state[name]))
 
@@ -73,13 +97,13 @@ class ScheduledKLController(FixedKLController):
         ValueError: an unknown shape, or no frames.
     """
 
-    def __init__(self, coef: float, end: float, frames: int, shape: str = "linear") -> None:
+    def __init__(self, coef: Coef, end: float, frames: int, shape: str = "linear") -> None:
         super().__init__(coef)
         if shape not in ("linear", "cosine"):
             raise ValueError(f"shape={shape}: choose linear or cosine")
         if frames < 1:
             raise ValueError(f"frames={frames}: give a number >= 1")
-        self.start, self.end, self.frames, self.shape = float(coef), float(end), frames, shape
+        self.start, self.end, self.frames, self.shape = self.coef, float(end), frames, shape
         self.seen = 0
 
     def _move(self, kl: float, n: int) -> None:
@@ -101,13 +125,13 @@ class _MultipliedKLController(FixedKLController):
         ValueError: a target of 0, or a start outside the bounds.
     """
 
-    def __init__(self, coef: float, target: float, coef_min: float, coef_max: float) -> None:
+    def __init__(self, coef: Coef, target: float, coef_min: float, coef_max: float) -> None:
         super().__init__(coef)
         if target <= 0:
             raise ValueError(f"target={target}: give nats > 0")
-        if not 0 < coef_min <= coef <= coef_max:
+        if not 0 < coef_min <= self.coef <= coef_max:
             raise ValueError(
-                f"coef={coef}: this controller multiplies it; start it within "
+                f"coef={self.coef}: this controller multiplies it; start it within "
                 f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
             )
         self.target, self.coef_min, self.coef_max = target, coef_min, coef_max
@@ -131,7 +155,7 @@ class AdaptiveKLController(_MultipliedKLController):
 
     def __init__(
         self,
-        coef: float,
+        coef: Coef,
         target: float,
         horizon: float | None = None,
         coef_min: float = 1e-6,
@@ -158,7 +182,7 @@ class DualKLController(_MultipliedKLController):
 
     def __init__(
         self,
-        coef: float,
+        coef: Coef,
         target: float,
         lr: float = 0.1,
         coef_min: float = 1e-6,
@@ -173,23 +197,23 @@ class DualKLController(_MultipliedKLController):
         self._multiply(math.exp(min(max(step, -50.0), 50.0)))
 
 
-def fixed(config: ControllerConfig, coef: float, frames: int) -> FixedKLController:
+def fixed(config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
     """``controller=fixed``."""
     return FixedKLController(coef)
 
 
-def schedule(config: ScheduleControllerConfig, coef: float, frames: int) -> ScheduledKLController:
+def schedule(config: ScheduleControllerConfig, coef: Coef, frames: int) -> ScheduledKLController:
     """``controller=schedule``, over the whole run where it has no frames of its own."""
     return ScheduledKLController(coef, config.end, config.frames or frames, config.shape)
 
 
-def adaptive(config: AdaptiveControllerConfig, coef: float, frames: int) -> AdaptiveKLController:
+def adaptive(config: AdaptiveControllerConfig, coef: Coef, frames: int) -> AdaptiveKLController:
     """``controller=adaptive``."""
     return AdaptiveKLController(
         coef, config.target, config.horizon, config.coef_min, config.coef_max
     )
 
 
-def dual(config: DualControllerConfig, coef: float, frames: int) -> DualKLController:
+def dual(config: DualControllerConfig, coef: Coef, frames: int) -> DualKLController:
     """``controller=dual``."""
     return DualKLController(coef, config.target, config.lr, config.coef_min, config.coef_max)

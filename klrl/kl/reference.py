@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -121,7 +122,66 @@ def adapter_off(config: ReferenceConfig) -> ReferenceRule:
     return ReferenceRule(NO_ADAPTERS)
 
 
-def memory_bytes(reference: nn.Module) -> int:
-    """What a reference holds in memory beside the policy."""
-    tensors = reference.state_dict().values()
-    return sum(value.numel() * value.element_size() for value in tensors)
+#: A frozen policy, and what the manifest holds of it to build its networks again on resume.
+Loaded: TypeAlias = tuple[nn.Module, Mapping[str, Any]]
+
+
+class FrozenReference:
+    """pi_ref of a run: a policy in eval mode and without gradients, and the rule that moves it.
+
+    Args:
+        rule: moves it after an iteration.
+        module: the policy; frozen here, not copied.
+        own: whether the weights are its own; else ``module`` is the live policy, left as it is.
+        checkpointed: whether a checkpoint must hold it.
+        description: what the manifest holds of it, to build it again on resume; None needs none.
+    """
+
+    def __init__(
+        self,
+        rule: ReferenceRule,
+        module: nn.Module,
+        *,
+        own: bool = True,
+        checkpointed: bool = True,
+        description: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.rule, self.module, self.own = rule, module, own
+        self.checkpointed, self.description = checkpointed, description
+        if own:
+            module.requires_grad_(False).eval()
+
+    @classmethod
+    def start(
+        cls,
+        rule: ReferenceRule,
+        policy: nn.Module,
+        load_other: Callable[[], Loaded],
+        *,
+        checkpointed: bool = True,
+    ) -> Self:
+        """The reference as its rule says that it starts.
+
+        Args:
+            rule: of the choice of ``reference``.
+            policy: the live one, as it starts.
+            load_other: another run's policy, called where the rule asks for one.
+            checkpointed: whether a checkpoint must hold it.
+        """
+        if rule.source == NO_ADAPTERS:
+            return cls(rule, policy, own=False, checkpointed=checkpointed)
+        if rule.source == OTHER_RUN:
+            module, description = load_other()
+            return cls(rule, module, checkpointed=checkpointed, description=description)
+        assert rule.source == THE_POLICY, rule.source
+        return cls(rule, freeze(policy), checkpointed=checkpointed)
+
+    def move(self, actor: nn.Module, iteration: int) -> None:
+        """Move it by its rule after an iteration; arguments as :meth:`ReferenceRule.update`."""
+        self.rule.update(self.module, actor, iteration)
+
+    @property
+    def bytes(self) -> int:
+        """What it holds in memory beside the policy."""
+        tensors = self.module.state_dict().values() if self.own else ()
+        return sum(value.numel() * value.element_size() for value in tensors)

@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.config import LANGUAGE, AdvantageConfig, GroupConfig, LanguageConfig, factory
-from klrl.kl.charge import to_go
+from klrl.kl.charge import ReferenceKL, to_go
 from klrl.language.batch import REWARD, SCORE, response_mask
-from klrl.language.kl import CHARGED, TokenKL
+from klrl.language.kl import CHARGED
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
 from klrl.train.advantage import group_advantage, token_gae
@@ -18,7 +18,9 @@ from klrl.train.advantage import group_advantage, token_gae
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 
 
-def make_token_advantage(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage:
+def make_token_advantage(
+    config: LanguageConfig, policy: Policy, kl: ReferenceKL | None
+) -> Advantage:
     """The choice of ``advantage``.
 
     Returns:
@@ -28,7 +30,7 @@ def make_token_advantage(config: LanguageConfig, policy: Policy, kl: TokenKL | N
     return factory("advantage", config.advantage, LANGUAGE)(config, policy, kl)
 
 
-def gae(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage:
+def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
     """``advantage=gae``: per token; arguments as :func:`make_token_advantage`."""
     advantage, value_head = config.advantage, policy.value_head
     assert isinstance(advantage, AdvantageConfig)
@@ -47,7 +49,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage
     return estimate
 
 
-def group(config: LanguageConfig, policy: Policy, kl: TokenKL | None) -> Advantage:
+def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
     """``advantage=group``: against the other responses to the prompt; arguments as above."""
     assert isinstance(config.advantage, GroupConfig)
     baseline, group_size = config.advantage.baseline, config.collector.group_size

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from klrl.config import LANGUAGE, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.kl.measure import measure
-from klrl.language import token_loss as terms
+from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
+from klrl.kl.measure import mean_kl
 from klrl.language.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -28,27 +26,7 @@ EXACT = ("kl", "exact")
 CHARGED = ("next", "kl_penalty")
 
 
-@dataclass
-class TokenKL:
-    """How a language run charges KL(policy||reference): ``kl.*`` but for the reference itself.
-
-    Attributes:
-        coef: reward per nat.
-        estimator: k1, k2, k3 or exact.
-        placement: reward, loss or split.
-    """
-
-    coef: float
-    estimator: str
-    placement: str
-
-    @property
-    def loss_estimator(self) -> str | None:
-        """What the loss charges; None where it charges nothing."""
-        return None if self.placement == "reward" else self.estimator
-
-
-def make_token_kl(config: KLConfig) -> TokenKL | None:
+def make_reference_kl(config: KLConfig) -> ReferenceKL | None:
     """The choice of ``kl``; None for ``kl=none``."""
     return factory("kl", config, LANGUAGE)(config)
 
@@ -57,14 +35,14 @@ def no_kl(config: KLConfig) -> None:
     """``kl=none``: nothing measured, nothing charged."""
 
 
-def legacy(config: LegacyKLConfig) -> TokenKL:
+def legacy(config: LegacyKLConfig) -> ReferenceKL:
     """``kl=legacy``: k1 in the reward."""
-    return TokenKL(float(config.coef), "k1", "reward")
+    return ReferenceKL(config.coef, "k1", "reward")
 
 
-def retrieve(config: RetrieveKLConfig) -> TokenKL:
+def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
     """``kl=retrieve``."""
-    return TokenKL(float(config.coef), config.estimator, config.placement)
+    return ReferenceKL(config.coef, config.estimator, config.placement)
 
 
 @torch.no_grad()
@@ -82,7 +60,7 @@ def annotate(batch: TensorDictBase, policy: NextTokens, reference: NextTokens) -
     batch[EXACT] = exact
 
 
-def charge(batch: TensorDictBase, kl: TokenKL | None) -> None:
+def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     """Write the reward of every token [B, R, 1]: the score on the last, minus coef * KL if charged.
 
     Args:
@@ -91,17 +69,18 @@ def charge(batch: TensorDictBase, kl: TokenKL | None) -> None:
     """
     mask, score = response_mask(batch), batch[SCORE].flatten()
     if kl is None:
-        nothing = torch.zeros(mask.shape, dtype=score.dtype, device=score.device)
-        batch[REWARD] = terms.shaped_reward(score, nothing, mask, 0.0, "loss")
+        batch[REWARD] = on_last(score, mask).unsqueeze(-1)
         return
     log_prob, ref_log_prob = on_response(batch, LOG_PROBS), on_response(batch, REF_LOG_PROBS)
-    applied = terms.sampled_kl(kl.estimator, log_prob, ref_log_prob, batch[EXACT], mask)
+    applied = sampled_kl(kl.estimator, log_prob, ref_log_prob, batch[EXACT], mask)
     batch[CHARGED] = applied.unsqueeze(-1)
-    batch[REWARD] = terms.shaped_reward(score, applied, mask, kl.coef, kl.placement)
+    reward = on_last(score.to(applied.dtype), mask)
+    batch[REWARD] = kl.shaped(reward, applied).unsqueeze(-1)
 
 
-def measure_tokens(batch: TensorDictBase) -> dict[str, Tensor]:
-    """:func:`klrl.kl.measure.measure` of an annotated rollout of language, in nats per token.
+@torch.no_grad()
+def measure(batch: TensorDictBase) -> dict[str, Tensor]:
+    """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per token.
 
     Returns:
         ``exact, k1, k2, k3``, means over valid tokens; with the suffix ``_seq`` sums over a
@@ -111,4 +90,4 @@ def measure_tokens(batch: TensorDictBase) -> dict[str, Tensor]:
         NonFiniteError: one of them is NaN or infinite.
     """
     log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
-    return measure(batch[EXACT], log_ratio, response_mask(batch))
+    return mean_kl(batch[EXACT], log_ratio, response_mask(batch))

@@ -7,20 +7,22 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 from klrl.base.seeds import derived_seed
 from klrl.config import KLPENConfig, LanguageConfig, factory
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
 from klrl.language.evaluate import evaluate_language
-from klrl.language.kl import TokenKL, annotate, charge, make_token_kl, measure_tokens
+from klrl.language.kl import annotate, charge, make_reference_kl, measure
+from klrl.language.load import load_reference
 from klrl.language.model import prompt_limit
 from klrl.language.record import ShownSamples, language_row
-from klrl.language.reference import AdapterOff, checkpointed, make_reference, needs_base
+from klrl.language.reference import Reference, checkpointed, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.start import PROMPTS, look
-from klrl.language.step import LanguageSteps, prompts_at_a_time
 from klrl.language.tasks import make_task
+from klrl.language.update import LanguageSteps, prompts_at_a_time
 from klrl.language.vocabulary import NextTokens
 from klrl.language.weights import Weights, base_digest
 from klrl.runs.checkpoint import Counters, load_component
@@ -44,7 +46,7 @@ class LanguageParts(Parts):
             the preflight failed; nothing was recorded.
     """
 
-    kl: TokenKL | None
+    reference: Reference | None
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, device_of(config.device))
@@ -61,14 +63,12 @@ class LanguageParts(Parts):
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
-        described = before.get("reference") if before else None
-        source = self.reference_rule.source
-        self.reference, self.described = make_reference(config, source, self.policy, described)
+        self.reference = self._make_reference(before.get("reference") if before else None)
         self.sampler = make_sampler(config, self.policy)
         few = self.task.stream(self.policy.causal.tokenizer, self.limit).take(PROMPTS)
         fresh = before is None
         self.ways = look(config, self.policy, self.reference, self.sampler, few, fresh=fresh)
-        self.kl = make_token_kl(config.kl)
+        self.kl = make_reference_kl(config.kl)
         self.estimate_advantage = make_token_advantage(config, self.policy, self.kl)
         charged = None if self.kl is None else self.kl.loss_estimator
         steps = LanguageSteps(config, self.policy, self.ways.policy, self.reference, charged)
@@ -86,14 +86,14 @@ class LanguageParts(Parts):
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
             annotate(batch, policy, self.reference.next_tokens(states, temperature))
-            measured = measure_tokens(batch)
+            measured = measure(batch)
         charge(batch, self.kl)
         return measured
 
-    def move_reference(self, iteration: int) -> None:
-        """The anchor after this iteration, by its rule."""
-        if self.reference is not None and not isinstance(self.reference, AdapterOff):
-            self.reference_rule.update(self.reference.model, self.policy.model, iteration)
+    @property
+    def actor(self) -> nn.Module:
+        """The live model."""
+        return self.policy.model
 
     def row(
         self,
@@ -124,10 +124,6 @@ class LanguageParts(Parts):
         """What the preflight found."""
         return self.ways.lines
 
-    def reference_bytes(self) -> int:
-        """0 with ``reference=adapter_off``."""
-        return 0 if self.reference is None else self.reference.bytes
-
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
@@ -156,6 +152,18 @@ class LanguageParts(Parts):
             "optimizer": self.learner.steps.optimizer,
             "prompts": self.prompts,
         }
-        if self.reference is not None and checkpointed(self.config):
-            components["reference"] = Weights(self.reference.model, whole=True)
+        if self.reference is not None and self.reference.checkpointed:
+            components["reference"] = Weights(self.reference.module, whole=True)
         return components
+
+    def _make_reference(self, described: Mapping[str, Any] | None) -> Reference | None:
+        """pi_ref; ``described`` on resume, where it is another run's model."""
+        config, policy = self.config, self.policy
+        if config.kl.name == "none":
+            return None
+        return Reference.start(
+            self.reference_rule,
+            policy.model,
+            lambda: load_reference(config, policy, described),
+            checkpointed=checkpointed(config),
+        )

@@ -9,9 +9,10 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.config import SamplerConfig
+from klrl.kl.charge import ReferenceKL
 from klrl.kl.estimators import masked_mean
 from klrl.language.batch import REWARD, SCORE, response_mask
-from klrl.language.kl import CHARGED, EXACT, TokenKL
+from klrl.language.kl import CHARGED, EXACT
 from klrl.language.rollout import GOLD, PromptRollout
 from klrl.runs.checkpoint import Counters
 from klrl.runs.metrics import Row, check_row
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def language_row(
     counters: Counters,
     batch: TensorDictBase,
-    kl: TokenKL | None,
+    kl: ReferenceKL | None,
     measured: Mapping[str, torch.Tensor],
     learned: Learned,
     klpen: bool,
@@ -63,7 +64,7 @@ def language_row(
     row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
     if kl is not None:
         row["kl/ref/coef"] = kl.coef
-        if kl.placement != "loss":
+        if kl.charges_reward:
             applied = masked_mean(batch[CHARGED].squeeze(-1).double(), mask)
             row["kl/ref/penalty"] = kl.coef * float(applied)
         if kl.loss_estimator is not None:

@@ -82,8 +82,8 @@ def look(
         batch = sample(policy, sampler, prompts, config, seed=0)
         mine = _layout(config, policy.model, batch)
         theirs = mine
-        if reference is not None and reference.model is not policy.model:
-            theirs = _layout(config, reference.model, batch)
+        if reference is not None and reference.own:
+            theirs = _layout(config, reference.module, batch)
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise

@@ -13,14 +13,15 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
-from klrl.config import JobConfig, LegacyKLConfig, factory
+from klrl.config import JobConfig, factory
 from klrl.domains import Domain, domain_of
+from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
-from klrl.kl.reference import ReferenceRule
+from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
@@ -39,16 +40,6 @@ class Rollout(Protocol):
         """Let go of the environment."""
 
 
-class ChargedKL(Protocol):
-    """KL(policy||reference) of a run: ``coef``, in reward per nat, and what the loss charges."""
-
-    coef: float
-
-    @property
-    def loss_estimator(self) -> str | None:
-        """What the loss charges; None where it charges nothing."""
-
-
 class Parts(ABC):
     """What a domain builds of one run, and how it takes the steps that are its own.
 
@@ -60,25 +51,20 @@ class Parts(ABC):
         kl: KL(policy||reference), None for ``kl=none``.
         learner: the update.
         estimate_advantage: writes the advantages of a rollout.
-        described: what the manifest tells of the reference, to build it again on resume.
-        reference_rule: how the reference moves.
-        controller: moves ``kl.coef``.
+        reference: pi_ref, None for ``kl=none``.
+        reference_rule: what it starts as, and how it moves.
     """
 
-    kl: ChargedKL | None
+    kl: ReferenceKL | None
+    reference: FrozenReference | None
     learner: Learner
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
-    described: Mapping[str, Any] | None
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
         self.device = device
-        coef = config.kl.coef if isinstance(config.kl, LegacyKLConfig) else 0.0
         self.reference_rule: ReferenceRule = factory("reference", config.reference, config.domain)(
             config.reference
         )
-        self.controller: FixedKLController = factory(
-            "controller", config.controller, config.domain
-        )(config.controller, coef, config.frames)
 
     @abstractmethod
     def rollout(self, iteration: int, say: Callable[[str], None]) -> Rollout:
@@ -111,17 +97,14 @@ class Parts(ABC):
     def evaluation(self) -> Row:
         """Play the policy as it is: ``eval/return``, ``eval/return_std``."""
 
+    @property
     @abstractmethod
-    def move_reference(self, iteration: int) -> None:
-        """The reference for the next iteration; ``iteration`` are done."""
+    def actor(self) -> nn.Module:
+        """The live policy, which the reference may follow."""
 
     @abstractmethod
     def components(self) -> dict[str, Any]:
         """What a checkpoint holds beside counters, coefficients and random states, by name."""
-
-    @abstractmethod
-    def reference_bytes(self) -> int:
-        """What the reference holds in memory beside the policy."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
@@ -148,6 +131,7 @@ class Training:
     Attributes:
         domain: of the job.
         parts: what the domain built.
+        controller: moves ``kl.coef`` of the parts.
         counters: iterations and frames (samples) so far.
         recorder: takes rows; there while the run is open.
 
@@ -162,6 +146,10 @@ class Training:
         self.domain: Domain = domain_of(config)
         self.counters = Counters()
         self.parts: Parts = self.domain.parts(config, before)
+        coef = 0.0 if self.parts.kl is None else self.parts.kl
+        self.controller: FixedKLController = factory(
+            "controller", config.controller, config.domain
+        )(config.controller, coef, config.frames)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []
 
@@ -234,11 +222,10 @@ class Training:
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """The reference and its coefficient move once per iteration, for the next one."""
-        kl = self.parts.kl
-        if kl is None:
+        if self.parts.reference is None:
             return
-        self.parts.move_reference(self.counters.iteration)
-        kl.coef = self.parts.controller.update(float(measured["exact"]), n=batch.numel())
+        self.parts.reference.move(self.parts.actor, self.counters.iteration)
+        self.controller.update(float(measured["exact"]), n=batch.numel())
 
     def evaluate(self, row: Row) -> bool:
         """Evaluate when it is due, add the result to the row; whether it is the best so far."""
@@ -282,24 +269,22 @@ class Training:
         components = {
             **self.parts.components(),
             "counters": self.counters,
-            "controller": self.parts.controller,
+            "controller": self.controller,
             "beta": self.parts.learner.beta_rule,
         }
         return Checkpoints(files.checkpoints, components)
 
     def load(self, checkpoints: Checkpoints) -> None:
-        """Go on from ``last``: every component, then what depends on them."""
+        """Go on from ``last``; the controller's state holds ``kl.coef``."""
         checkpoints.load_last(self.parts.device)
-        if self.parts.kl is not None:
-            self.parts.kl.coef = self.parts.controller.coef
 
     def _open(self, stack: ExitStack, files: RunFolder, group: str | None, resume: bool) -> Rollout:
         """Open manifest, record and rollout; the stack closes them."""
-        steps = self.parts.learner.steps
+        steps, reference = self.parts.learner.steps, self.parts.reference
         manifest = files.open(
             self.config,
             device=str(self.parts.device),
-            reference=self.parts.described,
+            reference=None if reference is None else reference.description,
             compile=steps.mode,
         )
         stack.enter_context(keep_status(files, self.config, self.counters))
@@ -327,8 +312,8 @@ class Training:
         lines = [*self.parts.opening_lines()]
         if resume:
             lines.append(f"resumed at {self.counters.frames:,} {self.domain.axis}")
-        if self.parts.kl is not None:
-            name, size = self.config.reference.name, self.parts.reference_bytes()
+        if self.parts.reference is not None:
+            name, size = self.config.reference.name, self.parts.reference.bytes
             lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
         return lines
 

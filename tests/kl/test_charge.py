@@ -20,11 +20,13 @@ import klrl
 from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import AdvantageConfig, GroupConfig, RetrieveKLConfig
 from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient, check_placement
+from klrl.control import kl as control_charge
 from klrl.control.advantage import gae
 from klrl.control.distributions import Categorical
 from klrl.control.kl import make_reference_kl
 from klrl.kl import charge
-from klrl.kl.measure import annotate, measure, measure_reference_kl
+from klrl.kl.controllers import DualKLController
+from klrl.kl.measure import mean_kl
 from klrl.language import advantage as language_advantage
 from klrl.language import kl as language_charge
 from klrl.language.batch import Responses, make_batch, on_full, response_mask, set_scores
@@ -246,7 +248,7 @@ def control(placement: str, estimator: str) -> dict[str, torch.Tensor]:
 
 def language(placement: str, estimator: str) -> dict[str, torch.Tensor]:
     """Through ``charge`` on one response of one token, with padding around it, and its GAE."""
-    kl = language_charge.make_token_kl(settings(placement, estimator))
+    kl = language_charge.make_reference_kl(settings(placement, estimator))
     assert kl is not None
     batch = response(1)
     language_charge.charge(batch, kl)
@@ -295,10 +297,10 @@ def test_control_and_language_charge_the_same(placement: str, estimator: str) ->
 
 def test_control_and_language_measure_the_same() -> None:
     batch, answer = transition(), response(1)
-    annotate(batch, actor(REF_LOGITS), Categorical())
+    control_charge.annotate(batch, actor(REF_LOGITS), Categorical())
     mine, theirs = (
-        measure_reference_kl(batch, Categorical()),
-        language_charge.measure_tokens(answer),
+        control_charge.measure(batch, Categorical()),
+        language_charge.measure(answer),
     )
     assert set(theirs) == {*mine, *(f"{name}_seq" for name in mine)}
     for name in ESTIMATORS:
@@ -310,21 +312,21 @@ def test_measures_by_hand() -> None:
     r, exact = torch.tensor([[0.0, 1.0], [-2.0, 3.0]]), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
     k3 = [0.0, math.exp(-1), math.exp(2) - 3, math.exp(-3) + 2]
     means = {"exact": 3.75, "k1": 0.5, "k2": 1.75, "k3": sum(k3) / 4}
-    found = {name: value.item() for name, value in measure(exact, r).items()}
+    found = {name: value.item() for name, value in mean_kl(exact, r).items()}
     assert found == pytest.approx(means, rel=1e-6)
     mask = torch.tensor([[True, True], [True, False]])
     means = {"exact": 7 / 3, "k1": -1 / 3, "k2": 2.5 / 3, "k3": sum(k3[:3]) / 3}
     sums = {f"{name}_seq": 1.5 * value for name, value in means.items()}
     hidden = [x.masked_fill(~mask, math.nan) for x in (exact, r)]
-    found = {name: value.item() for name, value in measure(*hidden, mask).items()}
+    found = {name: value.item() for name, value in mean_kl(*hidden, mask).items()}
     assert found == pytest.approx({**means, **sums}, rel=1e-6)
     with pytest.raises(NonFiniteError, match="kl/ref/exact is nan; raise kl.coef or lower optim"):
-        measure(*hidden)
+        mean_kl(*hidden)
 
 
 @pytest.mark.parametrize(("placement", "estimator"), PAIRS)
 def test_equal_scores_of_a_group_leave_the_kl_to_go(placement: str, estimator: str) -> None:
-    kl = language_charge.make_token_kl(settings(placement, estimator))
+    kl = language_charge.make_reference_kl(settings(placement, estimator))
     batch = response(2)
     language_charge.charge(batch, kl)
     job = SimpleNamespace(
@@ -349,6 +351,23 @@ def test_the_coefficient_is_kept_once(placement: str, estimator: str) -> None:
     kl.coef = 0.1 + 0.2
     (kept,) = (value for name, value in kl.named_buffers() if "coef" in name)
     assert (kl.coef, kept.item(), kept.dtype) == (0.1 + 0.2, 0.1 + 0.2, DOUBLE)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "exact"])
+def test_a_controller_moves_what_the_transform_charges(estimator: str) -> None:
+    """By an update and by a checkpoint, and after the tensor moved as to another device."""
+    kl = make_reference_kl(settings("reward", estimator), actor(LOGITS), actor(REF_LOGITS))
+    assert kl is not None
+    controller = DualKLController(kl, target=0.2, lr=0.5)
+    controller.update(0.6)
+    kl._apply(torch.clone)
+    for coef in (COEF * math.exp(0.5 * (0.6 / 0.2 - 1)), 0.125):
+        batch = transition()
+        control_charge.charge(batch, kl)
+        expected = SCORE - coef * kl_by_hand(estimator)
+        assert batch["next", "reward"].item() == pytest.approx(expected, abs=1e-12)
+        assert kl.coef == controller.coef == pytest.approx(coef, rel=1e-12)
+        controller.load_state_dict({"coef": 0.125})
 
 
 # ------------------------------------------------------------------------ the table of placements

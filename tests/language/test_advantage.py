@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from klrl.language import token_loss
+from klrl.kl.charge import to_go as to_go_sum
 from klrl.language.batch import response_mask
 from klrl.language.scoring import Layout
 from klrl.language.value_head import ValueHead
@@ -70,7 +70,7 @@ def test_the_kl_enters_after_the_normalisation() -> None:
         ("split", [[root - 0.1, root, 0], [-root, 0, 0]]),
         ("loss", [[root, root, 0], [-root, 0, 0]]),
     ):
-        to_go = token_loss.kl_to_go(kl, mask, placement)
+        to_go = to_go_sum(kl, mask, placement)
         found = group_advantage(score, 2, "normalized", to_go, mask, 0.5)
         torch.testing.assert_close(found, torch.tensor(rows).unsqueeze(-1))
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from klrl.language import token_loss
+from klrl.config.placement import check_placement
+from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
+from klrl.kl.charge import to_go as to_go_sum
 from klrl.language.batch import on_response, response_mask, take_prompts
 from klrl.language.exact import log_probs_and_exact_kl
 from klrl.language.scoring import Layout
@@ -47,10 +49,10 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
     mask, layout = response_mask(batch), Layout(GROUP, shared, "")
     pair = [layout.next_tokens(m, batch, 0.7) for m in (model, reference)]
     log_prob, ref, exact = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask)
-    kl = token_loss.sampled_kl(estimator, log_prob, ref, exact, mask)
-    reward = token_loss.shaped_reward(SCORES, kl, mask, COEF, placement)
-    to_go = token_loss.kl_to_go(kl, mask, placement)
-    assert reward.shape == (9, 8, 1)
+    kl = sampled_kl(estimator, log_prob, ref, exact, mask)
+    reward = ReferenceKL(COEF, estimator, placement).shaped(on_last(SCORES, mask), kl)
+    to_go = to_go_sum(kl, mask, placement)
+    assert reward.shape == (9, 8)
     for row, expected in enumerate(by_hand(model, reference, batch, estimator, 0.7)):
         n = len(expected)
         close = {"atol": 1e-5, "rtol": 2e-6}
@@ -59,7 +61,7 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
         shaped[-1] = SCORES[row]
         if placement != "loss":
             shaped = shaped - COEF * expected
-        torch.testing.assert_close(reward[row, :n, 0].double(), shaped, **close)
+        torch.testing.assert_close(reward[row, :n].double(), shaped, **close)
         assert not reward[row, n:].any()
         first = {"reward": 0, "split": 1, "loss": n}[placement]
         left = [expected[t + first :].sum() for t in range(n)]
@@ -78,7 +80,7 @@ def test_mean_kl_is_invariant_to_padding_split_and_order(shared) -> None:
             mask = response_mask(batch)
             pair = [layout.next_tokens(m, batch, 0.7) for m in (model, reference)]
             terms = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask)
-            kl.append(token_loss.sampled_kl("k3", *terms, mask)[mask])
+            kl.append(sampled_kl("k3", *terms, mask)[mask])
             masks.append(mask.sum())
         return float(torch.cat(kl).detach().sum() / sum(masks))
 
@@ -98,7 +100,7 @@ def test_what_padding_holds_reaches_nothing() -> None:
     mask = torch.tensor([[True, False]])
     log_prob = torch.tensor([[-1.0, torch.nan]], requires_grad=True)
     bad = torch.tensor([[-2.0, torch.inf]])
-    kl = [token_loss.sampled_kl(e, log_prob, bad, bad, mask) for e in ESTIMATORS]
+    kl = [sampled_kl(e, log_prob, bad, bad, mask) for e in ESTIMATORS]
     torch.stack(kl).sum().backward()
     assert all(term[0, 1] == 0 for term in kl)
     assert log_prob.grad.isfinite().all()
@@ -117,13 +119,13 @@ def test_what_padding_holds_reaches_nothing() -> None:
 )
 def test_wrong_pairs_are_refused(placement, estimator, words) -> None:
     with pytest.raises(ValueError, match=words):
-        token_loss.check_placement(placement, estimator)
+        check_placement(placement, estimator)
 
 
 def test_exact_without_an_exact_kl_is_refused() -> None:
     zero, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match="the exact KL is missing"):
-        token_loss.sampled_kl("exact", zero, zero, None, mask)
+        sampled_kl("exact", zero, zero, None, mask)
 
 
 def test_the_shaped_reward_agrees_with_the_transform_family() -> None:
@@ -149,6 +151,7 @@ def test_the_shaped_reward_agrees_with_the_transform_family() -> None:
         ref_log_probs_full_key=("ref_log_probs", "full"),
         coeff=COEF,
     )(batch)
-    mine = token_loss.shaped_reward(SCORES, log_prob - ref, mask, COEF, "reward")
-    torch.testing.assert_close(out["next", "reward"][:, width:], mine.detach())
+    kl = sampled_kl("k1", log_prob, ref, mask=mask)
+    mine = ReferenceKL(COEF, "k1", "reward").shaped(on_last(SCORES, mask), kl)
+    torch.testing.assert_close(out["next", "reward"][:, width:, 0], mine.detach())
     assert not on_response(batch, ("next", "log_probs", "full"))[~mask].any()

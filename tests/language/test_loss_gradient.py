@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from klrl.config.placement import check_placement
+from klrl.kl.charge import sampled_kl
+from klrl.kl.charge import to_go as to_go_sum
 from klrl.kl.estimators import estimate_kl
-from klrl.language import token_loss
 from klrl.losses.functional import sequence
 from klrl.losses.policy import ClipLoss, KLPENLoss, Scored
 from klrl.train.advantage import group_advantage
@@ -69,8 +71,8 @@ def per_token(lp, old_lp, advantage, gain="surrogate", estimator=None, ref_lp=No
 def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
     """The mean over responses of pi_old of the loss that the parts make up."""
     lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
-    kl = token_loss.sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
-    advantage = RETURNS[:, None] - COEF * token_loss.kl_to_go(kl, ALL, placement)
+    kl = sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
+    advantage = RETURNS[:, None] - COEF * to_go_sum(kl, ALL, placement)
     measured = per_token(lp, old_lp, advantage, gain, estimator, ref_lp, exact_kl(theta, ref))
     loss = -measured["gain"]
     if placement != "reward":
@@ -123,7 +125,7 @@ def test_group_advantages_gradient_is_the_objectives_on_average() -> None:
     total = torch.zeros((), dtype=torch.float64)
     for i, j in itertools.product(range(len(PATHS)), repeat=2):
         pair = torch.tensor([i, j])
-        to_go = token_loss.kl_to_go((old - log_ref)[pair], ALL[pair], "reward")
+        to_go = to_go_sum((old - log_ref)[pair], ALL[pair], "reward")
         advantage = group_advantage(
             RETURNS[pair].double(), 2, "leave_one_out", to_go, ALL[pair], COEF
         ).squeeze(-1)
@@ -150,13 +152,13 @@ def on_policy_error(estimator, placement):
     [("reward", "k1"), ("split", "exact"), *(("loss", name) for name in ESTIMATORS)],
 )
 def test_the_pairs_that_pass_have_the_gradient_they_claim(placement, estimator) -> None:
-    token_loss.check_placement(placement, estimator)
+    check_placement(placement, estimator)
     assert on_policy_error(estimator, placement) < 1e-12
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
 def test_a_biased_pair_is_wrong_and_passes_on_request_only(estimator) -> None:
     with pytest.raises(ValueError, match="gradient is wrong"):
-        token_loss.check_placement("reward", estimator)
-    token_loss.check_placement("reward", estimator, allow_biased=True)
+        check_placement("reward", estimator)
+    check_placement("reward", estimator, allow_biased=True)
     assert on_policy_error(estimator, "reward") > 0.05

@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from klrl.control.evaluate import Evaluation
 from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
 from klrl.control.record import make_row
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, recorded_domain
+from klrl.kl.charge import ReferenceKL
 from klrl.language.batch import Responses, make_batch
 from klrl.language.evaluate import LanguageEvaluation
 from klrl.language.kl import CHARGED
@@ -41,7 +41,7 @@ from tests.report.toys import Page, rows_of, write_run
 # --------------------------------------------------------------------------------- declarations
 
 LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
-KL = SimpleNamespace(coef=0.5, transform=object(), loss_estimator="k3", placement="split")
+KL = ReferenceKL(0.5, "k3", "split")
 ESTIMATES = ("exact", "k1", "k2", "k3")
 
 

@@ -9,7 +9,15 @@ import torch
 
 import klrl
 from klrl.control.mlp import ObservationNormalizer
-from klrl.kl.reference import EMAReference, PeriodicReference, freeze
+from klrl.kl.reference import (
+    NO_ADAPTERS,
+    OTHER_RUN,
+    EMAReference,
+    FrozenReference,
+    PeriodicReference,
+    ReferenceRule,
+    freeze,
+)
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
@@ -38,6 +46,38 @@ def test_periodic_copies_when_it_is_due() -> None:
     for iteration, same_as in ((1, kept), (2, kept), (3, actor)):
         rule.update(reference, actor, iteration)
         assert torch.equal(reference[1].weight, same_as[1].weight), iteration
+
+
+def test_a_reference_starts_as_its_rule_says() -> None:
+    policy, other = network(), network()
+    made = FrozenReference.start(EMAReference(0.5), policy, pytest.fail)
+    assert made.module is not policy
+    assert torch.equal(made.module[1].weight, policy[1].weight)
+    assert made.bytes == 8 * (1 + 2 + 2) + 4 * (2 + 2 + 2 + 1), "statistics; what acts"
+    made = FrozenReference.start(ReferenceRule(OTHER_RUN), policy, lambda: (other, {"a": 1}))
+    assert made.module is other
+    assert made.description == {"a": 1}
+    for reference in (made, FrozenReference.start(ReferenceRule(), policy, pytest.fail)):
+        modules, parameters = reference.module.modules(), reference.module.parameters()
+        assert not any(module.training for module in modules)
+        assert not any(parameter.requires_grad for parameter in parameters)
+    live = FrozenReference.start(ReferenceRule(NO_ADAPTERS), policy, pytest.fail)
+    assert live.module is policy
+    assert live.bytes == 0
+    assert policy.training
+    assert policy[1].weight.requires_grad, "the policy is to be trained"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
+@pytest.mark.parametrize("apply", ["rollout", "step"])
+def test_a_reference_stays_frozen_through_a_run(mode: str, apply: str, settings) -> None:
+    words = ("reference=ema", f"kl={mode}", f"kl.apply={apply}", "frames=192", "kl.coef=0.5")
+    training = Training(settings(*words))
+    training.train(RunFolder(Path("run")))
+    module = training.parts.reference.module
+    assert not any(part.training for part in module.modules())
+    assert not any(p.requires_grad or p.grad is not None for p in module.parameters())
 
 
 @pytest.mark.parametrize("mode", ["legacy", "retrieve"])
@@ -71,7 +111,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
     stopped.load(stopped.checkpoints(RunFolder(Path("run"))))
     rows = rows_of(Path("run"))
-    assert stopped.parts.kl.coef == stopped.parts.controller.coef != 0.5
+    assert stopped.parts.kl.coef == stopped.controller.coef != 0.5
     exits("resume=run", "frames=256")
     after = rows_of(Path("run"))
     assert timeless(after[:3]) == timeless(rows)
@@ -107,7 +147,7 @@ def test_actor_init_starts_from_a_trained_policy_with_its_normaliser(capsys) -> 
     start = Training(config)
     for name, value in trained.state_dict().items():
         assert torch.equal(start.parts.agent.actor.state_dict()[name], value), name
-        assert torch.equal(start.parts.reference.state_dict()[name], value), name
+        assert torch.equal(start.parts.reference.module.state_dict()[name], value), name
     assert start.parts.agent.normalizer.count == 512
     capsys.readouterr()
     assert exits(*QUICK, "actor.init=trained", "actor.hidden=[5]") == 2

@@ -261,12 +261,12 @@ def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(se
     second.load(second.checkpoints(RunFolder(Path("run"))))
     for mine, theirs in (
         (first.parts.agent.modules, second.parts.agent.modules),
-        (first.parts.reference, second.parts.reference),
+        (first.parts.reference.module, second.parts.reference.module),
     ):
         for name, value in mine.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name
     assert first.parts.agent.normalizer.count == second.parts.agent.normalizer.count == 256
-    assert second.parts.reference.state_dict() is not first.parts.reference.state_dict()
+    assert second.parts.reference.module is not first.parts.reference.module
     moments = [e.parts.learner.steps.optimizer.state_dict()["exp_avg"] for e in (first, second)]
     assert torch.equal(*moments)
     assert float(moments[0].abs().max()) > 0
@@ -288,7 +288,7 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     policy = klrl.load_policy("ref")
     from klrl.train.loop import Training
 
-    reference = Training(stored_config(Path("run"))).parts.reference
+    reference = Training(stored_config(Path("run"))).parts.reference.module
     assert all(
         torch.equal(a, b)
         for a, b in zip(policy.state_dict().values(), reference.state_dict().values(), strict=True)
@@ -307,7 +307,7 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     resumed.load(resumed.checkpoints(RunFolder(Path("run"))))
     assert describe_policy(stored_config(Path("run")))["normalize"] is True
     for name, value in policy.state_dict().items():
-        assert torch.equal(resumed.parts.reference.state_dict()[name], value), name
+        assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name
 
 
 def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None:

@@ -16,9 +16,8 @@ from torchrl.modules import ProbabilisticActor, TanhNormal
 from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
 from klrl.control.actor import make_agent
 from klrl.control.env import make_env
-from klrl.control.kl import make_reference_kl
+from klrl.control.kl import annotate, make_reference_kl, measure
 from klrl.kl import KLComputation, KLRewardTransform, RetrieveLogProb, estimate_kl, freeze
-from klrl.kl.measure import annotate, measure_reference_kl
 
 COEF = 0.5
 ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "mlp")]
@@ -161,7 +160,7 @@ def test_measured_kls_are_those_of_torchs_distributions() -> None:
     agent, reference, config = moved_agent("Pendulum-v1", "tanh_normal")
     batch = rollout(config, agent.actor)
     annotate(batch, reference, agent.family)
-    measured = measure_reference_kl(batch, agent.family)
+    measured = measure(batch, agent.family)
     ref = reference.get_dist_params(batch.select("observation"))
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, ref)]
     exact = torch.distributions.kl_divergence(*dists).mean()
