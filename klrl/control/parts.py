@@ -97,14 +97,13 @@ class ControlParts(Parts):
 
     def evaluation(self) -> Row:
         """Deterministic episodes in fresh environments."""
-        result = evaluate_policy(
+        return evaluate_policy(
             self.agent,
             self.config.env,
             episodes=self.config.eval.episodes,
             seed=derived_seed(self.config.seed, "eval"),
             device=self.device,
-        )
-        return {"eval/return": result.mean, "eval/return_std": result.std}
+        ).row
 
     # --------------------------------------------------------------------------------- parts
 

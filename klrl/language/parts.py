@@ -13,7 +13,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig, factory
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
-from klrl.language.evaluate import evaluate_language
+from klrl.language.evaluate import evaluate_policy
 from klrl.language.kl import annotate, charge, make_reference_kl, measure
 from klrl.language.load import load_reference
 from klrl.language.model import prompt_limit
@@ -104,10 +104,9 @@ class LanguageParts(Parts):
     def evaluation(self) -> Row:
         """Greedy responses to the evaluation split."""
         config = self.config
-        found = evaluate_language(
+        return evaluate_policy(
             config, self.policy, self.task, episodes=config.eval.episodes, limit=self.limit
-        )
-        return found.row
+        ).row
 
     def callbacks(self) -> Sequence[Callback]:
         """Shows some responses."""

@@ -16,13 +16,11 @@ from tensordict import TensorDict
 import klrl
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
-from klrl.control.evaluate import Evaluation
 from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain, recorded_domain
 from klrl.kl.charge import ReferenceKL
 from klrl.language.batch import Responses, make_batch
-from klrl.language.evaluate import LanguageEvaluation
 from klrl.language.kl import CHARGED
 from klrl.language.record import rewards_of as language_rewards
 from klrl.language.rollout import GOLD
@@ -35,6 +33,7 @@ from klrl.runs.progress import Progress
 from klrl.runs.record import recording, summary
 from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
+from klrl.train.evaluate import Evaluation
 from klrl.train.learner import Learned
 from klrl.train.row import Rewards, make_row
 from tests.report.toys import Page, rows_of, write_run
@@ -72,7 +71,7 @@ def control_row() -> dict[str, float]:
     measured = {name: torch.tensor(0.1) for name in ESTIMATES}
     row = row_of(CONTROL, batch, control_rewards(batch, KL), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
-    return row | Evaluation([1.0, 3.0]).row
+    return row | Evaluation([1.0, 3.0], CONTROL, "deterministic").row
 
 
 def responses() -> TensorDict:
@@ -95,7 +94,7 @@ def words_row() -> dict[str, float]:
     row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
-    return row | LanguageEvaluation([1.0], [0.5]).row
+    return row | Evaluation([1.0], LANGUAGE, "greedy", [0.5]).row
 
 
 @pytest.mark.parametrize("domain, row", [(CONTROL, control_row), (LANGUAGE, words_row)])
