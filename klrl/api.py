@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Callback
-    from klrl.train.evaluate import Evaluated
+    from klrl.train.evaluate import Evaluation
 
 #: Hydra composes in state of the process's.
 _composing = threading.Lock()
@@ -113,7 +113,7 @@ class Run(os.PathLike[str]):
 
         return load_policy(self.folder, which, device)
 
-    def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluated:
+    def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluation:
         """Play the policy; arguments as :func:`klrl.train.evaluate.evaluate_run`.
 
         Args:

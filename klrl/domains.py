@@ -28,6 +28,7 @@ class Domain:
         score: what that return is called.
         evaluation: what an evaluation is called.
         digits: significant ones of a score, for people.
+        plays: episodes (responses) of an evaluation from the command line.
         does: what it does -> "module:function".
     """
 
@@ -38,6 +39,7 @@ class Domain:
     score: str
     evaluation: str
     digits: int
+    plays: int
     does: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -76,12 +78,13 @@ CONTROL = Domain(
     score="return",
     evaluation="evaluation",
     digits=5,
+    plays=20,
     does={
         "preflight": "klrl.control.preflight:check_control",
         "parts": "klrl.control.parts:ControlParts",
         "load": "klrl.control.load:trained_actor",
         "on_task": "klrl.control.other_task:control_on_task",
-        "evaluate": "klrl.control.evaluate:evaluate_control_run",
+        "evaluate": "klrl.control.evaluate:evaluate_trained",
     },
 )
 LANGUAGE = Domain(
@@ -92,12 +95,13 @@ LANGUAGE = Domain(
     score="reward",
     evaluation="greedy evaluation",
     digits=4,
+    plays=512,
     does={
         "preflight": "klrl.language.preflight:check_language",
         "parts": "klrl.language.parts:LanguageParts",
         "load": "klrl.language.load:trained_causal_lm",
         "on_task": "klrl.language.other_task:language_on_task",
-        "evaluate": "klrl.language.evaluate:evaluate_language_run",
+        "evaluate": "klrl.language.evaluate:evaluate_trained",
     },
 )
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}

@@ -26,6 +26,8 @@ from typing import Any
 
 import pytest
 import torch
+from klrl.control.step_learner import Learner
+from klrl.language.step import LanguageLearner
 from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -45,7 +47,6 @@ from klrl.control.mlp import PolicyNet, ValueNet
 from klrl.control.networks import Networks
 from klrl.control.parts import ControlParts
 from klrl.control.step import Columns, Problem, loss_terms
-from klrl.control.step_learner import Learner
 from klrl.kl.measure import AnnotatedReference
 from klrl.kl.reference import freeze
 from klrl.language import batch as layout
@@ -56,7 +57,6 @@ from klrl.language.policy import Policy
 from klrl.language.reference import CopiedReference
 from klrl.language.rollout import STATES
 from klrl.language.scoring import Layout
-from klrl.language.step import LanguageLearner
 from klrl.language.value_head import ValueHead
 from klrl.runs.checkpoint import Counters
 from klrl.train.learner import Learned

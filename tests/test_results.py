@@ -223,13 +223,14 @@ def test_runs_are_grouped_by_label_and_ordered_by_seed() -> None:
 
 def test_evaluations_are_kept(tmp_path, monkeypatch) -> None:
     from benchmarks.shipped.sweeps import Plays
-    from klrl.control.evaluate import Evaluation
+    from klrl.domains import CONTROL
+    from klrl.train.evaluate import Evaluation
 
     asked = []
 
     def play(path, words, *, episodes, sampled):
         asked.append((path, tuple(words)))
-        return Evaluation([2.0] * episodes)
+        return Evaluation([2.0] * episodes, CONTROL, "deterministic")
 
     monkeypatch.setattr("klrl.train.evaluate.evaluate_run", play)
     run = read_run(write_run(tmp_path / "run", **ENDED))

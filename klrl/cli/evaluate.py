@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 from klrl.cli.wrapper import Parser, execute
+from klrl.domains import CONTROL, LANGUAGE
 
 
 def evaluate_command(argv: list[str]) -> int:
@@ -50,8 +51,6 @@ def evaluate_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    from klrl.train.evaluate import EPISODES, RESPONSES
-
     made = Parser(
         prog="klrl evaluate",
         description="Play a run's policy; a language policy answers its evaluation split.",
@@ -59,7 +58,7 @@ def parser() -> Parser:
     made.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
     made.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=other)
-    many = f"how many (default {EPISODES} episodes, {RESPONSES} responses)"
+    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     made.add_argument("--episodes", type=_positive, default=None, help=many)
     made.add_argument(
         "--sampled", action="store_true", help="language: sample as in training, else greedy"

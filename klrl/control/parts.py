@@ -11,22 +11,22 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.base.seeds import derived_seed
-from klrl.config import CheckpointReferenceConfig, Config, KLPENConfig, factory
+from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.control.actor import make_agent
 from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
-from klrl.control.record import make_row
+from klrl.control.record import rewards_of
 from klrl.control.rollout import Asked, make_rollout
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.reference import FrozenReference, Loaded
-from klrl.runs.checkpoint import Counters
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
-from klrl.train.learner import Learned, Learner
+from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rollout
+from klrl.train.row import Rewards
 
 
 class ControlParts(Parts):
@@ -90,28 +90,19 @@ class ControlParts(Parts):
         if self.agent.normalizer is not None:
             self.agent.normalizer.update(batch.get("observation"))
 
-    def row(
-        self,
-        counters: Counters,
-        batch: TensorDictBase,
-        measured: Mapping[str, torch.Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``."""
-        klpen = isinstance(self.config.loss, KLPENConfig)
-        return make_row(counters, batch, self.kl, measured, learned, klpen, seconds)
+    def rewards(self, batch: TensorDictBase) -> Rewards:
+        """What a row tells of a charged rollout."""
+        return rewards_of(batch, self.kl)
 
     def evaluation(self) -> Row:
         """Deterministic episodes in fresh environments."""
-        result = evaluate_policy(
+        return evaluate_policy(
             self.agent,
             self.config.env,
             episodes=self.config.eval.episodes,
             seed=derived_seed(self.config.seed, "eval"),
             device=self.device,
-        )
-        return {"eval/return": result.mean, "eval/return_std": result.std}
+        ).row
 
     # --------------------------------------------------------------------------------- parts
 

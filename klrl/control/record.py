@@ -1,63 +1,23 @@
-"""One line of metrics.jsonl of a control run."""
+"""What a row of a control run tells of its rollout."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from tensordict import TensorDictBase
 
 from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
 from klrl.kl.charge import ReferenceKL
-from klrl.runs.checkpoint import Counters
-from klrl.runs.metrics import Row, check_row
-from klrl.train.learner import Learned
-from klrl.train.row import learned_row
+from klrl.runs.metrics import Row
+from klrl.train.row import Rewards
 
 
-def make_row(
-    counters: Counters,
-    batch: TensorDictBase,
-    kl: ReferenceKL | None,
-    measured: Mapping[str, torch.Tensor],
-    learned: Learned,
-    klpen: bool,
-    seconds: float,
-) -> Row:
-    """One line of ``metrics.jsonl``; names and units in :mod:`klrl.runs.metrics`.
-
-    Args:
-        counters: of the iteration that was just done.
-        batch: its rollout [N, T], charged.
-        kl: KL(policy||reference) of the run, None for ``kl=none``.
-        measured: that KL of the rollout by every estimator.
-        learned: what the update gave.
-        klpen: whether the loss has a beta.
-        seconds: what the iteration took.
-    """
+def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
+    """Rewards and episodes of a rollout [N, T], charged as ``kl`` says; None for ``kl=none``."""
     after = batch.get("next")
-    shaped = _mean(after.get("reward"))
-    row: Row = {
-        "iteration": counters.iteration,
-        "frames": counters.frames,
-        "reward/raw": shaped,
-        "reward/shaped": shaped,
-        "kl/ref/coef": 0.0,
-        "kl/ref/penalty": 0.0,
-        **learned_row(learned, klpen),
-        "time/iteration": seconds,
-        "time/frames_per_second": batch.numel() / seconds,
-    }
-    row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
-    if kl is not None:
-        row["kl/ref/coef"] = kl.coef
-        if kl.charges_reward:
-            row["reward/raw"] = _mean(after.get(RAW_REWARD_KEY))
-            row["kl/ref/penalty"] = kl.coef * _mean(after.get(KL_KEY))
-        if kl.loss_estimator is not None:
-            row["loss/kl_ref"] = learned.kl_ref
-    row.update(_episodes(after))
-    return check_row(row)
+    shaped, own = _mean(after.get("reward")), _episodes(after)
+    if kl is None or not kl.charges_reward:
+        return Rewards(shaped, shaped, 0.0, own)
+    return Rewards(_mean(after.get(RAW_REWARD_KEY)), shaped, _mean(after.get(KL_KEY)), own)
 
 
 def _mean(value: torch.Tensor) -> float:

@@ -10,14 +10,14 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.base.seeds import derived_seed
-from klrl.config import KLPENConfig, LanguageConfig, factory
+from klrl.config import LanguageConfig, factory
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
-from klrl.language.evaluate import evaluate_language
+from klrl.language.evaluate import evaluate_policy
 from klrl.language.kl import annotate, charge, make_reference_kl, measure
 from klrl.language.load import load_reference
 from klrl.language.model import prompt_limit
-from klrl.language.record import ShownSamples, language_row
+from klrl.language.record import ShownSamples, rewards_of
 from klrl.language.reference import Reference, checkpointed, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.start import PROMPTS, look
@@ -25,13 +25,14 @@ from klrl.language.tasks import make_task
 from klrl.language.update import LanguageSteps, prompts_at_a_time
 from klrl.language.vocabulary import NextTokens
 from klrl.language.weights import Weights, base_digest
-from klrl.runs.checkpoint import Counters, load_component
+from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
-from klrl.train.learner import Learned, Learner
+from klrl.train.learner import Learner
 from klrl.train.loop import Parts
+from klrl.train.row import Rewards
 
 
 class LanguageParts(Parts):
@@ -95,25 +96,16 @@ class LanguageParts(Parts):
         """The live model."""
         return self.policy.model
 
-    def row(
-        self,
-        counters: Counters,
-        batch: TensorDictBase,
-        measured: Mapping[str, torch.Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``."""
-        klpen = isinstance(self.config.loss, KLPENConfig)
-        return language_row(counters, batch, self.kl, measured, learned, klpen, seconds)
+    def rewards(self, batch: TensorDictBase) -> Rewards:
+        """What a row tells of a charged rollout."""
+        return rewards_of(batch, self.kl)
 
     def evaluation(self) -> Row:
         """Greedy responses to the evaluation split."""
         config = self.config
-        found = evaluate_language(
+        return evaluate_policy(
             config, self.policy, self.task, episodes=config.eval.episodes, limit=self.limit
-        )
-        return found.row
+        ).row
 
     def callbacks(self) -> Sequence[Callback]:
         """Shows some responses."""

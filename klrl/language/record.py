@@ -1,4 +1,4 @@
-"""What a language run writes: a row per iteration, and some responses to look at."""
+"""What a language run writes: what a row tells of its rollout, and some responses to look at."""
 
 from __future__ import annotations
 
@@ -15,63 +15,34 @@ from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.kl import CHARGED, EXACT
 from klrl.language.rollout import GOLD, PromptRollout
 from klrl.runs.checkpoint import Counters
-from klrl.runs.metrics import Row, check_row
+from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
-from klrl.train.learner import Learned
-from klrl.train.row import learned_row
+from klrl.train.row import Rewards
 
 if TYPE_CHECKING:
     from klrl.train.callbacks import Loop
 
 
-def language_row(
-    counters: Counters,
-    batch: TensorDictBase,
-    kl: ReferenceKL | None,
-    measured: Mapping[str, torch.Tensor],
-    learned: Learned,
-    klpen: bool,
-    seconds: float,
-) -> Row:
-    """One line of ``metrics.jsonl``; names and units in :mod:`klrl.runs.metrics`.
-
-    Args:
-        counters: of the iteration that was just done.
-        batch: its rollout [B], charged.
-        kl: how KL(policy||reference) is charged, None for ``kl=none``.
-        measured: that KL by every estimator.
-        learned: what the update gave.
-        klpen: whether the loss has a beta.
-        seconds: what the iteration took.
-    """
+def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
+    """Rewards and responses of a rollout [B], charged as ``kl`` says; None for ``kl=none``."""
     mask = response_mask(batch)
     score, tokens = batch[SCORE].flatten().double(), int(mask.sum())
-    row: Row = {
-        "iteration": counters.iteration,
-        "samples": counters.frames,
+    own: Row = {
         "reward/episode": float(score.mean()),
         "reward/episode_length": tokens / len(batch),
         "reward/episodes": len(batch),
         "reward/truncated": float(batch["next", "truncated"].double().mean()),
-        "reward/raw": float(score.sum()) / tokens,
-        "reward/shaped": float(masked_mean(batch[REWARD].squeeze(-1).double(), mask)),
-        "kl/ref/coef": 0.0,
-        "kl/ref/penalty": 0.0,
-        **learned_row(learned, klpen),
-        "time/iteration": seconds,
-        "time/samples_per_second": len(batch) / seconds,
     }
-    row.update({f"kl/ref/{name}": float(value) for name, value in measured.items()})
-    if kl is not None:
-        row["kl/ref/coef"] = kl.coef
-        if kl.charges_reward:
-            applied = masked_mean(batch[CHARGED].squeeze(-1).double(), mask)
-            row["kl/ref/penalty"] = kl.coef * float(applied)
-        if kl.loss_estimator is not None:
-            row["loss/kl_ref"] = learned.kl_ref
     if GOLD in batch.keys(include_nested=True):
-        row["reward/gold"] = float(batch[GOLD].double().mean())
-    return check_row(row)
+        own["reward/gold"] = float(batch[GOLD].double().mean())
+    raw, shaped = float(score.sum()) / tokens, _mean(batch[REWARD], mask)
+    charged = kl is not None and kl.charges_reward
+    return Rewards(raw, shaped, _mean(batch[CHARGED], mask) if charged else 0.0, own)
+
+
+def _mean(value: torch.Tensor, mask: torch.Tensor) -> float:
+    """Mean over valid tokens of [B, R, 1], in float64."""
+    return float(masked_mean(value.squeeze(-1).double(), mask))
 
 
 class ShownSamples(Callback):

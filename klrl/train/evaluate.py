@@ -1,31 +1,86 @@
-"""Play the policy of a run, whatever its domain."""
+"""Play a policy until there are enough scores, whatever its domain. Imports no torch by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from klrl.base.errors import ConfigError
+from klrl.base.seeds import derived_seed
+from klrl.config.checks import check_device_name
+from klrl.domains import Domain, domain_of
+from klrl.runs.find import find_run
+from klrl.runs.machine import device_of
+from klrl.runs.metrics import Row, number
+from klrl.runs.other_task import config_on_task
 
-#: Played by default, of a control run and of a language run.
-EPISODES, RESPONSES = 20, 512
+
+class Scores(NamedTuple):
+    """Of some episodes (responses): the score of each, and the gold score where there is one."""
+
+    returns: list[float]
+    gold: Sequence[float] = ()
 
 
-class Evaluated(Protocol):
-    """What an evaluation gives, of either domain."""
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy scored.
+
+    Attributes:
+        returns: unshaped return (reward) of each episode (response), in no order.
+        domain: of the policy.
+        how: how it played: deterministic, greedy, or sampled at a temperature.
+        gold: the gold score of each, where it is not the reward.
+    """
+
+    returns: list[float]
+    domain: Domain
+    how: str
+    gold: Sequence[float] = ()
 
     @property
-    def returns(self) -> list[float]:
-        """One number per episode (response)."""
+    def mean(self) -> float:
+        """Mean return."""
+        return statistics.fmean(self.returns)
 
     @property
-    def row(self) -> dict[str, float]:
-        """``eval/return`` and its kin."""
+    def std(self) -> float:
+        """Standard deviation over the episodes (population)."""
+        return statistics.pstdev(self.returns)
+
+    @property
+    def row(self) -> Row:
+        """``eval/return``, ``eval/return_std``, ``eval/gold`` where there is one."""
+        row: Row = {"eval/return": self.mean, "eval/return_std": self.std}
+        return {**row, "eval/gold": statistics.fmean(self.gold)} if self.gold else row
 
     @property
     def told(self) -> str:
         """For a person to read."""
+        row, domain = self.row, self.domain
+        value, std = (number(row[key], domain.digits) for key in ("eval/return", "eval/return_std"))
+        gold = f", gold {number(row['eval/gold'], domain.digits)}" if "eval/gold" in row else ""
+        played = f"{len(self.returns)} {self.how} {domain.episode}s"
+        return f"{domain.score} {value} +- {std}{gold} over {played}"
+
+
+def evaluation(scores: Iterable[Scores], domain: Domain, how: str) -> Evaluation:
+    """Take scores from a domain until it has no more.
+
+    Args:
+        scores: of a few episodes (responses) at a time, while they are played.
+        domain: who plays.
+        how: for :class:`Evaluation`.
+    """
+    returns: list[float] = []
+    gold: list[float] = []
+    for few in scores:
+        returns += few.returns
+        gold += few.gold
+    return Evaluation(returns, domain, how, gold)
 
 
 def evaluate_run(
@@ -37,13 +92,13 @@ def evaluate_run(
     which: str = "last",
     seed: int = 0,
     device: str = "cpu",
-) -> Evaluated:
+) -> Evaluation:
     """What ``klrl evaluate`` measures.
 
     Args:
         run: the run folder.
         words: another task, as in ``env.kwargs.g=14``; see :mod:`klrl.runs.other_task`.
-        episodes: how many; None: as the command line.
+        episodes: how many; None: :attr:`klrl.domains.Domain.plays`.
         sampled: language: draw responses as in training; else the likeliest tokens.
         which: last or best checkpoint.
         seed: of the episodes (samples).
@@ -55,24 +110,19 @@ def evaluate_run(
         NonFiniteError: a step returned NaN or infinity.
         RewardError: the reward function failed.
     """
-    from klrl.base.seeds import derived_seed
-    from klrl.config.checks import check_device_name
-    from klrl.domains import domain_of
-    from klrl.runs.find import find_run
-    from klrl.runs.other_task import config_on_task
-
     check_device_name(device)
-    for name, number, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if number is not None and (not isinstance(number, int) or number < least):
-            raise ConfigError(f"{name}={number}: give a whole number >= {least}")
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
-    return domain_of(config).evaluate(
+    domain = domain_of(config)
+    return domain.evaluate(
         folder,
         config,
-        episodes=episodes,
+        episodes=episodes or domain.plays,
         sampled=sampled,
         which=which,
         seed=derived_seed(seed, "evaluate"),
-        device=device,
+        device=device_of(device),
     )

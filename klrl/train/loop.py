@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
-from klrl.config import JobConfig, factory
+from klrl.config import JobConfig, KLPENConfig, factory
 from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
@@ -28,6 +28,7 @@ from klrl.runs.metrics import Row
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
 from klrl.train.learner import Learned, Learner
+from klrl.train.row import Rewards, make_row
 
 
 class Rollout(Protocol):
@@ -75,23 +76,8 @@ class Parts(ABC):
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
 
     @abstractmethod
-    def row(
-        self,
-        counters: Counters,
-        batch: TensorDictBase,
-        measured: Mapping[str, Tensor],
-        learned: Learned,
-        seconds: float,
-    ) -> Row:
-        """One line of ``metrics.jsonl``, of the iteration that was just counted.
-
-        Args:
-            counters: of the run.
-            batch: its rollout, charged.
-            measured: KL(policy||reference) by every estimator.
-            learned: what the update gave.
-            seconds: what the iteration took.
-        """
+    def rewards(self, batch: TensorDictBase) -> Rewards:
+        """What a row tells of a charged rollout."""
 
     @abstractmethod
     def evaluation(self) -> Row:
@@ -217,8 +203,18 @@ class Training:
         learned: Learned,
         seconds: float,
     ) -> Row:
-        """One line of ``metrics.jsonl``."""
-        return self.parts.row(self.counters, batch, measured, learned, seconds)
+        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
+        return make_row(
+            self.domain,
+            self.counters,
+            batch.numel(),
+            self.parts.rewards(batch),
+            self.parts.kl,
+            measured,
+            learned,
+            isinstance(self.config.loss, KLPENConfig),
+            seconds,
+        )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """The reference and its coefficient move once per iteration, for the next one."""

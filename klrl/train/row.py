@@ -1,18 +1,80 @@
-"""What an update adds to a row of metrics.jsonl."""
+"""One line of metrics.jsonl; names and units in :mod:`klrl.runs.metrics`."""
 
 from __future__ import annotations
 
-from klrl.runs.metrics import Row
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from klrl.domains import Domain
+from klrl.kl.charge import ReferenceKL
+from klrl.runs.checkpoint import Counters
+from klrl.runs.metrics import Row, check_row
 from klrl.train.learner import Learned
 
 
-def learned_row(learned: Learned, klpen: bool) -> Row:
-    """What an update adds to a row.
+@dataclass(frozen=True)
+class Rewards:
+    """What a domain reads off a charged rollout: means per frame (token), added up in float64.
+
+    Attributes:
+        raw, shaped: the reward before and after the penalty.
+        applied: the KL(policy||reference) that the reward was charged with, nats; 0 for none.
+        own: entries of the domain's own: episodes, responses.
+    """
+
+    raw: float
+    shaped: float
+    applied: float
+    own: Row = field(default_factory=dict)
+
+
+def make_row(
+    domain: Domain,
+    counters: Counters,
+    size: int,
+    rewards: Rewards,
+    kl: ReferenceKL | None,
+    measured: Mapping[str, Tensor],
+    learned: Learned,
+    klpen: bool,
+    seconds: float,
+) -> Row:
+    """One line of ``metrics.jsonl``.
 
     Args:
-        learned: what it gave.
+        domain: of the run; names the axis.
+        counters: of the iteration that was just done.
+        size: frames (samples) of its rollout.
+        rewards: of its rollout.
+        kl: KL(policy||reference) of the run, None for ``kl=none``.
+        measured: that KL of the rollout by every estimator.
+        learned: what the update gave.
         klpen: whether the loss has a beta.
+        seconds: what the iteration took.
     """
+    coef = 0.0 if kl is None else kl.coef
+    row: Row = {
+        "iteration": counters.iteration,
+        domain.axis: counters.frames,
+        "reward/raw": rewards.raw,
+        "reward/shaped": rewards.shaped,
+        **rewards.own,
+        "kl/ref/coef": coef,
+        "kl/ref/penalty": coef * rewards.applied,
+        **{f"kl/ref/{name}": float(value) for name, value in measured.items()},
+        **_learned(learned, klpen),
+        "time/iteration": seconds,
+        f"time/{domain.axis}_per_second": size / seconds,
+    }
+    if kl is not None and kl.loss_estimator is not None:
+        row["loss/kl_ref"] = learned.kl_ref
+    return check_row(row)
+
+
+def _learned(learned: Learned, klpen: bool) -> Row:
+    """What an update adds to a row."""
     row: Row = {
         "kl/old/exact": learned.kl_old,
         "loss/objective": learned.objective,

@@ -16,15 +16,13 @@ from tensordict import TensorDict
 import klrl
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
-from klrl.control.evaluate import Evaluation
 from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
-from klrl.control.record import make_row
-from klrl.domains import CONTROL, DOMAINS, LANGUAGE, recorded_domain
+from klrl.control.record import rewards_of as control_rewards
+from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain, recorded_domain
 from klrl.kl.charge import ReferenceKL
 from klrl.language.batch import Responses, make_batch
-from klrl.language.evaluate import LanguageEvaluation
 from klrl.language.kl import CHARGED
-from klrl.language.record import language_row
+from klrl.language.record import rewards_of as language_rewards
 from klrl.language.rollout import GOLD
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
@@ -35,7 +33,9 @@ from klrl.runs.progress import Progress
 from klrl.runs.record import recording, summary
 from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
+from klrl.train.evaluate import Evaluation
 from klrl.train.learner import Learned
+from klrl.train.row import Rewards, make_row
 from tests.report.toys import Page, rows_of, write_run
 
 # --------------------------------------------------------------------------------- declarations
@@ -43,6 +43,15 @@ from tests.report.toys import Page, rows_of, write_run
 LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
 KL = ReferenceKL(0.5, "k3", "split")
 ESTIMATES = ("exact", "k1", "k2", "k3")
+
+
+def row_of(
+    domain: Domain, batch: TensorDict, rewards: Rewards, measured: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    size = batch.numel()
+    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, True, 4.0)
+    assert row[f"time/{domain.axis}_per_second"] == 0.5
+    return row
 
 
 def control_row() -> dict[str, float]:
@@ -60,9 +69,9 @@ def control_row() -> dict[str, float]:
     )
     batch = TensorDict({"next": after}, [2, 1])
     measured = {name: torch.tensor(0.1) for name in ESTIMATES}
-    row = make_row(Counters(), batch, KL, measured, LEARNED, True, 2.0)
+    row = row_of(CONTROL, batch, control_rewards(batch, KL), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
-    return row | Evaluation([1.0, 3.0]).row
+    return row | Evaluation([1.0, 3.0], CONTROL, "deterministic").row
 
 
 def responses() -> TensorDict:
@@ -81,10 +90,11 @@ def words_row() -> dict[str, float]:
     """Every column that a language run can have."""
     names = [*ESTIMATES, *(f"{name}_seq" for name in ESTIMATES)]
     measured = {name: torch.tensor(0.1) for name in names}
-    row = language_row(Counters(), responses(), KL, measured, LEARNED, True, 2.0)
+    batch = responses()
+    row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
-    return row | LanguageEvaluation([1.0], [0.5]).row
+    return row | Evaluation([1.0], LANGUAGE, "greedy", [0.5]).row
 
 
 @pytest.mark.parametrize("domain, row", [(CONTROL, control_row), (LANGUAGE, words_row)])

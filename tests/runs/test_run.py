@@ -117,12 +117,15 @@ def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) ->
     from torchrl.checkpoint import Checkpoint
 
     import klrl.control.parts
-    from klrl.control.evaluate import Evaluation
+    from klrl.domains import CONTROL
     from klrl.runs.folder import RunFolder
+    from klrl.train.evaluate import Evaluation
 
     returns = iter([-5.0, -3.0, -4.0])
     monkeypatch.setattr(
-        klrl.control.parts, "evaluate_policy", lambda *a, **k: Evaluation([next(returns)])
+        klrl.control.parts,
+        "evaluate_policy",
+        lambda *a, **k: Evaluation([next(returns)], CONTROL, "deterministic"),
     )
     Training(settings("frames=192", "eval.every=1")).train(RunFolder(Path("run")))
     told = {}
