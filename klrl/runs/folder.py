@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from omegaconf import OmegaConf
 
+from klrl.base.files import replace_file
 from klrl.base.version import __version__
 from klrl.config import JobConfig
 from klrl.config.identity import identity
@@ -140,10 +141,7 @@ class RunFolder:
             OmegaConf.save(words, stored.with_name("overrides.yaml"))
 
     def _write(self, manifest: dict[str, Any]) -> None:
-        """Replace the file at once, so that it is never half written."""
-        partial = self._manifest.with_suffix(".tmp")
-        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        partial.replace(self._manifest)
+        replace_file(self._manifest, json.dumps(manifest, indent=2) + "\n")
 
 
 def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from klrl.base.files import replace_file
+from klrl.base.text import text_table
 from klrl.base.version import __version__
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
@@ -66,9 +68,7 @@ class Ledger:
             for job in self.jobs.values()
         ]
         told = {"klrl": __version__, "command": self._command, "jobs": entries}
-        partial = self._path.with_suffix(".tmp")
-        partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self._path)
+        replace_file(self._path, json.dumps(told, indent=1) + "\n")
 
     def table(self) -> str:
         """One line per job, what did not finish last, and a sum."""
@@ -83,16 +83,7 @@ class Ledger:
             rows.append(_line(job, status, error, self._seconds.get(name), recorded))
         rows.sort(key=lambda row: row[1] != "finished")
         heads = _heads(list(domains) or [CONTROL])
-        widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(6)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row[:6], widths, strict=True))
-            )
-            + (f"  {row[6]}" if row[6] else "")
-            for row in (heads, *rows)
-        ]
-        return "\n".join(f"  {line}".rstrip() for line in lines)
+        return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
     def counts(self) -> str:
         """How many jobs stand how, as in ``12 jobs: 11 finished, 1 failed``."""

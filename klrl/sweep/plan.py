@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from klrl.base.errors import ConfigError
+from klrl.base.text import text_table
 from klrl.config import LauncherConfig, OptunaConfig, register_schemas
 from klrl.config.overrides import expand, split_words
 from klrl.domains import domain_of
@@ -175,11 +176,7 @@ def table(jobs: Sequence[Planned], costs: Mapping[str, Cost]) -> str:
         lines.append(
             (mine[0].name, str(len(mine)), f"{frames:,.0f}", f"{speed:,.0f}", duration(each), size)
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  " + "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    )
+    return text_table(lines, right=range(1, 6), indent=2)
 
 
 def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
