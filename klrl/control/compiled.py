@@ -31,6 +31,7 @@ from torch import Tensor
 from klrl.base.cache import cache_dir
 from klrl.base.files import replacing
 from klrl.config import Config, LossConfig
+from klrl.control.cuda_graph import capture
 from klrl.control.step import Problem, Step, eager_step, pure_step
 
 #: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
@@ -299,15 +300,9 @@ class Captured:
         *self._state, rows, coef = example
         self._rows, self._coef = rows.clone(), coef.clone()
         before = _copies(self._state)
-        stream = torch.cuda.Stream(rows.device)
-        stream.wait_stream(torch.cuda.current_stream(rows.device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # kernels are chosen, and compiled, before a capture
-                step(*self._state, self._rows, self._coef)
-        torch.cuda.current_stream(rows.device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._metrics = step(*self._state, self._rows, self._coef)
+        self._graph, self._metrics = capture(
+            lambda: step(*self._state, self._rows, self._coef), rows.device
+        )
         for value, old in zip(self._state, before, strict=True):
             value.copy_(old)
 

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base.errors import first_line
 from klrl.language.batch import ATTENTION, prompt_length, response_mask, take_prompts
 from klrl.language.causal_lm import (
     backbone,
@@ -238,7 +239,7 @@ def self_check(
         try:
             off = float((padded - scores(shared_states(model, few, group_size))).abs().max())
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            reason = f"it takes no 4-D mask ({str(error).splitlines()[0]})"
+            reason = f"it takes no 4-D mask ({first_line(error)})"
         else:
             line = f"{off:.2g} nats between shared and padded rows, at most {bound:g}"
             if off <= bound:

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
@@ -202,8 +202,8 @@ def _config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise Unreadable(f"{folder}: it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({reason})") from error
+        why = first_line(error)
+        raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({why})") from error
     if not isinstance(config, dict):
         raise Unreadable(f"{folder}: its .hydra/config.yaml holds no settings")
     return config

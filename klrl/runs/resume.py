@@ -83,4 +83,4 @@ def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
         value = OverridesParser.create().parse_override(word).value()
         OmegaConf.update(cfg, key, value, merge=False)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{word}: {first_line(error)}") from error

@@ -46,27 +46,20 @@ _MANY = 20
 
 @contextmanager
 def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """Tell how far the checking of many jobs is, once it has taken a second.
+    """Tell how far the checking of many jobs is, once it has taken a second (in a log, 5).
 
     Yields:
         A function of the number of jobs that were checked.
     """
-    stream = stream or sys.stderr
-    line = LiveLine(stream)
-    said, first = time.monotonic(), True
+    line = LiveLine(stream or sys.stderr, every=5.0)
+    due = time.monotonic() + 1.0
 
     def tell(done: int) -> None:
-        nonlocal said, first
+        nonlocal due
         now = time.monotonic()
-        pause = 1.0 if first else 0.2 if line.live else 5.0
-        if jobs < _MANY or now - said < pause:
-            return
-        said, first = now, False
-        text = f"checking jobs: {done:,}/{jobs:,}"
-        if line.live:
-            line.show(text)
-        else:
-            line.say(text)
+        if jobs >= _MANY and now >= due:
+            due = now + 0.2
+            line.show(f"checking jobs: {done:,}/{jobs:,}")
 
     yield tell
     line.clear()

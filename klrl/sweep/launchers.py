@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from klrl.base.errors import in_one_line
 from klrl.config import (
     SWEEP,
     JoblibConfig,
@@ -143,8 +144,7 @@ def _result_of(handle: Any, job: Job) -> Outcome:
     try:
         return handle.result()
     except (FailedJobError, UncompletedJobError) as error:
-        text = " ".join(str(error).split())[:200]
-        return Outcome(job.name, "failed", f"{type(error).__name__}: {text}")
+        return Outcome(job.name, "failed", in_one_line(error))
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
