@@ -14,7 +14,7 @@ from klrl.base.live import LiveLine
 from klrl.config import SWEEP_GROUPS, LauncherConfig, SearchConfig
 from klrl.config.checks import check_names_unset, to_settings
 from klrl.config.compose import Checked, Composer, checked_config, keys
-from klrl.runs.machine import check_machine, require
+from klrl.runs.machine import check_machine, check_package
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
@@ -84,11 +84,6 @@ def sweep_settings(
     cfg = Composer(args.config_dir, "sweep").explained(words)
     check_names_unset(keys(words))
     parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
-    launcher, search = parts["launcher"], parts["search"]
-    packages = {"joblib": "joblib", "submitit": "submitit", "ray": "ray"}
-    if launcher.name in packages:
-        package = packages[launcher.name]
-        require(package, f"launcher={launcher.name}", f"pip install 'klrl[{package}]'")
-    if search.name == "optuna":
-        require("optuna", "search=optuna", "pip install 'klrl[optuna]'")
-    return launcher, search
+    for group, config in parts.items():
+        check_package(group, config.name)
+    return parts["launcher"], parts["search"]

@@ -40,11 +40,6 @@ def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     return factory("launcher", config, SWEEP)(config, jobs, folder)
 
 
-def is_parallel(config: LauncherConfig) -> bool:
-    """Whether jobs run in processes of their own, and talk into ``log.txt``."""
-    return config.name != "local"
-
-
 def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
     """``launcher=local``: one after the other, in this process."""
     for job in jobs:

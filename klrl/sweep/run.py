@@ -16,7 +16,7 @@ from klrl.config.overrides import SweepWords, expand, job_name, split_words, swe
 from klrl.runs.folder import new_folder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
-from klrl.sweep.launchers import is_parallel, launch
+from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.single import remove_unstarted
 from klrl.sweep.stop import passed_on
@@ -102,7 +102,7 @@ def run_jobs(
     print(_opening(folder, standing, jobs), flush=True)
     todo = {job.name: job for job in standing.open}
     outcomes: list[Outcome] = []
-    if is_parallel(launcher):
+    if launcher.parallel:
         with passed_on(folder, lambda: list(todo.values())) as came:
             for outcome in launch(launcher, standing.open, folder):
                 outcomes.append(outcome)
