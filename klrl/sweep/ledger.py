@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from klrl.base.files import replace_file
 from klrl.base.text import text_table
@@ -14,7 +13,7 @@ from klrl.base.version import __version__
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
-from klrl.runs.metrics import METRICS, Row, metric_of
+from klrl.runs.metrics import METRICS, Row, final_return, last_recorded, metric_of
 from klrl.runs.progress import duration
 from klrl.sweep.jobs import Job, Outcome
 
@@ -123,7 +122,7 @@ def _line(
     if status != "refused" and recorded:
         rows, domain = recorded
         frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
-        score = _shown(final_return(rows), "eval/return", domain)
+        score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
         kl = _shown(rows[-1].get(_KL), _KL, domain)
         took = took or duration(sum(row["time/iteration"] for row in rows))
     return job.name, status, frames, took, score, kl, error or ""
@@ -131,16 +130,6 @@ def _line(
 
 def _shown(value: float | None, name: str, domain: Domain) -> str:
     return "" if value is None else metric_of(name, domain).show(value)
-
-
-def final_return(rows: Sequence[Mapping[str, Any]], metric: str | None = None) -> float | None:
-    """The last recorded value of a metric: by default of the evaluation, else of training."""
-    names = (metric,) if metric else ("eval/return", "reward/episode", "reward/raw")
-    for name in names:
-        for row in reversed(rows):
-            if name in row:
-                return float(row[name])
-    return None
 
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
@@ -151,6 +140,6 @@ def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
     recorded = _recorded(job)
     if recorded:
         rows, domain = recorded
-        found = final_return(rows)
+        found = final_return(last_recorded(rows))
         line += f", {domain.score} {_shown(found, 'eval/return', domain)}" * (found is not None)
     return f"{line}, {duration(outcome.seconds)}"

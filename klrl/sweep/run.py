@@ -188,7 +188,8 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
     """A sweep's words, its flags before them."""
-    flags = ["--config-dir", args.config_dir] if args.config_dir else []
+    given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    flags = [word for flag, value in given.items() if value for word in (flag, value)]
     return ["-m", *flags, *overrides]
 
 
