@@ -12,25 +12,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.config import JobConfig
+from klrl.config import GROUPS, LANGUAGE, JobConfig
 from klrl.config.checks import check_config, check_device_name, to_config
 from klrl.config.compose import allow_env_kwargs, check_config_dir, check_words, job_config, keys
 from klrl.config.overrides import is_own, key_of, quote_paths, value_of
+from klrl.config.stored import typed
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
 from klrl.runs.machine import check_machine
+from klrl.runs.metrics import final_return, last_recorded
 from klrl.runs.resume import stored_config
-from klrl.sweep.ledger import final_return
 from klrl.sweep.single import run_in_folder
 
 if TYPE_CHECKING:
@@ -98,12 +100,12 @@ class Run(os.PathLike[str]):
         """
         rows = self.rows
         axis = recorded_domain(self.manifest, rows[-1] if rows else {}).axis
-        last = {name: value for row in rows for name, value in row.items()}
+        last = last_recorded(rows)
         names = ("kl/ref/exact", "kl/ref/coef", "kl/old/exact", "kl/old/beta")
         return {
             "status": RunFolder(self.folder).status,
             "frames": int(last.get(axis, 0)),
-            "return": final_return(rows),
+            "return": final_return(last),
             **{name: last.get(name) for name in names},
         }
 
@@ -126,6 +128,8 @@ class Run(os.PathLike[str]):
         """
         from klrl.train.evaluate import evaluate_run
 
+        if how.get("sampled") and self.config.domain != LANGUAGE:
+            raise ConfigError("sampled=True: for language runs; a control policy plays its mode")
         return evaluate_run(self.folder, words, episodes=episodes, **how)
 
     def figure(self) -> Figure:
@@ -153,7 +157,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
 
 
 def run(
-    *overrides: str | JobConfig | DictConfig,
+    *overrides: str | JobConfig | Mapping[str, Any],
     folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     config_dir: str | Path | None = None,
@@ -163,7 +167,8 @@ def run(
     It seeds torch's random generator, which is the process's, and leaves it so.
 
     Args:
-        overrides: words as on the command line; or one config, from :func:`compose` or Hydra.
+        overrides: words as on the command line; or one config: from :func:`compose`, from Hydra,
+            or as a run stored it in ``.hydra/config.yaml``.
         folder: the run folder; default a new one below ``outputs/``.
         callbacks: hooks of the loop, see :class:`klrl.train.callbacks.Callback`.
         config_dir: a folder with choices of your own, for words.
@@ -181,7 +186,7 @@ def run(
     words: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
         config = check_config(overrides[0])
-    elif len(overrides) == 1 and isinstance(overrides[0], DictConfig):
+    elif len(overrides) == 1 and isinstance(overrides[0], Mapping):
         config = _typed(overrides[0])
     else:
         words = _words(overrides, config_dir)
@@ -202,13 +207,16 @@ def load_run(folder: str | Path) -> Run:
     return Run(Path(folder))
 
 
-def _typed(cfg: DictConfig) -> JobConfig:
-    """A config of Hydra's, typed.
+def _typed(settings: Mapping[str, Any]) -> JobConfig:
+    """A config of Hydra's, or a stored one, typed.
 
     Raises:
         ConfigError: a value is refused.
     """
     try:
+        cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
+        if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
+            cfg = typed(cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True)))
         return to_config(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error

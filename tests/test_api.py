@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import klrl
 from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import Config
 from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import TIMES
 from tests.conftest import QUICK
 
 pytestmark = pytest.mark.integration
@@ -70,6 +73,7 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     ("call", "said"),
     [
         (lambda run: run.evaluate(0), "episodes=0: give a whole number >= 1"),
+        (lambda run: run.evaluate(3, sampled=True), "sampled=True: for language runs; a control"),
         (lambda run: run.evaluate(1.5), "episodes=1.5: give a whole number >= 1"),
         (lambda run: run.evaluate(3, seed=-1), "seed=-1: give a whole number >= 0"),
         (lambda run: run.evaluate(3, device="tpu"), "device=tpu: choose auto"),
@@ -101,6 +105,22 @@ def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
     for mine, theirs in zip(run.rows, klrl.load_run("there").rows, strict=True):
         plain = {name for name in mine if not name.startswith("time/")}
         assert {name: mine[name] for name in plain} == {name: theirs[name] for name in plain}
+
+
+def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
+    """As ``.hydra/config.yaml`` has it: plain mappings, without a schema."""
+    stored = run.folder / ".hydra" / "config.yaml"
+    again = klrl.run(yaml.safe_load(stored.read_text("utf-8")), folder="again")
+    assert again.config == run.config
+    for mine, theirs in zip(again.rows, run.rows, strict=True):
+        assert {k: v for k, v in mine.items() if k not in TIMES} == {
+            k: v for k, v in theirs.items() if k not in TIMES
+        }
+    with pytest.raises(ConfigError, match=r"folder=again: holds a run already"):
+        klrl.run(OmegaConf.load(stored), folder="again")
+    part = {"env": {"name": "gym", "id": "Pendulum-v1"}}
+    with pytest.raises(ConfigError, match=r"actor: is missing among the stored settings"):
+        klrl.run(part)
 
 
 def test_settings_are_composed_changed_and_run() -> None:

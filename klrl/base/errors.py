@@ -52,6 +52,12 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
+def in_one_line(error: BaseException, limit: int | None = 200) -> str:
+    """An error with its type, cut off after so many characters: ``KeyError: 'answer'``."""
+    text = " ".join(str(error).split())[:limit]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text; its type where it has none."""
     text = str(error).strip()

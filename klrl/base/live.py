@@ -1,4 +1,4 @@
-"""A line that is written anew in place: on a terminal, and in a notebook."""
+"""A line that is written anew in place, on a terminal and in a notebook; elsewhere plain lines."""
 
 from __future__ import annotations
 
@@ -15,25 +15,33 @@ class LiveLine:
 
     Args:
         stream: where to write.
+        every: where lines cannot be replaced, seconds between those that :meth:`show` writes.
 
     Attributes:
-        live: whether the stream can show one; elsewhere :meth:`show` writes nothing.
+        live: whether the stream can replace a line.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, every: float = 0.0) -> None:
         self._stream = stream
         self._notebook = type(stream).__module__.startswith("ipykernel")
         self.live = self._notebook or stream.isatty()
+        self._pause = (_NOTEBOOK_SECONDS if self._notebook else 0.0) if self.live else every
         self._shown = self._wanted = ""
-        self._last = 0.0
+        self._last = time.monotonic()
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def show(self, text: str) -> None:
-        """Put a text in the place of the last one."""
+        """Put a text in the place of the last one, unless that was shown a moment ago."""
         self._wanted = text
         now = time.monotonic()
-        if self.live and not (self._notebook and now - self._last < _NOTEBOOK_SECONDS):
+        if now - self._last >= self._pause:
             self._last = now
-            self._replace(text)
+            self._show()
 
     def say(self, text: str) -> None:
         """Write a line that stays; the live one comes after it."""
@@ -47,18 +55,19 @@ class LiveLine:
 
     def end(self) -> None:
         """Leave the last text that was to be shown, and go on below it."""
+        if self._shown != self._wanted:
+            self._show()
         if self.live:
-            if self._shown != self._wanted:
-                self._replace(self._wanted)
             self._stream.write("\n")
             self._stream.flush()
-            self._shown = self._wanted = ""
+        self._shown = self._wanted = ""
 
-    def _replace(self, text: str) -> None:
-        if not self._notebook:
+    def _show(self) -> None:
+        text = self._wanted
+        if self.live and not self._notebook:
             # A wrapped line could not be taken back.
             text = text[: shutil.get_terminal_size().columns - 1]
-        self._stream.write(self._clear() + text)
+        self._stream.write(self._clear() + text + "\n" * (not self.live))
         self._stream.flush()
         self._shown = text
 

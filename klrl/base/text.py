@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
-def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
     """Columns as wide as their widest cell, two spaces apart; no space at the end of a line.
 
     Args:
         rows: the cells, the heads among them; a short row is filled up with empty cells.
         right: the columns that are aligned to the right, counted from 0.
+        indent: spaces before each line.
     """
     count = max(map(len, rows), default=0)
     filled = [[*row, *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in filled) for i in range(count)]
     return "\n".join(
-        "  ".join(
+        " " * indent
+        + "  ".join(
             cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from klrl.cli.wrapper import Parser, execute
 
@@ -29,10 +29,8 @@ def parser() -> Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.diff``, which is ``klrl diff``."""
-    execute("klrl diff", diff_command, argv)
-
+#: ``python -m klrl.diff``, which is ``klrl diff``.
+main = partial(execute, "diff")
 
 if __name__ == "__main__":
     main()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from klrl.cli.wrapper import DONE, FAILED, Parser, execute
 
@@ -48,10 +48,8 @@ def parser() -> Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.doctor``, which is ``klrl doctor``."""
-    execute("klrl doctor", doctor_command, argv)
-
+#: ``python -m klrl.doctor``, which is ``klrl doctor``.
+main = partial(execute, "doctor")
 
 if __name__ == "__main__":
     main()

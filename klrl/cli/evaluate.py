@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from functools import partial
 
 from klrl.cli.wrapper import Parser, execute
 from klrl.domains import CONTROL, LANGUAGE
@@ -88,10 +88,8 @@ def _at_least(least: int, text: str) -> int:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.evaluate``, which is ``klrl evaluate``."""
-    execute("klrl evaluate", evaluate_command, argv)
-
+#: ``python -m klrl.evaluate``, which is ``klrl evaluate``.
+main = partial(execute, "evaluate")
 
 if __name__ == "__main__":
     main()

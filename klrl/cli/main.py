@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from klrl.base.errors import ConfigError
-from klrl.base.imports import collection_paused
 from klrl.base.version import __version__
-from klrl.cli.wrapper import DONE, Command, exit_code
+from klrl.cli.wrapper import DONE, exit_code, run_command
 
 #: command -> what it does; run is meant where none is named.
 COMMANDS = {
@@ -45,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(DONE)
     told = "klrl" if name in ("", "run") else f"klrl {name}"
     # Imported within the wrapper, so that Ctrl-C means the same while that goes on.
-    sys.exit(
-        exit_code(told, lambda words: command(name)(words) if name else _unnamed(words), words)
-    )
+    sys.exit(exit_code(told, partial(run_command, name) if name else _unnamed, words))
 
 
 def _unnamed(words: list[str]) -> int:
@@ -56,13 +53,7 @@ def _unnamed(words: list[str]) -> int:
     close = get_close_matches(first, COMMANDS, n=1, cutoff=0.75)
     if close:
         raise ConfigError(f"{first}: no such command; did you mean {close[0]}?")
-    return command("run")(words)
-
-
-def command(name: str) -> Command:
-    """The command of a name: ``klrl.cli.NAME.NAME_command``."""
-    with collection_paused():
-        return getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
+    return run_command("run", words)
 
 
 def versions() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from klrl.cli.wrapper import execute
 
@@ -34,10 +34,8 @@ def plan_command(argv: list[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.plan``, which is ``klrl plan``."""
-    execute("klrl plan", plan_command, argv)
-
+#: ``python -m klrl.plan``, which is ``klrl plan``.
+main = partial(execute, "plan")
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
@@ -49,10 +49,8 @@ def parser() -> Parser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m klrl.report``, which is ``klrl report``."""
-    execute("klrl report", report_command, argv)
-
+#: ``python -m klrl.report``, which is ``klrl report``.
+main = partial(execute, "report")
 
 if __name__ == "__main__":
     main()

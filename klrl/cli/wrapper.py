@@ -9,10 +9,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
+from klrl.base.imports import collection_paused
 
 #: From a command's words to its exit code.
 Command = Callable[[list[str]], int]
@@ -32,18 +35,25 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def execute(name: str, command: Command, argv: Sequence[str] | None = None) -> None:
+def run_command(name: str, words: list[str]) -> int:
+    """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; returns its exit code."""
+    with collection_paused():
+        command: Command = getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
+    return command(words)
+
+
+def execute(name: str, argv: Sequence[str] | None = None) -> None:
     """Run a command of the command line; leaves the process unless it ended with 0.
 
     Args:
-        name: what its errors begin with, as ``klrl evaluate``.
-        command: from its words to its exit code.
+        name: of the command, as ``evaluate``.
         argv: its words; None: those of this process.
 
     Raises:
         SystemExit: with the exit code, where that is not 0.
     """
-    code = exit_code(name, command, list(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    code = exit_code(f"klrl {name}", partial(run_command, name), words)
     if code != DONE:
         sys.exit(code)
 
@@ -62,13 +72,9 @@ def exit_code(name: str, command: Command, words: list[str]) -> int:
     except ConfigError as error:
         _say(f"{name}: {error}")
         return REFUSED
-    except FAILURES as error:
-        _say(f"{name}: failed: {error}")
-        return FAILED
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            return FAILED
-        _say(f"{name}: failed: {error}")
+    except (*FAILURES, OSError) as error:
+        if not (isinstance(error, BrokenPipeError) and _reader_is_gone()):
+            _say(f"{name}: failed: {error}")
         return FAILED
     except Interrupted as stop:
         return stop.exit_code

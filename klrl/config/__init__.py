@@ -1,4 +1,4 @@
-"""The schema of every setting; what takes two settings to be wrong is in ``klrl.config.checks``.
+"""The schema of every setting; what takes two settings to be wrong is in ``combinations``.
 
 Values live in ``conf/`` (one YAML per choice); types and ranges live here. Nothing in here imports
 torch or gymnasium, so that help and config errors answer at once.

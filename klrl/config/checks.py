@@ -1,13 +1,13 @@
 """From what Hydra composed to one typed job, or one line that says what is wrong with it.
 
-No torch in here. Ranges stand with the fields in ``klrl/config``; here is what takes two settings.
-To refuse a setting that a choice leaves unread: a rule in ``unread.py``.
+No torch in here. Ranges stand with the fields in ``klrl/config``, what takes two settings to be
+wrong in ``combinations.py``, what a choice leaves unread in ``unread.py``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -20,25 +20,16 @@ from klrl.config import (
     GROUPS,
     JOBS,
     LANGUAGE,
-    AdaptiveControllerConfig,
     CheckpointConfig,
     ChoiceConfig,
-    Config,
-    DualControllerConfig,
     EvalConfig,
     JobConfig,
-    KLPENConfig,
-    RayCollectorConfig,
-    RetrieveKLConfig,
     RootConfig,
     choice_of,
     choices_for,
 )
 from klrl.config.choices import ALL_CHOICES, NAME
-from klrl.config.language_checks import UNREAD_LANGUAGE, check_language
-from klrl.config.placement import check_placement
-from klrl.config.ray_checks import check_ray
-from klrl.config.unread import UNREAD, UNREAD_CONTROL
+from klrl.config.combinations import CHECKS
 
 
 def to_config(cfg: DictConfig) -> JobConfig:
@@ -234,70 +225,11 @@ def _checked(key: str, value: Any, rule: Any) -> Any:
     return value
 
 
-def _check_together(c: Any) -> None:
+def _check_together(config: JobConfig) -> None:
     """Refuse combinations that each setting alone allows."""
-    _CHECKS[c.domain](c)
-    if c.optim.lr_floor > c.optim.lr:
-        raise ConfigError(
-            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
-            "the learning rate falls from lr to lr_floor"
-        )
-    if c.actor.init == "":
-        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
-    if isinstance(c.loss, KLPENConfig):
-        _check_beta(c.loss)
-    if isinstance(c.kl, RetrieveKLConfig):
-        check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
-    if isinstance(c.controller, AdaptiveControllerConfig | DualControllerConfig):
-        _check_controller(c)
-    check_device_name(c.device)
-
-
-def _check_control(c: Config) -> None:
-    batch = c.frames_per_iteration
-    if batch % c.learner.minibatches:
-        raise ConfigError(
-            f"learner.minibatches={c.learner.minibatches}: does not divide the rollout of "
-            f"env.num_envs x collector.steps = {c.env.num_envs} x {c.collector.steps} = {batch} "
-            "frames; choose a divisor"
-        )
-    if batch // c.learner.minibatches < 2 and c.loss.normalize_advantage:
-        raise ConfigError(
-            f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
-            "advantage has no spread; choose fewer or loss.normalize_advantage=false"
-        )
-    if isinstance(c.collector, RayCollectorConfig):
-        check_ray(c, c.collector)
-    if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
-        raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
-    if c.loss.reduction not in ("mean", "sum"):
-        raise ConfigError(
-            f"loss.reduction={c.loss.reduction}: language only; choose mean or sum over the frames"
-        )
-
-
-def _check_controller(c: JobConfig) -> None:
-    """A coefficient that is multiplied must start inside its bounds, above 0."""
-    controller, coef = c.controller, getattr(c.kl, "coef", None)
-    assert isinstance(controller, AdaptiveControllerConfig | DualControllerConfig)
-    if coef is not None and not controller.coef_min <= coef <= controller.coef_max:
-        raise ConfigError(
-            f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "
-            f"controller.coef_min={controller.coef_min:g} .. "
-            f"controller.coef_max={controller.coef_max:g}; start inside"
-        )
-
-
-def _check_beta(loss: KLPENConfig) -> None:
-    if loss.beta_min > loss.beta_max:
-        raise ConfigError(
-            f"loss.beta_min={loss.beta_min:g}: above loss.beta_max={loss.beta_max:g}; swap them"
-        )
-    if loss.beta_rule != "forward" and not loss.beta_min <= loss.beta <= loss.beta_max:
-        raise ConfigError(
-            f"loss.beta={loss.beta:g}: outside loss.beta_min={loss.beta_min:g} .. "
-            f"loss.beta_max={loss.beta_max:g}; start inside the bounds"
-        )
+    for check in CHECKS[config.domain]:
+        check(config)
+    check_device_name(config.device)
 
 
 def check_device_name(device: str) -> None:
@@ -306,30 +238,6 @@ def check_device_name(device: str) -> None:
     known = device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit())
     if not known:
         raise ConfigError(f"device={device}: choose auto, cpu, cuda or cuda:0")
-
-
-def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
-    """Refuse an override that the chosen composition never reads.
-
-    Args:
-        config: the checked job.
-        overridden: the keys that the user gave, as in ``loss.beta``.
-
-    Raises:
-        ConfigError: with the key and the reason.
-    """
-    given = set(overridden)
-    for rule in (*UNREAD, *_UNREAD[config.domain]):
-        if rule.key in given and rule.unread(config):
-            raise ConfigError(f"{rule.key}: nothing reads it here: {rule.reason}")
-    if config.kl.name == "none":
-        groups = ("reference", "controller")
-        named = sorted(k for k in given if k.split(".")[0] in groups)
-        if named:
-            raise ConfigError(
-                f"{named[0]}: nothing reads it here: kl=none has no {named[0].split('.')[0]}; "
-                "drop it"
-            )
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
@@ -342,8 +250,3 @@ def check_names_unset(overridden: Iterable[str]) -> None:
         group, _, name = key.partition(".")
         if group in ALL_CHOICES and name == NAME:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
-
-
-#: domain -> what its settings must be together; settings of it that nothing may read
-_CHECKS: dict[str, Callable[[Any], None]] = {CONTROL: _check_control, LANGUAGE: check_language}
-_UNREAD = {CONTROL: UNREAD_CONTROL, LANGUAGE: UNREAD_LANGUAGE}

@@ -33,11 +33,15 @@ class Choice:
         schema: its settings.
         factories: domain -> "module:factory". Domains that are missing do not have it.
         free: settings that change no result, and so are no part of a job's identity; ``*``: all.
+        package: an optional package that it needs.
+        remedy: where the package is not installed.
     """
 
     schema: type[ChoiceConfig]
     factories: Mapping[str, str]
     free: tuple[str, ...] = ()
+    package: str = ""
+    remedy: str = ""
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -57,8 +61,9 @@ def _language(factory: str) -> dict[str, str]:
     return {LANGUAGE: factory}
 
 
-def _sweep(factory: str) -> dict[str, str]:
-    return {SWEEP: factory}
+def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
+    """A choice of a sweep's group; what it needs is installed by an extra of the same name."""
+    return Choice(schema, {SWEEP: factory}, (), extra, extra and f"pip install 'klrl[{extra}]'")
 
 
 #: Groups of a job, in the order in which help shows them.
@@ -148,7 +153,12 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "torchrl": Choice(
             control.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
         ),
-        "ray": Choice(control.RayCollectorConfig, _control("klrl.control.ray_rollout:ray_rollout")),
+        "ray": Choice(
+            control.RayCollectorConfig,
+            _control("klrl.control.ray_rollout:ray_rollout"),
+            package="ray",
+            remedy="pip install 'klrl[ray]', or choose collector=vector",
+        ),
         "sampler": Choice(
             language.SamplerConfig,
             _language("klrl.language.rollout:PromptRollout"),
@@ -157,7 +167,13 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # (config, opened) -> a context manager that yields loggers
     "logger": {
-        "wandb": Choice(record.WandbConfig, _both("klrl.runs.loggers:wandb_run"), free=("*",)),
+        "wandb": Choice(
+            record.WandbConfig,
+            _both("klrl.runs.loggers:wandb_run"),
+            free=("*",),
+            package="wandb",
+            remedy="pip install wandb, or choose logger=none",
+        ),
         "none": Choice(record.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }
@@ -166,15 +182,15 @@ CHOICES: dict[str, dict[str, Choice]] = {
 SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
     # (config, jobs, folder) -> outcomes
     "launcher": {
-        "local": Choice(sweep.LauncherConfig, _sweep("klrl.sweep.launchers:local")),
-        "joblib": Choice(sweep.JoblibConfig, _sweep("klrl.sweep.launchers:joblib")),
-        "submitit": Choice(sweep.SubmititConfig, _sweep("klrl.sweep.launchers:submitit")),
-        "ray": Choice(sweep.RayLauncherConfig, _sweep("klrl.sweep.launchers:ray")),
+        "local": _sweep(sweep.LauncherConfig, "klrl.sweep.launchers:local"),
+        "joblib": _sweep(sweep.JoblibConfig, "klrl.sweep.launchers:joblib", "joblib"),
+        "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.launchers:submitit", "submitit"),
+        "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.launchers:ray", "ray"),
     },
     # (words, config, launcher, overrides, args) -> exit code
     "search": {
-        "grid": Choice(sweep.SearchConfig, _sweep("klrl.sweep.run:run_grid")),
-        "optuna": Choice(sweep.OptunaConfig, _sweep("klrl.sweep.search:run_search")),
+        "grid": _sweep(sweep.SearchConfig, "klrl.sweep.run:run_grid"),
+        "optuna": _sweep(sweep.OptunaConfig, "klrl.sweep.search:run_search", "optuna"),
     },
 }
 

@@ -26,9 +26,10 @@ from klrl.config import (
     register_schemas,
 )
 from klrl.config.catalogue import ALL_GROUPS
-from klrl.config.checks import check_all_read, check_names_unset, to_config
+from klrl.config.checks import check_names_unset, to_config
 from klrl.config.explain import bare_word, explain
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
+from klrl.config.unread import check_all_read
 
 
 class Checked(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from omegaconf import MISSING
@@ -14,6 +14,10 @@ from klrl.config.fields import ChoiceConfig, choice, number
 class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl`` alone."""
 
+    def offline(self) -> LoggerConfig:
+        """The same, without anything that leaves this machine."""
+        return self
+
 
 @dataclass
 class WandbConfig(LoggerConfig):
@@ -23,6 +27,10 @@ class WandbConfig(LoggerConfig):
     project: str = MISSING
     entity: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
     tags: list[str] = MISSING
+
+    def offline(self) -> WandbConfig:
+        """What wandb records stays in the run folder."""
+        return replace(self, mode="offline")
 
 
 @dataclass

@@ -14,12 +14,35 @@ from klrl.config.fields import ChoiceConfig, choice, number
 class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
+    @property
+    def parallel(self) -> bool:
+        """Whether jobs run in processes of their own, and talk into ``log.txt``."""
+        return self.name != "local"
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the jobs run where the sweep does."""
+        return True
+
+    @property
+    def fresh_processes(self) -> bool:
+        """Whether every job gets a new process, and pays its start."""
+        return False
+
+    def at_once(self, jobs: int, cores: int) -> int:
+        """How many jobs of so many run at a time, where this machine has so many cores."""
+        return 1
+
 
 @dataclass
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
     n_jobs: int = number(ge=1)
+
+    def at_once(self, jobs: int, cores: int) -> int:
+        """``n_jobs``."""
+        return self.n_jobs
 
 
 @dataclass
@@ -35,6 +58,20 @@ class SubmititConfig(LauncherConfig):
     partition: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
     slurm: dict[str, Any] = MISSING
 
+    @property
+    def on_this_machine(self) -> bool:
+        """Only with submitit's own stand-in for SLURM."""
+        return self.cluster == "local"
+
+    @property
+    def fresh_processes(self) -> bool:
+        """Always."""
+        return True
+
+    def at_once(self, jobs: int, cores: int) -> int:
+        """As many as the array runs; submitit's stand-in starts all."""
+        return jobs if self.on_this_machine else self.array_parallelism
+
 
 @dataclass
 class RayLauncherConfig(LauncherConfig):
@@ -44,6 +81,15 @@ class RayLauncherConfig(LauncherConfig):
     cpus: Optional[int] = number(ge=1)  # noqa: UP045
     cpus_per_job: float = number(gt=0)
     gpus_per_job: float = number(ge=0)
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Unless a cluster is named."""
+        return not self.address
+
+    def at_once(self, jobs: int, cores: int) -> int:
+        """As many as the CPUs serve."""
+        return int((self.cpus or cores) / self.cpus_per_job)
 
 
 @dataclass

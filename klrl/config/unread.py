@@ -1,10 +1,13 @@
-"""Rules about settings that a valid config may hold and yet never read."""
+"""Settings that a valid config may hold and yet never read: a list of rules per domain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
 
 
 @dataclass(frozen=True)
@@ -12,7 +15,7 @@ class Unread:
     """Refuse an override that nothing would read.
 
     Attributes:
-        key: of the setting, as in ``loss.gain``.
+        key: of the setting, as in ``loss.gain``; of a group, it and all its settings.
         unread: whether this job, a ``Config`` or a ``LanguageConfig``, never reads it.
         reason: why, and the remedy.
     """
@@ -24,8 +27,9 @@ class Unread:
 
 _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
 _unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
-#: Of both kinds of job.
-UNREAD = (
+_grouped = "advantage=group has no critic; drop it or choose advantage=gae"
+_full = "actor.lora.r=0 has no adapters; set actor.lora.r"
+_BOTH = (
     Unread(
         "loss.gain",
         lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
@@ -44,10 +48,13 @@ UNREAD = (
         Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
         for name in ("beta_min", "beta_max")
     ),
+    *(
+        Unread(group, lambda c: c.kl.name == "none", f"kl=none has no {group}; drop it")
+        for group in ("reference", "controller")
+    ),
     Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
 )
-#: Of control jobs.
-UNREAD_CONTROL = (
+_CONTROL = (
     Unread(
         "loss.samples_mc_kl",
         lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
@@ -70,3 +77,44 @@ UNREAD_CONTROL = (
         "policy and critic share nothing; set actor.share_trunk=true",
     ),
 )
+_LANGUAGE = (
+    *(
+        Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
+        for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")
+    ),
+    *(
+        Unread(f"actor.lora.{name}", lambda c: c.actor.lora.r == 0, _full)
+        for name in ("alpha", "dropout", "target_modules")
+    ),
+    *(
+        Unread(f"loss.{name}", lambda c: True, reason)
+        for name, reason in (
+            ("samples_mc_kl", "a language job samples KL(old||new) from the responses; drop it"),
+            ("samples_mc_entropy", "a token's entropy has a closed form; drop it"),
+        )
+    ),
+    Unread(
+        "collector.samples_count",
+        lambda c: c.collector.samples_every == 0,
+        "collector.samples_every=0 never shows any; drop it",
+    ),
+)
+#: domain -> the rules of its jobs
+UNREAD = {CONTROL: (*_BOTH, *_CONTROL), LANGUAGE: (*_BOTH, *_LANGUAGE)}
+
+
+def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
+    """Refuse an override that the chosen composition never reads.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave, as in ``loss.beta``.
+
+    Raises:
+        ConfigError: with the key and the reason.
+    """
+    given = sorted(overridden)
+    for rule in UNREAD[config.domain]:
+        named = [key for key in given if f"{key}.".startswith(f"{rule.key}.")]
+        if named and rule.unread(config):
+            raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from klrl.control.actor import Agent
+from klrl.control.cuda_graph import capture
 from klrl.control.distributions import Categorical, TanhNormalFamily
 from klrl.control.mlp import ObservationNormalizer, PolicyNet
 from klrl.kl.family import Family
@@ -170,15 +171,7 @@ class _CapturedForward:
 
     def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
         self._input = example.to(device)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries choose their kernels before a capture
-                net(self._input)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = net(self._input)
+        self._graph, self._outputs = capture(lambda: net(self._input), device)
 
     def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:
         self._input.copy_(observation)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,7 +29,9 @@ import torch
 from torch import Tensor
 
 from klrl.base.cache import cache_dir
+from klrl.base.files import replacing
 from klrl.config import Config, LossConfig
+from klrl.control.cuda_graph import capture
 from klrl.control.step import Problem, Step, eager_step, pure_step
 
 #: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
@@ -237,15 +238,13 @@ def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> No
     from torch.fx.experimental.proxy_tensor import make_fx
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with warnings.catch_warnings(), replacing(path) as partial:
         # torch 2.13's exporter warns about its own use of LeafSpec.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         # The step writes into its arguments: tracing must not touch the run's own.
         graph = make_fx(pure_step(problem))(*_copies(example))
         exported = torch.export.export(graph, tuple(_copies(example)))
-        partial = Path(folder) / path.name
         aoti_compile_and_package(exported, package_path=str(partial))
-        partial.replace(path)
 
 
 def _copies(example: Sequence[Tensor]) -> list[Tensor]:
@@ -301,15 +300,9 @@ class Captured:
         *self._state, rows, coef = example
         self._rows, self._coef = rows.clone(), coef.clone()
         before = _copies(self._state)
-        stream = torch.cuda.Stream(rows.device)
-        stream.wait_stream(torch.cuda.current_stream(rows.device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # kernels are chosen, and compiled, before a capture
-                step(*self._state, self._rows, self._coef)
-        torch.cuda.current_stream(rows.device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._metrics = step(*self._state, self._rows, self._coef)
+        self._graph, self._metrics = capture(
+            lambda: step(*self._state, self._rows, self._coef), rows.device
+        )
         for value, old in zip(self._state, before, strict=True):
             value.copy_(old)
 

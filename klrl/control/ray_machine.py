@@ -6,16 +6,14 @@ import os
 import socket
 
 from klrl.base.errors import ConfigError
-from klrl.runs.machine import require
 
 
 def check_ray_machine() -> None:
-    """Refuse to start without Ray, or where the cluster that ``RAY_ADDRESS`` names does not answer.
+    """Refuse to start where the cluster that ``RAY_ADDRESS`` names does not answer.
 
     Raises:
-        ConfigError: with the package or the address.
+        ConfigError: with the address.
     """
-    require("ray", "collector=ray", "pip install 'klrl[ray]', or choose collector=vector")
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto"):
         return

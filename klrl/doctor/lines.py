@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from klrl.base.text import text_table
+
 
 @dataclass(frozen=True)
 class Line:
@@ -43,17 +45,20 @@ class Line:
 
 def table(lines: Sequence[Line]) -> str:
     """Readable text, a block per section."""
-    out = []
+    blocks = []
     for section in dict.fromkeys(line.section for line in lines):
-        rows = [line for line in lines if line.section == section]
-        width = max(len(row.name) for row in rows)
-        out.append(f"\n{section}   [{rows[0].source}]")
-        out += [
-            f"  {row.name:<{width}}  expected {row.expected:>9.4g}  found {row.found:>9.4g}"
-            f"  +-{row.tolerance:<7.2g} {row.verdict}"
-            for row in rows
+        mine = [line for line in lines if line.section == section]
+        rows = [
+            (
+                line.name,
+                f"expected {line.expected:>9.4g}",
+                f"found {line.found:>9.4g}",
+                f"+-{line.tolerance:<7.2g} {line.verdict}",
+            )
+            for line in mine
         ]
-    return "\n".join(out).lstrip("\n")
+        blocks.append(f"{section}   [{mine[0].source}]\n{text_table(rows, indent=2)}")
+    return "\n\n".join(blocks)
 
 
 def off(lines: Iterable[Line]) -> list[Line]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
+from klrl.base.files import replacing
 from klrl.language._quiet import no_progress_bar
 from klrl.language.sort_digits import make_tokenizer
 from klrl.language.supervised import Recipe, make_model, train
@@ -75,12 +75,9 @@ def _build_into(folder: Path, recipe: Recipe) -> None:
     """Build beside the folder, then rename. Called by the holder of the lock alone."""
     for stale in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        build(recipe, temporary)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing(folder) as partial:
+        partial.mkdir()
+        build(recipe, partial)
 
 
 # -------------------------------------------------------------------------------------- building

@@ -60,20 +60,6 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def check_length(model: nn.Module, tokens: int) -> None:
-    """Refuse what the positions of the model cannot hold.
-
-    Raises:
-        ValueError: prompt and response are longer than the context.
-    """
-    limit = getattr(plain(model).config, "max_position_embeddings", None)
-    if limit is not None and tokens > limit:
-        raise ValueError(
-            f"prompt and response take {tokens} tokens, the model's context holds {limit}; "
-            "shorten the prompts or max_new_tokens"
-        )
-
-
 def sharing_refused(model: nn.Module) -> str | None:
     """Why the responses of a prompt cannot share one row, by the model's settings; else None.
 

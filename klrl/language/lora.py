@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 from klrl.transforms.token_log_probs import evaluating
 
 
@@ -70,7 +70,7 @@ def add_lora(network: Any, settings: LoraSettings) -> Any:
             return get_peft_model(network, config)
     except ValueError as error:
         raise ConfigError(
-            f"actor.lora.target_modules={targets}: {str(error).splitlines()[0]}; name layers of "
+            f"actor.lora.target_modules={targets}: {first_line(error)}; name layers of "
             "the model, or use all-linear"
         ) from error
 

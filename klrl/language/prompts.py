@@ -97,7 +97,7 @@ def _render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     return list(rendered["input_ids"])
 
 
-def check_length(ids: Sequence[int], prompt: Prompt, limit: int | None) -> None:
+def check_prompt_length(ids: Sequence[int], prompt: Prompt, limit: int | None) -> None:
     """Refuse a prompt that leaves no room for its response.
 
     Args:
@@ -127,7 +127,7 @@ def check_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, limit: int | 
     longest = 0
     for prompt in prompts:
         ids = encode(prompt, tokenizer)
-        check_length(ids, prompt, limit)
+        check_prompt_length(ids, prompt, limit)
         longest = max(longest, len(ids))
     return longest
 
@@ -200,7 +200,7 @@ class PromptStream:
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         ids = encode(prompt, self._tokenizer)
-        check_length(ids, prompt, self._limit)
+        check_prompt_length(ids, prompt, self._limit)
         return ids
 
     def state_dict(self) -> dict[str, int]:

@@ -28,9 +28,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError, RewardError
+from klrl.base.errors import ConfigError, RewardError, in_one_line
 from klrl.language import sort_digits
-from klrl.language._text import in_one_line
 from klrl.language.prompts import Prompt, Tokenizer
 
 #: (prompts, responses, rows) -> scores, B of each.

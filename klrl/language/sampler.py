@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import (
-    check_length,
     head,
     model_dtype,
+    plain,
     sharing_refused,
 )
 from klrl.language.decoder import CopiedCache, Decoder, SharedCache
 from klrl.language.scoring import AGREEMENT, padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
-from klrl.transforms.token_log_probs import evaluating
+from klrl.transforms.token_log_probs import check_length, evaluating
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class CacheSampler:
     ) -> Responses:
         """As :class:`Sampler`."""
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
-        check_length(self.model, longest)
+        check_length(plain(self.model), longest)
         kind = SharedCache if self.shared else CopiedCache
         with evaluating(self.model):
             decoder = kind(self.model, prompt, prompt_mask, group_size, decoding.max_new_tokens)

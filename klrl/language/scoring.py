@@ -15,10 +15,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base.errors import first_line
 from klrl.language.batch import ATTENTION, prompt_length, response_mask, take_prompts
 from klrl.language.causal_lm import (
     backbone,
-    check_length,
     head,
     model_dtype,
     plain,
@@ -27,6 +27,7 @@ from klrl.language.causal_lm import (
     without_dropout,
 )
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.transforms.token_log_probs import check_length
 
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
@@ -45,7 +46,7 @@ def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
     Raises:
         ValueError: longer than the model's context.
     """
-    check_length(model, int(batch[ATTENTION].sum(1).max()))
+    check_length(plain(model), int(batch[ATTENTION].sum(1).max()))
     attention = batch[ATTENTION][:, :-1]
     with without_dropout(model):
         output = backbone(model)(
@@ -72,7 +73,7 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
         ValueError: longer than the model's context.
     """
     rows = pack(batch, group_size)
-    check_length(model, int(rows.positions.max()) + 2)
+    check_length(plain(model), int(rows.positions.max()) + 2)
     with without_dropout(model):
         output = backbone(model)(
             input_ids=rows.tokens,
@@ -238,7 +239,7 @@ def self_check(
         try:
             off = float((padded - scores(shared_states(model, few, group_size))).abs().max())
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            reason = f"it takes no 4-D mask ({str(error).splitlines()[0]})"
+            reason = f"it takes no 4-D mask ({first_line(error)})"
         else:
             line = f"{off:.2g} nats between shared and padded rows, at most {bound:g}"
             if off <= bound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from klrl.language._countdown import Countdown
+from klrl.base.live import LiveLine
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact
+from klrl.runs.progress import duration
 from klrl.transforms.token_log_probs import evaluating
 
 #: Move it with every change of this file or of the problems that changes the model.
@@ -123,7 +125,8 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     held_out = PromptStream(recipe.problems("eval"), tokenizer, None).take(recipe.measure_on)
     reward = 0.0
-    with Countdown("base model, made once", f"of at most {recipe.steps} updates") as countdown:
+    # On stderr: what a command prints stays clean.
+    with LiveLine(sys.stderr, every=10.0) as line:
         for step in range(1, recipe.steps + 1):
             loss = _supervised_loss(model, *_dialogues(recipe, tokenizer, step - 1))
             optimizer.zero_grad()
@@ -133,12 +136,16 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
             warmup.step()
             if step % recipe.measure_every == 0:
                 reward = sampled_accuracy(model, tokenizer, held_out, recipe.longest + 1)
-            countdown.show(step, f"reward {reward:.2f} of {recipe.target:g}")
+            seconds = time.monotonic() - started
+            line.show(
+                f"base model, made once | {step:,} of at most {recipe.steps} updates | "
+                f"reward {reward:.2f} of {recipe.target:g} | {duration(seconds)}"
+            )
             if step % recipe.measure_every == 0 and reward >= recipe.target:
                 return {
                     "reward": reward,
                     "steps": step,
-                    "seconds": round(time.monotonic() - started, 1),
+                    "seconds": round(seconds, 1),
                     "parameters": sum(parameter.numel() for parameter in model.parameters()),
                     "recipe": asdict(recipe),
                 }

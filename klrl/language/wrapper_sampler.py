@@ -18,11 +18,11 @@ from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
 from klrl.language.batch import Responses, make_batch
-from klrl.language.causal_lm import check_length, head, plain
+from klrl.language.causal_lm import head, plain
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
-from klrl.transforms.token_log_probs import evaluating
+from klrl.transforms.token_log_probs import check_length, evaluating
 
 
 class WrapperSampler:
@@ -48,7 +48,7 @@ class WrapperSampler:
     ) -> Responses:
         """As :class:`klrl.language.sampler.Sampler`."""
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
-        check_length(self.model, longest)
+        check_length(plain(self.model), longest)
         rows = prompt.repeat_interleave(group_size, 0)
         data = TensorDict(
             {

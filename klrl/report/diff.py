@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError
+from klrl.base.text import text_table
 from klrl.report.measures import final
 from klrl.report.runs import Run, read_run
 from klrl.report.settings import differing, show
@@ -85,14 +86,7 @@ def as_text(parts: Iterable[Part]) -> str:
     blocks = []
     for part in parts:
         rows = part.rows or [("nothing differs", "", "", "")]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2]), row[3]]
-            )
-            for row in rows
-        ]
-        blocks.append("\n".join([f"{part.title}:", *(f"  {line}".rstrip() for line in lines)]))
+        blocks.append(f"{part.title}:\n{text_table(rows, right=(1, 2), indent=2)}")
     return "\n\n".join(blocks)
 
 

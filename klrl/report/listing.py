@@ -19,7 +19,8 @@ import yaml
 from klrl.base.errors import ConfigError, first_line
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep
-from klrl.runs.folder import RunFolder
+from klrl.runs.folder import BrokenManifest, RunFolder
+from klrl.runs.metrics import final_return
 from klrl.sweep.ledger import SWEEP_FILE
 
 #: The state of a sweep is the first of these that one of its jobs has.
@@ -143,7 +144,7 @@ def _state(job: Planned) -> tuple[str, dict[str, Any]]:
     run = RunFolder(job.folder)
     try:
         return run.status, run.manifest
-    except (OSError, ValueError, AttributeError):
+    except (OSError, BrokenManifest):
         return BROKEN, {}
 
 
@@ -172,17 +173,11 @@ def _read_run(folder: Path) -> Entry:
         OSError: a file of it cannot be read.
     """
     run = RunFolder(folder)
-    try:
-        manifest, state = run.manifest, run.status
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"its manifest.json is broken ({first_line(error)})") from error
-    if "status" not in manifest:
-        raise ValueError("its manifest.json is no run's (it has no status)")
+    manifest, state = run.manifest, run.status
     settings = _settings(folder)
     row = last_values(run.metrics, int((settings.get("eval") or {}).get("every") or 0))
     domain = recorded_domain(manifest, row)
     frames = settings.get("frames")
-    scores = [row[name] for name in ("eval/return", "reward/episode", "reward/raw") if name in row]
     return Entry(
         folder,
         state,
@@ -190,7 +185,7 @@ def _read_run(folder: Path) -> Entry:
         domain=domain,
         done=int(row.get(domain.axis, 0)),
         total=None if frames is None else int(float(frames)),
-        score=scores[0] if scores else None,
+        score=final_return(row),
         kl=row.get("kl/ref/exact"),
         started=manifest.get("started"),
         note=str(manifest.get("error") or "").partition("\n")[0],

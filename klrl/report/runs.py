@@ -15,12 +15,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep
-from klrl.runs.folder import RunFolder, by_dotted_key
+from klrl.runs.folder import BrokenManifest, RunFolder, by_dotted_key, read_manifest
 
 T = TypeVar("T")
 
@@ -174,12 +174,7 @@ def as_words(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> Domain:
-    try:
-        domain = recorded_domain(manifest, columns)
-    except KeyError as error:
-        raise Unreadable(
-            f"{folder}: its manifest.json names the domain {error}, which this klrl does not know"
-        ) from error
+    domain = recorded_domain(manifest, columns)
     if columns and domain.axis not in columns:
         raise Unreadable(f"{folder / 'metrics.jsonl'}: its rows have no {domain.axis}")
     return domain
@@ -187,12 +182,9 @@ def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Unreadable(f"{folder}: its manifest.json is broken ({error})") from error
-    if not isinstance(manifest, dict) or "status" not in manifest:
-        raise Unreadable(f"{folder}: its manifest.json is no run's (it has no status)")
-    return manifest
+        return read_manifest(folder)
+    except (OSError, BrokenManifest) as error:
+        raise Unreadable(f"{folder}: {error}") from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -202,8 +194,8 @@ def _config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise Unreadable(f"{folder}: it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({reason})") from error
+        why = first_line(error)
+        raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({why})") from error
     if not isinstance(config, dict):
         raise Unreadable(f"{folder}: its .hydra/config.yaml holds no settings")
     return config

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from klrl.base.errors import in_one_line
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -61,8 +63,7 @@ def read_sweep(folder: Path) -> Sweep:
         jobs = [_planned(folder, job) for job in told["jobs"]]
         command = told.get("command") or ""
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise Unreadable(f"{path}: the list of jobs is broken ({reason})") from error
+        raise Unreadable(f"{path}: the list of jobs is broken ({in_one_line(error)})") from error
     return Sweep(folder, str(command), jobs)
 
 

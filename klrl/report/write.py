@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from klrl.base.files import replace_file
 from klrl.report.charts import first_shown, frontier_charts, learning_curves
 from klrl.report.frontier import equal_kl
 from klrl.report.jobs import Job, count, count_states, other_jobs
@@ -34,7 +35,7 @@ def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Pat
     tasks = [_task(name, settings, folder / stem) for name, stem in stems.items()]
     jobs = other_jobs(found, counted, replaced, names)
     page = folder / "report.html"
-    page.write_text(make_page(tasks, jobs, found), encoding="utf-8")
+    replace_file(page, make_page(tasks, jobs, found))
     _write_csv(tasks, folder / "summary.csv")
     print(_told(page, settings, jobs))
     return page

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 
 
 class Counters:
@@ -96,8 +96,8 @@ def load_component(run: Path, which: str, name: str, module: Any, device: torch.
     try:
         loaded = Checkpoint(**{name: module}).load(latest, map_location=device)
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"{latest}: does not fit this network: {first}") from error
+        why = first_line(error)
+        raise ConfigError(f"{latest}: does not fit this network: {why}") from error
     return int(loaded.manifest["metadata"]["frames"])
 
 

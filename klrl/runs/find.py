@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import CheckpointReferenceConfig
-from klrl.runs.folder import RunFolder, lives_here
+from klrl.runs.folder import BrokenManifest, RunFolder, lives_here, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
@@ -36,15 +35,11 @@ def find_manifest(path: str, setting: str) -> Path:
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
     try:
-        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict):
-            raise ValueError("it holds no entries")
+        read_manifest(run)
     except FileNotFoundError as error:
         raise ConfigError(f"{setting}={path}: no manifest.json in it; give a run folder") from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{setting}={path}: its manifest.json is broken ({error}); give another run"
-        ) from error
+    except BrokenManifest as error:
+        raise ConfigError(f"{setting}={path}: {error}; give another run") from error
     return run
 
 

@@ -19,9 +19,12 @@ from uuid import uuid4
 
 from omegaconf import OmegaConf
 
+from klrl.base.errors import first_line
+from klrl.base.files import replace_file
 from klrl.base.version import __version__
 from klrl.config import JobConfig
 from klrl.config.identity import identity
+from klrl.domains import DOMAINS
 
 _PACKAGES = (
     "torch",
@@ -39,6 +42,37 @@ _LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 
 #: A run on another machine that wrote nothing for so many seconds counts as interrupted.
 _SILENT = 600
+
+
+class BrokenManifest(ValueError):
+    """A ``manifest.json`` that is no run's, or of a klrl that this one cannot read; says why."""
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """What the ``manifest.json`` of a run folder says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        BrokenManifest: it cannot be read; the caller names the folder.
+    """
+    try:
+        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise BrokenManifest(f"its manifest.json is broken ({first_line(error)})") from error
+    if not isinstance(manifest, dict) or "status" not in manifest:
+        raise BrokenManifest("its manifest.json is no run's (it has no status)")
+    for name in ("pid", "numerics"):
+        if not isinstance(manifest.get(name), int | None):
+            value = manifest[name]
+            raise BrokenManifest(f"its manifest.json is broken ({name} {value!r} is no number)")
+    if manifest.get("domain") not in (None, *DOMAINS):
+        raise BrokenManifest(
+            f"its manifest.json names the domain {manifest['domain']!r}, which this klrl does not "
+            "know"
+        )
+    return manifest
 
 
 class RunFolder:
@@ -68,8 +102,8 @@ class RunFolder:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says."""
-        return json.loads(self._manifest.read_text(encoding="utf-8"))
+        """What ``manifest.json`` says; see :func:`read_manifest`."""
+        return read_manifest(self.path)
 
     @property
     def status(self) -> str:
@@ -140,10 +174,7 @@ class RunFolder:
             OmegaConf.save(words, stored.with_name("overrides.yaml"))
 
     def _write(self, manifest: dict[str, Any]) -> None:
-        """Replace the file at once, so that it is never half written."""
-        partial = self._manifest.with_suffix(".tmp")
-        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        partial.replace(self._manifest)
+        replace_file(self._manifest, json.dumps(manifest, indent=2) + "\n")
 
 
 def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from klrl.base.errors import Interrupted
+from klrl.base.files import replace_file
 from klrl.config import LoggerConfig, WandbConfig
 from klrl.domains import Domain
 from klrl.runs.machine import wandb_mode
@@ -42,9 +43,7 @@ class JsonlLogger:
     def __init__(self, path: Path, after: int | None, axis: str) -> None:
         if after is not None and path.exists():
             kept = [row for row in read_rows(path) if row[axis] <= after]
-            partial = path.with_suffix(".tmp")
-            partial.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-            partial.replace(path)
+            replace_file(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, row: Row) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from klrl.base.errors import ConfigError
-from klrl.config import JobConfig, LanguageConfig, WandbConfig
+from klrl.config import GROUPS, JobConfig, LanguageConfig, WandbConfig, choice_of
 from klrl.domains import domain_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def check_language_packages(config: LanguageConfig) -> None:
 
 def check_wandb(logger: WandbConfig) -> None:
     """Refuse what ``wandb.init`` would refuse, before there is a run to mark failed."""
-    require("wandb", "logger=wandb", "pip install wandb, or choose logger=none")
     mode = os.environ.get("WANDB_MODE")
     if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
         raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
@@ -62,6 +61,13 @@ def require(package: str, setting: str, remedy: str) -> None:
         raise ConfigError(f"{setting}: the package {package} is not installed; {remedy}")
 
 
+def check_package(group: str, name: str) -> None:
+    """Refuse a choice whose optional package is not installed."""
+    choice = choice_of(group, name)
+    if choice.package:
+        require(choice.package, f"{group}={name}", choice.remedy)
+
+
 def check_device(device: str) -> None:
     """Refuse a CUDA device that is not here."""
     if not device.startswith("cuda"):
@@ -92,8 +98,10 @@ def check_machine(
         ConfigError: an optional package, a device, a run folder or an environment is missing, or
             another run's policy does not fit.
     """
-    if isinstance(config.logger, WandbConfig):
-        check_wandb(config.logger)
+    for group in GROUPS:
+        check_package(group, getattr(config, group).name)
+    if config.logger.name == "wandb":
+        check_wandb(cast("WandbConfig", config.logger))
     domain_of(config).preflight(config, overridden, resumed=resumed)
     check_device(config.device)
 

@@ -12,6 +12,7 @@ To add a metric, declare it in :data:`METRICS` and write it into the rows: the p
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -304,6 +305,24 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
+
+#: What counts as the return of a run: the first of these that it recorded.
+_RETURNS = ("eval/return", "reward/episode", "reward/raw")
+
+
+def last_recorded(rows: Iterable[Row]) -> Row:
+    """The last value of each metric."""
+    return {name: value for row in rows for name, value in row.items()}
+
+
+def final_return(last: Mapping[str, float]) -> float | None:
+    """The return that a run ended with; None where it recorded none.
+
+    Args:
+        last: the last value of each metric. Its evaluation goes before the episodes of training,
+            and these before the mean reward.
+    """
+    return next((float(last[name]) for name in _RETURNS if name in last), None)
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:

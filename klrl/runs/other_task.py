@@ -10,6 +10,7 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
+from klrl.config.overrides import key_of
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
@@ -35,8 +36,8 @@ def config_on_task(run: Path, words: Sequence[str]) -> JobConfig:
 def allowed(words: Sequence[str], keys: Sequence[str]) -> list[str]:
     """The words, ``env.id`` first; their keys must be these or stand below one of them."""
     for word in map(str, words):
-        key, sign, _ = word.partition("=")
-        if not sign or not any(key == may or key.startswith(f"{may}.") for may in keys):
+        key = key_of(word)
+        if "=" not in word or not any(key == may or key.startswith(f"{may}.") for may in keys):
             shown = ", ".join(f"{k}.*" if k == "env.kwargs" else k for k in keys)
             raise ConfigError(f"{word}: evaluation keeps it; give KEY=VALUE of {shown}")
     return sorted(words, key=lambda word: not word.startswith("env.id="))

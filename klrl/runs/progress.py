@@ -38,11 +38,9 @@ class Progress:
     ) -> None:
         self._axis = domain.axis
         self._metrics = [metric for metric in metrics_of(domain).values() if metric.short]
-        self._stream = stream or sys.stdout
-        self._line = LiveLine(self._stream)
+        self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        self._printed = 0.0
         self._row: Row = {domain.axis: done}
         self._scores: deque[float] = deque(maxlen=_RECENT)
         self._stop = threading.Event()
@@ -55,10 +53,10 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._line.end()
         if self._ticker.is_alive():
             self._ticker.join()
-            self._print()
+            self._line.show(self.line())
+        self._line.end()
 
     def show(self, row: Row) -> None:
         """Take the newest row."""
@@ -89,11 +87,7 @@ class Progress:
 
     def _tick(self) -> None:
         while not self._stop.wait(self._every):
-            self._print()
-
-    def _print(self) -> None:
-        self._stream.write(self.line() + "\n")
-        self._stream.flush()
+            self._line.show(self.line())
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from klrl.base.errors import Interrupted
+from klrl.base.errors import Interrupted, in_one_line
 from klrl.config import JobConfig, factory
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
@@ -31,7 +31,7 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
         status = "interrupted"
         raise
     except Exception as error:
-        more["error"] = " ".join(f"{type(error).__name__}: {error}".split())
+        more["error"] = in_one_line(error, limit=None)
         raise
     finally:
         files.close(status, **{domain.axis: counters.frames}, **more)

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import JobConfig
 from klrl.config.checks import to_config
+from klrl.config.overrides import key_of
 from klrl.config.stored import typed
 from klrl.runs.find import check_not_running, find_run
 
@@ -74,8 +75,9 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
-    key = word.partition("=")[0]
-    if not any(key == may or key.startswith(f"{may}.") for may in changeable):
+    key = key_of(word)
+    kept = not any(key == may or key.startswith(f"{may}.") for may in changeable)
+    if kept or word.startswith("~"):
         raise ConfigError(
             f"{word}: a resumed run keeps it; only {', '.join(changeable)} may change"
         )
@@ -83,4 +85,4 @@ def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
         value = OverridesParser.create().parse_override(word).value()
         OmegaConf.update(cfg, key, value, merge=False)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{word}: {first_line(error)}") from error

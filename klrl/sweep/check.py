@@ -14,7 +14,7 @@ from klrl.base.live import LiveLine
 from klrl.config import SWEEP_GROUPS, LauncherConfig, SearchConfig
 from klrl.config.checks import check_names_unset, to_settings
 from klrl.config.compose import Checked, Composer, checked_config, keys
-from klrl.runs.machine import check_machine, require
+from klrl.runs.machine import check_machine, check_package
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
@@ -46,27 +46,20 @@ _MANY = 20
 
 @contextmanager
 def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """Tell how far the checking of many jobs is, once it has taken a second.
+    """Tell how far the checking of many jobs is, once it has taken a second (in a log, 5).
 
     Yields:
         A function of the number of jobs that were checked.
     """
-    stream = stream or sys.stderr
-    line = LiveLine(stream)
-    said, first = time.monotonic(), True
+    line = LiveLine(stream or sys.stderr, every=5.0)
+    due = time.monotonic() + 1.0
 
     def tell(done: int) -> None:
-        nonlocal said, first
+        nonlocal due
         now = time.monotonic()
-        pause = 1.0 if first else 0.2 if line.live else 5.0
-        if jobs < _MANY or now - said < pause:
-            return
-        said, first = now, False
-        text = f"checking jobs: {done:,}/{jobs:,}"
-        if line.live:
-            line.show(text)
-        else:
-            line.say(text)
+        if jobs >= _MANY and now >= due:
+            due = now + 0.2
+            line.show(f"checking jobs: {done:,}/{jobs:,}")
 
     yield tell
     line.clear()
@@ -91,11 +84,6 @@ def sweep_settings(
     cfg = Composer(args.config_dir, "sweep").explained(words)
     check_names_unset(keys(words))
     parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
-    launcher, search = parts["launcher"], parts["search"]
-    packages = {"joblib": "joblib", "submitit": "submitit", "ray": "ray"}
-    if launcher.name in packages:
-        package = packages[launcher.name]
-        require(package, f"launcher={launcher.name}", f"pip install 'klrl[{package}]'")
-    if search.name == "optuna":
-        require("optuna", "search=optuna", "pip install 'klrl[optuna]'")
-    return launcher, search
+    for group, config in parts.items():
+        check_package(group, config.name)
+    return parts["launcher"], parts["search"]

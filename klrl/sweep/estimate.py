@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from klrl.config import JobConfig, JoblibConfig, LauncherConfig, RayLauncherConfig, SubmititConfig
+from klrl.config import JobConfig, LauncherConfig
 from klrl.sweep.jobs import flat_settings
 from klrl.sweep.probe import Cost
 
@@ -61,22 +61,7 @@ def job_seconds(job: Planned, cost: Cost) -> float:
 
 def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
     """Jobs at a time."""
-    if isinstance(launcher, JoblibConfig):
-        wanted = launcher.n_jobs
-    elif isinstance(launcher, SubmititConfig):
-        wanted = jobs if launcher.cluster == "local" else launcher.array_parallelism
-    elif isinstance(launcher, RayLauncherConfig):
-        wanted = int((launcher.cpus or cores) / launcher.cpus_per_job)
-    else:
-        wanted = 1
-    return max(min(wanted, jobs), 1)
-
-
-def on_this_machine(launcher: LauncherConfig) -> bool:
-    """Whether the jobs run where the plan is made."""
-    if isinstance(launcher, SubmititConfig):
-        return launcher.cluster == "local"
-    return not (isinstance(launcher, RayLauncherConfig) and launcher.address)
+    return max(min(launcher.at_once(jobs, cores), jobs), 1)
 
 
 def sweep_seconds(
@@ -95,7 +80,7 @@ def sweep_seconds(
     for job in jobs:
         cost = costs[kind_of(job.config)]
         at, slot = heapq.heappop(queue)
-        if slot in fresh or isinstance(launcher, SubmititConfig):
+        if slot in fresh or launcher.fresh_processes:
             at += cost.start
             fresh.discard(slot)
         at += job_seconds(job, cost)

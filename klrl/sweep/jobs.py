@@ -13,7 +13,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity, settings_hash
-from klrl.runs.folder import RunFolder, by_dotted_key
+from klrl.runs.folder import BrokenManifest, RunFolder, by_dotted_key
 from klrl.runs.resume import stored_config
 
 
@@ -110,10 +110,8 @@ def recorded(folder: Path) -> dict[Identity, Path]:
     for path in sorted(folder.glob("*/manifest.json")):
         try:
             found[recorded_identity(RunFolder(path.parent))] = path.parent
-        except (ValueError, TypeError, AttributeError, OSError) as error:
-            raise ConfigError(
-                f"{path.parent}: its manifest.json is broken ({error}); move that folder away"
-            ) from error
+        except BrokenManifest as error:
+            raise ConfigError(f"{path.parent}: {error}; move that folder away") from error
     return found
 
 
@@ -177,7 +175,10 @@ def _why_other(path: Path, mine: Identity, config: JobConfig) -> str:
             f"version's ({theirs.numerics}, now {mine.numerics}); give another sweep=NAME, or move "
             "that folder away"
         )
-    changed = ", ".join(_differences(path, config)) or "other settings"
+    try:
+        changed = ", ".join(_differences(path, config)) or "other settings"
+    except ConfigError:
+        changed = "other settings, which cannot be read"
     return f"holds a job with {changed}; give another sweep=NAME, or move that folder away"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from klrl.base.errors import in_one_line
 from klrl.config import (
     SWEEP,
     JoblibConfig,
@@ -37,11 +38,6 @@ def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
         folder: the sweep's.
     """
     return factory("launcher", config, SWEEP)(config, jobs, folder)
-
-
-def is_parallel(config: LauncherConfig) -> bool:
-    """Whether jobs run in processes of their own, and talk into ``log.txt``."""
-    return config.name != "local"
 
 
 def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
@@ -143,8 +139,7 @@ def _result_of(handle: Any, job: Job) -> Outcome:
     try:
         return handle.result()
     except (FailedJobError, UncompletedJobError) as error:
-        text = " ".join(str(error).split())[:200]
-        return Outcome(job.name, "failed", f"{type(error).__name__}: {text}")
+        return Outcome(job.name, "failed", in_one_line(error))
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from klrl.base.files import replace_file
+from klrl.base.text import text_table
 from klrl.base.version import __version__
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
-from klrl.runs.metrics import METRICS, Row, metric_of
+from klrl.runs.metrics import METRICS, Row, final_return, last_recorded, metric_of
 from klrl.runs.progress import duration
 from klrl.sweep.jobs import Job, Outcome
 
@@ -66,9 +67,7 @@ class Ledger:
             for job in self.jobs.values()
         ]
         told = {"klrl": __version__, "command": self._command, "jobs": entries}
-        partial = self._path.with_suffix(".tmp")
-        partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self._path)
+        replace_file(self._path, json.dumps(told, indent=1) + "\n")
 
     def table(self) -> str:
         """One line per job, what did not finish last, and a sum."""
@@ -83,16 +82,7 @@ class Ledger:
             rows.append(_line(job, status, error, self._seconds.get(name), recorded))
         rows.sort(key=lambda row: row[1] != "finished")
         heads = _heads(list(domains) or [CONTROL])
-        widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(6)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row[:6], widths, strict=True))
-            )
-            + (f"  {row[6]}" if row[6] else "")
-            for row in (heads, *rows)
-        ]
-        return "\n".join(f"  {line}".rstrip() for line in lines)
+        return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
     def counts(self) -> str:
         """How many jobs stand how, as in ``12 jobs: 11 finished, 1 failed``."""
@@ -132,7 +122,7 @@ def _line(
     if status != "refused" and recorded:
         rows, domain = recorded
         frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
-        score = _shown(final_return(rows), "eval/return", domain)
+        score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
         kl = _shown(rows[-1].get(_KL), _KL, domain)
         took = took or duration(sum(row["time/iteration"] for row in rows))
     return job.name, status, frames, took, score, kl, error or ""
@@ -140,16 +130,6 @@ def _line(
 
 def _shown(value: float | None, name: str, domain: Domain) -> str:
     return "" if value is None else metric_of(name, domain).show(value)
-
-
-def final_return(rows: Sequence[Mapping[str, Any]], metric: str | None = None) -> float | None:
-    """The last recorded value of a metric: by default of the evaluation, else of training."""
-    names = (metric,) if metric else ("eval/return", "reward/episode", "reward/raw")
-    for name in names:
-        for row in reversed(rows):
-            if name in row:
-                return float(row[name])
-    return None
 
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
@@ -160,6 +140,6 @@ def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
     recorded = _recorded(job)
     if recorded:
         rows, domain = recorded
-        found = final_return(rows)
+        found = final_return(last_recorded(rows))
         line += f", {domain.score} {_shown(found, 'eval/return', domain)}" * (found is not None)
     return f"{line}, {duration(outcome.seconds)}"

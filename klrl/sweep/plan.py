@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from klrl.base.errors import ConfigError
+from klrl.base.text import text_table
 from klrl.config import LauncherConfig, OptunaConfig, register_schemas
 from klrl.config.overrides import expand, split_words
 from klrl.domains import domain_of
@@ -24,7 +25,6 @@ from klrl.sweep.estimate import (
     job_seconds,
     kind_of,
     memory,
-    on_this_machine,
     slots,
     sweep_seconds,
 )
@@ -70,7 +70,7 @@ def print_plan(args: argparse.Namespace) -> None:
     if not plan.jobs:
         return
     at_once = slots(plan.launcher, len(plan.jobs), os.cpu_count() or 1)
-    together = at_once if on_this_machine(plan.launcher) else 1
+    together = at_once if plan.launcher.on_this_machine else 1
     costs = measured(plan.jobs, min(together, os.cpu_count() or 1))
     print(table(plan.jobs, costs))
     needed = memory(costs, at_once)
@@ -175,17 +175,13 @@ def table(jobs: Sequence[Planned], costs: Mapping[str, Cost]) -> str:
         lines.append(
             (mine[0].name, str(len(mine)), f"{frames:,.0f}", f"{speed:,.0f}", duration(each), size)
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  " + "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    )
+    return text_table(lines, right=range(1, 6), indent=2)
 
 
 def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
     """Refuse more jobs at a time than this machine has memory for."""
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if on_this_machine(launcher) and needed > has:
+    if launcher.on_this_machine and needed > has:
         raise ConfigError(
             f"launcher={launcher.name}: {at_once} jobs at a time need {needed / 1e9:.0f} GB, this "
             f"machine has {has / 1e9:.0f}; run fewer at a time"

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klrl.config import JobConfig, WandbConfig
+from klrl.config import JobConfig
 from klrl.config.checks import to_config
 from klrl.config.stored import typed
 from klrl.train.callbacks import Callback
@@ -151,8 +151,7 @@ def probe(settings: dict[str, Any], seconds: float) -> Cost:
     import torch
 
     config = to_config(typed(settings))
-    if isinstance(config.logger, WandbConfig):
-        config.logger.mode = "offline"  # a probe is no run of anybody's project
+    config.logger = config.logger.offline()  # a probe is no run of anybody's project
     torch.set_num_threads(config.threads)
     first = measure(config, _FIRST_SECONDS)
     through = time.perf_counter() - began

@@ -16,7 +16,7 @@ from klrl.config.overrides import SweepWords, expand, job_name, split_words, swe
 from klrl.runs.folder import new_folder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
-from klrl.sweep.launchers import is_parallel, launch
+from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.single import remove_unstarted
 from klrl.sweep.stop import passed_on
@@ -102,7 +102,7 @@ def run_jobs(
     print(_opening(folder, standing, jobs), flush=True)
     todo = {job.name: job for job in standing.open}
     outcomes: list[Outcome] = []
-    if is_parallel(launcher):
+    if launcher.parallel:
         with passed_on(folder, lambda: list(todo.values())) as came:
             for outcome in launch(launcher, standing.open, folder):
                 outcomes.append(outcome)
@@ -188,7 +188,8 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
     """A sweep's words, its flags before them."""
-    flags = ["--config-dir", args.config_dir] if args.config_dir else []
+    given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    flags = [word for flag, value in given.items() if value for word in (flag, value)]
     return ["-m", *flags, *overrides]
 
 

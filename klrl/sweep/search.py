@@ -22,9 +22,10 @@ from klrl.base.errors import ConfigError
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepWords, expand, job_name, parse
 from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import last_recorded
 from klrl.sweep.check import check_jobs
 from klrl.sweep.jobs import Job, Outcome, make_jobs
-from klrl.sweep.ledger import Ledger, final_return
+from klrl.sweep.ledger import Ledger
 from klrl.sweep.run import check_launcher, close, command_of, run_jobs, sweep_folder
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class Search:
         return f"{head}: {self._config.metric} {mean:.4g} over {len(found)} seeds"
 
     def _value(self, job: Job) -> float | None:
-        return final_return(read_rows(job.folder / "metrics.jsonl"), self._config.metric)
+        return last_recorded(read_rows(job.folder / "metrics.jsonl")).get(self._config.metric)
 
     def table(self) -> str:
         """The five best trials."""

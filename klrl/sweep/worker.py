@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.base.errors import FAILURES, ConfigError, Interrupted, first_line
+from klrl.base.errors import FAILURES, ConfigError, Interrupted, in_one_line
 from klrl.base.imports import import_for_good
 from klrl.config.compose import keys
 from klrl.domains import domain_of
@@ -57,10 +57,10 @@ def _outcome(job: Job) -> Outcome:
     except KeyboardInterrupt:
         return Outcome(job.name, "interrupted", signum=signal.SIGINT)
     except FAILURES as error:
-        return Outcome(job.name, "failed", f"{type(error).__name__}: {error}")
+        return Outcome(job.name, "failed", in_one_line(error, limit=None))
     except Exception as error:  # of a library, or a fault of klrl's: whoever mends it needs all
         traceback.print_exc()
-        return Outcome(job.name, "failed", f"{type(error).__name__}: {first_line(error)}")
+        return Outcome(job.name, "failed", in_one_line(error))
     return Outcome(job.name, "finished")
 
 

@@ -40,7 +40,10 @@ def token_log_probs(
         ValueError: a row without tokens, or longer than the network's positions.
     """
     real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
-    _check_lengths(network, real)
+    empty = [index for index, row in enumerate(real) if row.numel() == 0]
+    if empty:
+        raise ValueError(f"samples {empty} hold no token: there is nothing to score")
+    check_length(network, max(row.numel() for row in real))
     device = next(network.parameters()).device
     tokens = pad_sequence(real, batch_first=True, padding_value=0).to(device)
     mask = pad_sequence([torch.ones_like(row) for row in real], batch_first=True).to(device)
@@ -61,15 +64,17 @@ def _spread(scored: Tensor, attention: Tensor) -> Tensor:
     return spread.index_put((positions,), scored)
 
 
-def _check_lengths(network: nn.Module, rows: list[Tensor]) -> None:
-    empty = [index for index, row in enumerate(rows) if row.numel() == 0]
-    if empty:
-        raise ValueError(f"samples {empty} hold no token: there is nothing to score")
+def check_length(network: nn.Module, tokens: int) -> None:
+    """Refuse what the positions of a model cannot hold.
+
+    Raises:
+        ValueError: prompt and response are longer than the context.
+    """
     limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
-    longest = max(row.numel() for row in rows)
-    if limit is not None and longest > limit:
+    if limit is not None and tokens > limit:
         raise ValueError(
-            f"{longest} tokens: more than the model's max_position_embeddings={limit}; truncate"
+            f"{tokens} tokens: more than the model's max_position_embeddings={limit}; truncate "
+            "the prompts, or lower max_new_tokens"
         )
 
 

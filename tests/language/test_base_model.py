@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from dataclasses import replace
@@ -16,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from klrl.base.errors import ConfigError
 from klrl.language import base_model as cache
 from klrl.language import supervised
-from klrl.language._countdown import Countdown
 from klrl.language.base_model import base_model, cache_dir
 from klrl.language.model import load_causal_lm
 from klrl.language.prompts import Prompt, PromptBatch, left_pad
@@ -287,22 +285,3 @@ def test_saved_weights_are_the_trained_ones(tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-
-
-# ------------------------------------------------------------------------------------ countdown
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_one_moving_line_and_a_log_a_line_now_and_then() -> None:
-    screen, log = Screen(), io.StringIO()
-    for stream in (screen, log):
-        with Countdown("base model", "updates", stream, every=3600.0) as countdown:
-            for step in range(1, 4):
-                countdown.show(step, f"reward 0.{step}")
-    assert screen.getvalue().count("\r") == 3
-    assert screen.getvalue().endswith("base model | 3 updates | reward 0.3 | 0:00\n")
-    assert log.getvalue() == "base model | 3 updates | reward 0.3 | 0:00\n"

@@ -20,7 +20,7 @@ from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
-from klrl.config.language_checks import BASE_CONTEXT
+from klrl.config.combinations import BASE_CONTEXT
 from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.supervised import Recipe

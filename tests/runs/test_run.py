@@ -179,7 +179,7 @@ def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
     assert exits("resume=run") == 2
     assert "manifest.json is broken" in capsys.readouterr().err
     Path("run/.hydra/config.yaml").unlink()
-    Path("run/manifest.json").write_text("{}", encoding="utf-8")
+    Path("run/manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
     assert exits("resume=run") == 2
     assert "no .hydra/config.yaml" in capsys.readouterr().err
 

@@ -15,16 +15,18 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
+from klrl.base.errors import ConfigError
 from klrl.config import JoblibConfig
-from klrl.config.compose import job_config
+from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, job_name, quote_paths
 from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder, process_start
 from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import TIMES
 from klrl.runs.resume import stored_config
-from klrl.sweep.jobs import Job
+from klrl.sweep.jobs import Job, make_jobs
 from klrl.sweep.launchers import launch
+from klrl.sweep.run import command_of
 from tests.conftest import QUICK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -75,6 +77,27 @@ def wait_for(condition, seconds: float = 120) -> None:
 
 
 # ------------------------------------------------------------------------------- words and names
+
+
+def test_the_command_of_sweep_json_is_the_one_that_was_given(tmp_path) -> None:
+    flags = ["--config-dir", str(tmp_path), "--config-name", "mine"]
+    given = parse_args(["-m", *flags, "seed=0,1", "kl.coef=0.1"])
+    again = parse_args(command_of(given.overrides, given))
+    assert (again.config_dir, again.config_name) == (str(tmp_path), "mine")
+    assert (again.multirun, again.overrides) == (True, ["seed=0,1", "kl.coef=0.1"])
+
+
+@pytest.mark.parametrize("text", ["a: [", "3", "frames: much", "env: 3", "env: ${nope}", "\x00"])
+def test_a_job_whose_stored_settings_are_broken_is_told_in_a_line(settings, text) -> None:
+    run = RunFolder(Path("outputs/a/job"))
+    run.open(settings("seed=1"))
+    (run.path / ".hydra" / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])
+    assert str(refused.value) == (
+        "outputs/a/job: holds a job with other settings, which cannot be read; give another "
+        "sweep=NAME, or move that folder away"
+    )
 
 
 def test_jobs_are_those_of_hydras_own_sweeper() -> None:

@@ -1,0 +1,233 @@
+"""What takes two settings to be wrong: a list of checks per domain, :data:`CHECKS`.
+
+A check takes a typed job and raises a ConfigError that names setting, value and remedy. To add one:
+a function, and its name in a list below. No torch in here; what this machine lacks is the business
+of ``klrl.runs.machine`` and of each domain's ``preflight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.config import (
+    CONTROL,
+    LANGUAGE,
+    AdaptiveControllerConfig,
+    Config,
+    DualControllerConfig,
+    GroupConfig,
+    JobConfig,
+    KLPENConfig,
+    LanguageConfig,
+    LegacyKLConfig,
+    RayCollectorConfig,
+    RetrieveKLConfig,
+    SortDigitsConfig,
+    TextConfig,
+)
+from klrl.config.placement import check_placement
+
+MOST_DIGITS = 64
+#: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
+BASE_CONTEXT = 256
+
+#: domain -> the values of ``loss.reduction``, and what to say of them
+_REDUCTIONS = {
+    CONTROL: (("mean", "sum"), "language only; choose mean or sum over the frames"),
+    LANGUAGE: (
+        ("token", "sequence"),
+        "control only; choose token (mean over tokens) or sequence (sum over a response, mean "
+        "over responses)",
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------- both domains
+
+
+def _check_lr(c: JobConfig) -> None:
+    if c.optim.lr_floor > c.optim.lr:
+        raise ConfigError(
+            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
+            "the learning rate falls from lr to lr_floor"
+        )
+
+
+def _check_init(c: JobConfig) -> None:
+    if c.actor.init == "":
+        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
+
+
+def _check_reduction(c: JobConfig) -> None:
+    allowed, remedy = _REDUCTIONS[c.domain]
+    if c.loss.reduction not in allowed:
+        raise ConfigError(f"loss.reduction={c.loss.reduction}: {remedy}")
+
+
+def _check_beta(c: JobConfig) -> None:
+    loss = c.loss
+    if not isinstance(loss, KLPENConfig):
+        return
+    if loss.beta_min > loss.beta_max:
+        raise ConfigError(
+            f"loss.beta_min={loss.beta_min:g}: above loss.beta_max={loss.beta_max:g}; swap them"
+        )
+    if loss.beta_rule != "forward" and not loss.beta_min <= loss.beta <= loss.beta_max:
+        raise ConfigError(
+            f"loss.beta={loss.beta:g}: outside loss.beta_min={loss.beta_min:g} .. "
+            f"loss.beta_max={loss.beta_max:g}; start inside the bounds"
+        )
+
+
+def _check_kl_placement(c: JobConfig) -> None:
+    if isinstance(c.kl, RetrieveKLConfig):
+        check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
+
+
+def _check_controller(c: JobConfig) -> None:
+    """A coefficient that is multiplied must start inside its bounds, above 0."""
+    controller, coef = c.controller, getattr(c.kl, "coef", None)
+    if coef is None or not isinstance(controller, AdaptiveControllerConfig | DualControllerConfig):
+        return
+    if not controller.coef_min <= coef <= controller.coef_max:
+        raise ConfigError(
+            f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "
+            f"controller.coef_min={controller.coef_min:g} .. "
+            f"controller.coef_max={controller.coef_max:g}; start inside"
+        )
+
+
+# ---------------------------------------------------------------------------------------- control
+
+
+def _check_frames(c: Config) -> None:
+    batch = c.frames_per_iteration
+    if batch % c.learner.minibatches:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: does not divide the rollout of "
+            f"env.num_envs x collector.steps = {c.env.num_envs} x {c.collector.steps} = {batch} "
+            "frames; choose a divisor"
+        )
+    if batch // c.learner.minibatches < 2 and c.loss.normalize_advantage:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
+            "advantage has no spread; choose fewer or loss.normalize_advantage=false"
+        )
+
+
+def _check_ray(c: Config) -> None:
+    """What the workers of ``collector=ray`` cannot share or serve."""
+    if not isinstance(c.collector, RayCollectorConfig):
+        return
+    if c.env.num_envs % c.collector.workers:
+        raise ConfigError(
+            f"collector.workers={c.collector.workers}: does not divide env.num_envs="
+            f"{c.env.num_envs}, and every worker plays as many copies; choose a divisor"
+        )
+    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
+        raise ConfigError(
+            "kl.apply=step: with collector=ray the reference stays with the learner; use "
+            "kl.apply=rollout, whose numbers are the same"
+        )
+
+
+def _check_hidden(c: Config) -> None:
+    if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
+        raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
+
+
+# --------------------------------------------------------------------------------------- language
+
+
+def _check_task(c: LanguageConfig) -> None:
+    env = c.env
+    if isinstance(env, TextConfig):
+        if env.reward in ("exact", "proxy"):
+            raise ConfigError(
+                f"env.reward={env.reward}: belongs to env=sort_digits; name a function of yours as "
+                "package.module:function"
+            )
+        if c.actor.model is None and c.actor.init is None:
+            raise ConfigError(
+                "actor.model=null: env=text needs a model; give a folder that save_pretrained "
+                "wrote, or a hub id"
+            )
+    if isinstance(env, SortDigitsConfig) and not env.shortest <= env.longest <= MOST_DIGITS:
+        raise ConfigError(
+            f"env.longest={env.longest}: give env.shortest={env.shortest} .. {MOST_DIGITS}"
+        )
+    if isinstance(env, SortDigitsConfig) and c.actor.model is None:
+        room = BASE_CONTEXT - 8 - env.longest - 20 * env.shots
+        if room < c.collector.max_new_tokens:
+            raise ConfigError(
+                f"env.shots={env.shots}: with env.longest={env.longest} leaves {max(room, 0)} of "
+                f"the base model's {BASE_CONTEXT} tokens for a response of "
+                f"collector.max_new_tokens={c.collector.max_new_tokens}; choose fewer"
+            )
+
+
+def _check_groups(c: LanguageConfig) -> None:
+    size, count = c.collector.group_size, c.collector.prompts
+    if isinstance(c.advantage, GroupConfig) and size < 2:
+        raise ConfigError(
+            f"collector.group_size={size}: advantage=group compares the responses to a prompt; "
+            "give >= 2, or choose advantage=gae"
+        )
+    if count % c.learner.minibatches:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: does not divide collector.prompts="
+            f"{count}, whose groups stay together; choose a divisor"
+        )
+
+
+def _check_lora(c: LanguageConfig) -> None:
+    lora = c.actor.lora
+    if c.reference.name == "adapter_off" and lora.r == 0 and c.kl.name != "none":
+        raise ConfigError(
+            "reference=adapter_off: actor.lora.r=0 has no adapters to switch off; set "
+            "actor.lora.r=8, or choose reference=initial"
+        )
+    if lora.dropout:
+        raise ConfigError(
+            f"actor.lora.dropout={lora.dropout:g}: the updated policy would not be the one that "
+            "sampled; set it to 0"
+        )
+    targets = lora.target_modules
+    listed = isinstance(targets, list) and targets and all(isinstance(t, str) for t in targets)
+    if targets != "all-linear" and not listed:
+        raise ConfigError(
+            f"actor.lora.target_modules={targets}: give names as in [q_proj,v_proj], or all-linear"
+        )
+
+
+def _check_apply(c: LanguageConfig) -> None:
+    if getattr(c.kl, "apply", "rollout") == "step":
+        raise ConfigError(
+            "kl.apply=step: the KL of a response is known when it is complete; use kl.apply=rollout"
+        )
+
+
+def _check_compile(c: LanguageConfig) -> None:
+    if c.learner.compile not in ("auto", "false"):
+        raise ConfigError(
+            f"learner.compile={c.learner.compile}: a language model's update runs eagerly; use "
+            "learner.compile=false"
+        )
+
+
+Check = Callable[[Any], None]
+_BOTH: Sequence[Check] = (
+    _check_reduction,
+    _check_lr,
+    _check_init,
+    _check_beta,
+    _check_kl_placement,
+    _check_controller,
+)
+#: domain -> its checks; the first that fails is told
+CHECKS: Mapping[str, Sequence[Check]] = {
+    CONTROL: (_check_frames, _check_ray, _check_hidden, *_BOTH),
+    LANGUAGE: (_check_task, _check_groups, _check_lora, _check_apply, _check_compile, *_BOTH),
+}
