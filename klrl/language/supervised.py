@@ -1,12 +1,13 @@
-"""How the small base model of ``env=sort_digits`` learns: a recipe and supervised learning."""
+"""Supervised learning of the small base model of ``env=sort_digits``, and its recipe."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import transformers
@@ -14,18 +15,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from klrl.language._countdown import Countdown
+from klrl.base.live import LiveLine
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact
+from klrl.runs.progress import duration
 from klrl.transforms.token_log_probs import evaluating
 
-#: Move it with every change of this file or of the problems that changes the model.
+#: Increase it with every change of this file or of the problems that changes the model.
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the base model is made; another recipe, another cached model.
+    """The settings of the base model; each recipe has its own cached model.
 
     Args:
         shortest: fewest digits of a problem.
@@ -33,11 +35,11 @@ class Recipe:
         shots: worked examples in a prompt.
         target: stop at this share of right answers, sampled at temperature 1 on held-out prompts;
             0 stops at the first measurement.
-        steps: give up after so many updates.
+        steps: largest number of updates.
         batch: problems per update.
         lr: Adam's learning rate, after 50 updates of warm-up.
         measure_every: updates between two measurements.
-        measure_on: held-out prompts; .3 of 512 has a standard error of .02.
+        measure_on: number of held-out prompts; .3 of 512 has a standard error of .02.
         hidden: width of the Llama.
         layers: blocks of the Llama.
         heads: attention heads of a block.
@@ -62,8 +64,8 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """16 hex digits of everything that the weights depend on."""
-        matters = {
+        """The first 16 hex digits of a hash of everything that the weights depend on."""
+        inputs = {
             **asdict(self),
             "version": VERSION,
             "vocabulary": VOCABULARY,
@@ -71,10 +73,10 @@ class Recipe:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
-        return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
     def problems(self, split: str) -> SortDigits:
-        """The problems to learn from, or to be measured on."""
+        """The problems of a split: to learn from, or to measure on."""
         return SortDigits(self.shortest, self.longest, self.shots, self.seed, split)
 
 
@@ -116,14 +118,14 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
     """Maximum likelihood of the assistant's turns, until the target is reached.
 
     Raises:
-        RuntimeError: it was not, in ``recipe.steps`` updates.
+        RuntimeError: it was not reached in ``recipe.steps`` updates.
     """
     started = time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, betas=(0.9, 0.98))
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     held_out = PromptStream(recipe.problems("eval"), tokenizer, None).take(recipe.measure_on)
     reward = 0.0
-    with Countdown("base model, made once", f"of at most {recipe.steps} updates") as countdown:
+    with TrainingLine("base model, made once", f"of at most {recipe.steps} updates") as line:
         for step in range(1, recipe.steps + 1):
             loss = _supervised_loss(model, *_dialogues(recipe, tokenizer, step - 1))
             optimizer.zero_grad()
@@ -133,7 +135,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
             warmup.step()
             if step % recipe.measure_every == 0:
                 reward = sampled_accuracy(model, tokenizer, held_out, recipe.longest + 1)
-            countdown.show(step, f"reward {reward:.2f} of {recipe.target:g}")
+            line.show(step, f"reward {reward:.2f} of {recipe.target:g}")
             if step % recipe.measure_every == 0 and reward >= recipe.target:
                 return {
                     "reward": reward,
@@ -146,6 +148,47 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
         f"the base model reached reward {reward:.2f} after {recipe.steps} updates, not "
         f"{recipe.target:g}; give its recipe more steps"
     )
+
+
+class TrainingLine:
+    """Progress: a live line on a terminal or in a notebook; elsewhere a line every 10 s and a last.
+
+    Args:
+        title: the name of the model that is trained.
+        unit: of the count, as in "of at most 600 updates".
+        stream: where to write; default stderr, so that a command's own output stays clean.
+        every: seconds between plain lines.
+    """
+
+    def __init__(
+        self, title: str, unit: str, stream: TextIO | None = None, every: float = 10.0
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._live = LiveLine(self._stream)
+        self._title, self._unit, self._every = title, unit, every
+        self._started = self._printed = time.monotonic()
+        self._text = ""
+
+    def __enter__(self) -> TrainingLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live.live:
+            self._live.end()
+        else:
+            self._live.say(self._text)
+
+    def show(self, done: int, note: str) -> None:
+        """Show the count and a note."""
+        now = time.monotonic()
+        self._text = (
+            f"{self._title} | {done:,} {self._unit} | {note} | {duration(now - self._started)}"
+        )
+        if self._live.live:
+            self._live.show(self._text)
+        elif now - self._printed >= self._every:
+            self._printed = now
+            self._live.say(self._text)
 
 
 def _dialogues(recipe: Recipe, tokenizer: Tokenizer, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +216,7 @@ def _solved(problem: Prompt) -> list[Any]:
 def _supervised_loss(
     model: LlamaForCausalLM, ids: Tensor, attention: Tensor, assistant: Tensor
 ) -> Tensor:
-    """Mean -log p of the assistant's tokens, every turn's, nats."""
+    """Mean -log p of the assistant's tokens in all turns, nats."""
     model.train()
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
     learned = assistant[:, 1:]
@@ -188,7 +231,7 @@ def sampled_accuracy(model: Any, tokenizer: Tokenizer, batch: PromptBatch, longe
         model: samples from its whole softmax.
         tokenizer: its tokenizer.
         batch: N prompts [N, P].
-        longest: most tokens of a response; one that is not ended by then counts as wrong.
+        longest: most tokens of a response; a longer one counts as wrong.
     """
     with evaluating(model):
         full = model.generate(

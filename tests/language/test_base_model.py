@@ -16,12 +16,17 @@ from transformers import AutoModelForCausalLM
 from klrl.base.errors import ConfigError
 from klrl.language import base_model as cache
 from klrl.language import supervised
-from klrl.language._countdown import Countdown
 from klrl.language.base_model import base_model, cache_dir
 from klrl.language.model import load_causal_lm
 from klrl.language.prompts import Prompt, PromptBatch, left_pad
 from klrl.language.sort_digits import SortDigits, make_tokenizer
-from klrl.language.supervised import Recipe, make_model, recipe_for, sampled_accuracy
+from klrl.language.supervised import (
+    Recipe,
+    TrainingLine,
+    make_model,
+    recipe_for,
+    sampled_accuracy,
+)
 from tests.transforms import llm_toys as toys
 
 #: A second's work: four updates of a model of a few thousand parameters.
@@ -289,7 +294,7 @@ def test_saved_weights_are_the_trained_ones(tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
-# ------------------------------------------------------------------------------------ countdown
+# ------------------------------------------------------------------------------------- progress
 
 
 class Screen(io.StringIO):
@@ -300,9 +305,9 @@ class Screen(io.StringIO):
 def test_a_terminal_shows_one_moving_line_and_a_log_a_line_now_and_then() -> None:
     screen, log = Screen(), io.StringIO()
     for stream in (screen, log):
-        with Countdown("base model", "updates", stream, every=3600.0) as countdown:
+        with TrainingLine("base model", "updates", stream, every=3600.0) as line:
             for step in range(1, 4):
-                countdown.show(step, f"reward 0.{step}")
+                line.show(step, f"reward 0.{step}")
     assert screen.getvalue().count("\r") == 3
     assert screen.getvalue().endswith("base model | 3 updates | reward 0.3 | 0:00\n")
     assert log.getvalue() == "base model | 3 updates | reward 0.3 | 0:00\n"
