@@ -18,7 +18,7 @@ from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import ReferenceKL, make_reference_kl
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import make_row
-from klrl.control.rollout import Asked, make_rollout
+from klrl.control.rollout import RolloutContext, make_rollout
 from klrl.control.step_learner import Learner
 from klrl.kl.measure import AnnotatedReference, annotate, measure_reference_kl
 from klrl.kl.reference import OTHER_RUN, THE_POLICY, freeze, memory_bytes
@@ -134,8 +134,8 @@ class ControlParts(Parts):
             copies = None
         else:
             self._copies.seed_first_reset(seed)
-        asked = Asked(self.config, copies, self.agent, self.device, seed, online, say)
-        return make_rollout(asked)
+        context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
+        return make_rollout(context)
 
     def components(self) -> dict[str, Any]:
         """Networks, optimiser, and the reference where there is one."""

@@ -1,4 +1,4 @@
-"""What ``collector=ray`` needs of this machine."""
+"""The preflight check of ``collector=ray``: what it needs of this machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from klrl.runs.machine import require
 
 
 def check_ray_machine() -> None:
-    """Refuse to start without Ray, or where the cluster that ``RAY_ADDRESS`` names does not answer.
+    """Refuse to start without Ray, or when the cluster at ``RAY_ADDRESS`` does not answer.
 
     Raises:
-        ConfigError: with the package or the address.
+        ConfigError: the package is missing, the address is malformed or nothing answers there.
     """
     require("ray", "collector=ray", "pip install 'klrl[ray]', or choose collector=vector")
     address = os.environ.get("RAY_ADDRESS", "")

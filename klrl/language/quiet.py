@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """No progress bar inside: it would break a run's own lines, for a few shards."""
+    """Disable the progress bars of loading and saving: they would break a run's own lines."""
     enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -19,7 +19,7 @@ from klrl.language.wrapper_sampler import WrapperSampler
 #: The hidden states that the responses were drawn from [B, R, D], and pi_ref's of the same tokens.
 STATES = ("old", "states")
 REF_STATES = ("ref", "states")
-#: The gold score [B, 1, 1], beside a reward that is not it.
+#: The gold score [B, 1, 1], where the reward is another function.
 GOLD = ("next", "gold")
 
 

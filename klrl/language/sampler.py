@@ -171,7 +171,7 @@ class CacheSampler:
 
     @torch.no_grad()
     def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
-        """Of sampled and recomputed log-probs, nats; on at most four prompts."""
+        """Largest |sampled - recomputed| log-prob, nats, on at most four prompts."""
         few = prompt[:4], prompt_mask[:4]
         generator = torch.Generator(prompt.device).manual_seed(0)
         sampled = self(*few, group_size, Decoding(max_new_tokens=4), generator)

@@ -54,7 +54,7 @@ def token_log_probs(
 
 
 def _spread(scored: Tensor, attention: Tensor) -> Tensor:
-    """Put the log-probs of the real tokens from the second on at their positions; else zeros."""
+    """Place the log-probs of real tokens, from the second on, at their positions; else zeros."""
     positions = attention.nonzero().squeeze(-1)[1:]
     scored = scored[: positions.numel()].to(attention.device)
     spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
