@@ -1,8 +1,8 @@
-"""How a policy acts inside the native loop: one small forward per step, no distribution object.
+"""How a policy acts in the native loop: one small forward per step, no distribution object.
 
-The noise of a rollout is drawn before it; a draw is then a plain function of the parameters
-(``Family.act``). What the batch records (parameters, log-probs) is evaluated afterwards, once for
-the whole rollout, so nothing here is more than an action.
+The noise of a rollout is drawn before it starts; a sample is then a plain function of the
+parameters (``Family.act``). The parameters and log-probs that the batch records are evaluated
+afterwards, once for the whole rollout, so only actions are computed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = np.ndarray
 
 
 class Acting(Protocol):
-    """Acts for N copies; numpy in, numpy out, as the simulators want it."""
+    """Acts for N copies; numpy in, numpy out, as the simulators need it."""
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw the noise of a rollout; without it, actions are deterministic."""
@@ -37,8 +37,8 @@ class Acting(Protocol):
 
 
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Numpy for an MLP on the CPU (dispatch costs torch more than the arithmetic), else torch."""
-    if device.type == "cpu" and understood(agent.policy_net):
+    """Numpy for an MLP on the CPU (torch's dispatch costs more than the arithmetic), else torch."""
+    if device.type == "cpu" and runs_in_numpy(agent.policy_net):
         return NumpyActing(agent.policy_net, agent.family)
     return TorchActing(agent.policy_net, agent.family, device)
 
@@ -54,7 +54,7 @@ _NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
 }
 
 
-def understood(net: PolicyNet) -> bool:
+def runs_in_numpy(net: PolicyNet) -> bool:
     """Whether :class:`NumpyActing` can evaluate a network."""
     known: tuple[type, ...] = (nn.Linear, *_NUMPY)
     plain = isinstance(net.normalizer, ObservationNormalizer | nn.Identity)
@@ -62,7 +62,7 @@ def understood(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy, on the memory of its own parameters.
+    """An MLP policy in numpy, on the memory of its torch parameters.
 
     Args:
         net: the policy's network, on the CPU.
@@ -72,11 +72,11 @@ class NumpyActing:
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
         self._noise: Array | None = None
-        self._look()
+        self._refresh()
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .], already scaled where the scale is the same in every state."""
-        self._look()
+        self._refresh()
         noise = self._family.act_noise((steps, copies), self._net.head.out_features)
         if self._net.log_std is not None:
             noise = noise * self._net.log_std.detach().exp()
@@ -108,8 +108,8 @@ class NumpyActing:
                 activate(x)
         return x
 
-    def _look(self) -> None:
-        """Views of the parameters: an optimiser or a checkpoint may have moved them."""
+    def _refresh(self) -> None:
+        """Take new views of the parameters: an optimiser or a checkpoint may have moved them."""
         net, normalizer = self._net, self._net.normalizer
         linears = [layer for layer in net.trunk if isinstance(layer, nn.Linear)]
         activations = [_NUMPY[type(x)] for x in net.trunk if not isinstance(x, nn.Linear)]
@@ -129,7 +129,7 @@ class NumpyActing:
 
 
 class TorchActing:
-    """Any network, on any device; on a GPU one captured CUDA graph per step.
+    """Any network on any device; on a GPU a step replays one captured CUDA graph.
 
     Args:
         net: the policy's network.
@@ -150,13 +150,13 @@ class TorchActing:
     @torch.inference_mode()
     def sample(self, step: int, observation: Array) -> Array:
         """The family's draw from the noise of this step, or its mode."""
-        seen = torch.from_numpy(observation)
+        inputs = torch.from_numpy(observation)
         if self._device.type == "cuda":
             if self._captured is None:
-                self._captured = _CapturedForward(self._net, seen, self._device)
-            outputs = self._captured(seen)
+                self._captured = _CapturedForward(self._net, inputs, self._device)
+            outputs = self._captured(inputs)
         else:
-            outputs = self._net(seen)
+            outputs = self._net(inputs)
         params = dict(zip(self._family.param_keys, outputs, strict=True))
         noise = outputs[0].new_zeros(()) if self._noise is None else self._noise[step]
         return self._family.act(params, noise).cpu().numpy()
@@ -167,7 +167,7 @@ class TorchActing:
 
 
 class _CapturedForward:
-    """A network's forward as one CUDA graph; it reads the parameters where they lie."""
+    """A network's forward as one CUDA graph, which reads the parameters in place."""
 
     def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
         self._input = example.to(device)

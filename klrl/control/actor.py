@@ -60,7 +60,7 @@ class Agent:
 
 
 class PreTanhSampler(ProbabilisticTensorDictModule):
-    """Samples TanhNormal and keeps the value before tanh, from which all log-probs are computed.
+    """Samples TanhNormal and keeps the value before tanh; all log-probs are computed from it.
 
     Writes ``action``, ``pre_tanh`` and ``action_log_prob``; :meth:`log_prob` of a batch that holds
     ``pre_tanh`` never inverts tanh. Without it (data from elsewhere) TorchRL's inverse is used.
@@ -81,7 +81,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 
     @property
     def out_keys(self) -> list[Any]:
-        """What a forward writes beside the parameters."""
+        """The keys that a forward writes."""
         return [*super().out_keys, "pre_tanh"]
 
     def forward(
@@ -97,7 +97,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
             random = exploration_type() in (None, ExplorationType.RANDOM)
             u = dist.base_dist.sample() if random else dist.base_dist.mean
             out.set("pre_tanh", u)
-            # Rounding may put tanh on the bound itself, outside the distribution's support.
+            # Rounding may put the action on a bound, outside the distribution's support.
             out.set("action", dist.transforms[0](u))
         params = {key: tensordict.get(key) for key in self.family.param_keys}
         out.set("action_log_prob", self.family.log_prob(params, out.get("pre_tanh")))
@@ -117,7 +117,7 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
 
     Args:
         config: the actor group.
-        env: the environment whose specs count.
+        env: the environment.
         normalize: whether observations are normalised inside the networks.
         separate: ``loss.separate_losses``: keep the critic's gradient out of a shared trunk.
 
@@ -128,7 +128,7 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
 
 
 def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=mlp``: categorical for discrete actions, else normal; arguments as above."""
+    """``actor=mlp``: categorical for discrete actions, else normal; see :func:`make_agent`."""
     discrete = isinstance(env.action_spec_unbatched, CategoricalSpec)
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
@@ -143,7 +143,10 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
     """``actor=tanh_normal``; arguments as :func:`make_agent`."""
     spec = _continuous(config, env)
     if not isinstance(spec, Bounded):
-        raise ConfigError("actor=tanh_normal: the environment's actions have no finite bounds")
+        raise ConfigError(
+            "actor=tanh_normal: the environment's actions have no finite bounds; "
+            "choose actor=normal"
+        )
     family = TanhNormalFamily(spec.space.low, spec.space.high)
     return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
 
@@ -152,14 +155,18 @@ def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=categorical``; arguments as :func:`make_agent`."""
     spec = env.action_spec_unbatched
     if not isinstance(spec, CategoricalSpec):
-        raise ConfigError(f"actor={config.name}: the environment's actions are continuous")
+        raise ConfigError(
+            f"actor={config.name}: the environment's actions are continuous; choose actor=normal"
+        )
     return _agent(config, env, Categorical(), spec.n, None, **how)
 
 
 def _continuous(config: ActorConfig, env: EnvBase) -> TensorSpec:
     spec = env.action_spec_unbatched
     if isinstance(spec, CategoricalSpec):
-        raise ConfigError(f"actor={config.name}: the environment's actions are discrete")
+        raise ConfigError(
+            f"actor={config.name}: the environment's actions are discrete; choose actor=categorical"
+        )
     return spec
 
 
@@ -173,7 +180,7 @@ def _agent(
     normalize: bool,
     separate: bool,
 ) -> Agent:
-    """Actor and critic of a family, whose network has so many outputs."""
+    """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
     size = env.observation_spec_unbatched["observation"].shape[-1]
     normalizer = ObservationNormalizer(size) if normalize else None
     sizes = [size, *config.hidden]

@@ -1,4 +1,4 @@
-"""Advantages of a rollout, once per rollout."""
+"""Generalised advantages, computed once per rollout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from klrl.config import AdvantageConfig
 
-#: The reward as the learner sees it: shaped, then scaled. What is recorded is never scaled.
+#: The learner's reward: shaped, then scaled. Recorded rewards are never scaled.
 LEARNER_REWARD = "reward_learner"
 
 
@@ -21,10 +21,10 @@ def gae(
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
 
-    TorchRL's GAE costs as much as a sixth of an iteration: it evaluates the critic on both ends of
-    every transition, and builds padded trajectories. Here the value after a step is that of the
-    next row, and the critic is asked again only where an episode or the rollout ends. Tests hold
-    it to TorchRL's numbers.
+    TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic on both ends of every
+    transition, and builds padded trajectories. Here the value after a step is that of the next row,
+    and the critic is evaluated again only where an episode or the rollout ends. Tests compare the
+    result with TorchRL's.
 
     Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
     the environment returned; terminated ones are not.
@@ -46,9 +46,9 @@ def gae(
         value = value_of(batch.get("observation"))
         value_after = _values_after(batch, value, value_of)
         alive = (~after.get("terminated")).to(value.dtype)
-        goes_on = (~after.get("done")).to(value.dtype)
+        continues = (~after.get("done")).to(value.dtype)
         delta = reward + config.gamma * alive * value_after - value
-        advantage = discounted(delta, config.gamma * config.lmbda * goes_on)
+        advantage = discounted(delta, config.gamma * config.lmbda * continues)
         after.set(LEARNER_REWARD, reward)
         batch.set("state_value", value)
         batch.set("advantage", advantage)
@@ -61,7 +61,7 @@ def gae(
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_t+1) [N, T, 1]: the next row's, or the critic's own where there is no next row."""
+    """V(s_t+1) [N, T, 1]: the next row's value, or a new one where there is no next row."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -72,7 +72,7 @@ def _values_after(
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
     """A_t = delta_t + decay_t A_t+1, backwards over T; [N, T, 1], on any device.
 
-    On Python's own numbers: 0.1 us an entry whatever the shape, where a tensor operation costs 2.
+    On Python floats: 0.1 us per entry whatever the shape, where a tensor operation costs 2 us.
     """
     rows = zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True)
     sums = [_backwards(deltas, decays) for deltas, decays in rows]
@@ -81,5 +81,5 @@ def discounted(delta: Tensor, decay: Tensor) -> Tensor:
 
 def _backwards(deltas: list[float], decays: list[float]) -> list[float]:
     pairs = zip(reversed(deltas), reversed(decays), strict=True)
-    found = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
-    return found[:0:-1]
+    sums = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
+    return sums[:0:-1]

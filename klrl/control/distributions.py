@@ -1,10 +1,10 @@
 """Action distributions as pure functions of their parameters.
 
 The learner evaluates these thousands of times per second and differentiates them; building
-``torch.distributions`` objects there costs more than the arithmetic. Tests hold every function to
-the matching torch or TorchRL distribution.
+``torch.distributions`` objects there costs more than the arithmetic. Tests compare every function
+with the matching torch or TorchRL distribution.
 
-A *family* works on a dictionary of parameters (the tensors that the policy writes in the batch,
+A *family* works on a dictionary of parameters (the tensors that the policy writes to the batch,
 keys :attr:`Family.param_keys`) and on the *sample* (the entry :attr:`Family.sample_key`, which for
 TanhNormal is the value before tanh). All results are in nats, one number per step.
 """
@@ -37,7 +37,7 @@ class Normal:
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """sum_i -(a_i - mu_i)^2 / (2 sigma_i^2) - log sigma_i - log(2 pi) / 2."""
         z = (sample - params["loc"]) / params["scale"]
-        # log sigma + z^2 / 2 in one operation: each costs more than its arithmetic.
+        # log sigma + z^2 / 2 in one operation: an operation costs more than its arithmetic.
         cost = torch.addcmul(params["scale"].log(), z, z, value=0.5).sum(-1)
         return -_HALF_LOG_2PI * z.shape[-1] - cost
 
@@ -83,8 +83,8 @@ class Normal:
 class TanhNormalFamily(Normal):
     """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2.
 
-    The sample is ``pre_tanh`` u [..., A]: recovering it from a saturated action clamps, and the
-    log-probability with it (upstream.md: 24.6 instead of 40.5 at loc 9).
+    The sample is ``pre_tanh`` u [..., A]: recovering u from a saturated action clamps it, and so
+    its log-probability (upstream.md: 24.6 instead of 40.5 at loc 9).
 
     Args:
         low: lower action bounds [A].
@@ -141,7 +141,7 @@ class Categorical:
     sample_key = "action"
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """Log softmax(logits)[a]; ``sample`` may have leading dimensions more than the logits."""
+        """Log softmax(logits)[a]; ``sample`` may have more leading dimensions than the logits."""
         log_p = _log_p(params)
         log_p = log_p.expand(*sample.shape, log_p.shape[-1])
         return log_p.gather(-1, sample.unsqueeze(-1)).squeeze(-1)

@@ -9,7 +9,7 @@ from klrl.control.gym_vector import VectorGymEnv
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
-    """The copies of the choice of ``env``, as one batched environment.
+    """The copies of the chosen ``env``, as one batched environment.
 
     Args:
         config: the env group.
@@ -26,14 +26,14 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
-    """The copies as a run collects from them.
+    """The copies with the transforms that a run collects with.
 
     Episode return (``episode_reward``) and length (``step_count``) come first, so that they count
     the raw reward even when a KL transform shapes it at every step.
 
     Args:
         copies: from :func:`make_copies`.
-        transforms: what must act online, as the KL with ``kl.apply=step``.
+        transforms: those that act at every step, as the KL's with ``kl.apply=step``.
     """
     return TransformedEnv(copies, Compose(RewardSum(), StepCounter(), *transforms))
 
@@ -45,5 +45,5 @@ def make_env(
     num_envs: int | None = None,
     transforms: tuple[Transform, ...] = (),
 ) -> TransformedEnv:
-    """Both in one; arguments as theirs."""
+    """:func:`make_copies`, then :func:`transformed`; their arguments."""
     return transformed(make_copies(config, seed=seed, num_envs=num_envs), transforms)

@@ -39,6 +39,6 @@ def _route_mujoco_warnings() -> None:
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 says so of Gymnasium's own half_cheetah.xml, at every start; nobody here can mend it.
+    # MuJoCo 4 says so of Gymnasium's own half_cheetah.xml, at every start; klrl cannot fix it.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

@@ -3,8 +3,8 @@
 TorchRL's GymEnv builds specs and converts observations at every step (135 us of CPU against 10 for
 Gymnasium's own step), and with SAME_STEP autoreset it hides the last observation of an episode in
 an info dictionary. Gymnasium's SyncVectorEnv merges info dictionaries that nothing here reads, for
-2 us a step, 20 with a single MuJoCo copy. Here the copies are stepped in a plain loop and done ones
-are reset through a mask, so ``("next", "observation")`` is always what the step produced.
+2 us a step, 20 us with a single MuJoCo copy. Here the copies are stepped in a plain loop and those
+that are done are reset through a mask, so ``("next", "observation")`` is always the step's own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class VectorGymEnv(EnvBase):
         self._envs = [_make_flat(env_id, kwargs or {}) for _ in range(num_envs)]
         self._set_specs()
         space = self._envs[0].observation_space
-        self._found = np.zeros((num_envs, *space.shape), space.dtype)
+        self._observations = np.zeros((num_envs, *space.shape), space.dtype)
         self._rewards = np.zeros(num_envs)
         self._ends = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
 
@@ -78,15 +78,17 @@ class VectorGymEnv(EnvBase):
             self._low, self._high = action.low, action.high
 
     def reset_native(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Reset all copies, or those of a mask [N]; observations [N, D], reused by the next call.
+        """Reset all copies, or those of a mask [N].
 
-        The rows of copies that were not reset keep their last observation.
+        Returns:
+            Observations [N, D]; copies that were not reset keep their last one. The next call
+            reuses their memory.
         """
         first, self._next_seed = self._next_seed, None
         for i, env in enumerate(self._envs):
             if mask is None or mask[i]:
-                self._found[i], _info = env.reset(seed=None if first is None else first + i)
-        return self._found
+                self._observations[i], _info = env.reset(seed=None if first is None else first + i)
+        return self._observations
 
     def step_native(
         self, action: np.ndarray
@@ -100,18 +102,21 @@ class VectorGymEnv(EnvBase):
         if self._box:
             # np.clip costs three times these two.
             action = np.minimum(np.maximum(action, self._low), self._high)
-        found, rewards, (terminated, truncated) = self._found, self._rewards, self._ends
-        for i, (env, of_env) in enumerate(zip(self._envs, action, strict=True)):
-            found[i], rewards[i], terminated[i], truncated[i], _info = env.step(of_env)
-        return found, rewards, terminated, truncated
+        observations, rewards = self._observations, self._rewards
+        terminated, truncated = self._ends
+        for i, (env, chosen) in enumerate(zip(self._envs, action, strict=True)):
+            observations[i], rewards[i], terminated[i], truncated[i], _info = env.step(chosen)
+        return observations, rewards, terminated, truncated
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        found = self.reset_native(None if mask is None else mask.reshape(-1).cpu().numpy())
-        observation = self.finite("observation", found, "at reset")
+        observations = self.reset_native(None if mask is None else mask.reshape(-1).cpu().numpy())
         no = torch.zeros(self.num_copies, 1, dtype=torch.bool)
         return self._pack(
-            observation=observation, done=no, terminated=no.clone(), truncated=no.clone()
+            observation=self.finite("observation", observations, "at reset"),
+            done=no,
+            terminated=no.clone(),
+            truncated=no.clone(),
         )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -130,10 +135,10 @@ class VectorGymEnv(EnvBase):
         return TensorDict(entries, batch_size=self.batch_size)
 
     def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
-        """Numbers [N, ...] as float32 (where 1e39 is infinite) with memory of their own.
+        """Numbers [N, ...] as float32 (where 1e39 is infinite), copied.
 
         Raises:
-            NonFiniteError: with the copy that a NaN or an infinity came from.
+            NonFiniteError: a NaN or an infinity; it names the copy of the environment.
         """
         tensor = _float(value)
         if not torch.isfinite(tensor).all():
@@ -169,12 +174,15 @@ def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
 def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> Bounded | Unbounded | Categorical:
     if isinstance(space, gymnasium.spaces.Discrete):
         if space.start != 0:
-            raise ConfigError(f"env.id={env_id}: Discrete actions that start at {space.start}")
+            raise ConfigError(
+                f"env.id={env_id}: Discrete actions that start at {space.start}; choose an "
+                "environment whose actions start at 0"
+            )
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
     if not isinstance(space, gymnasium.spaces.Box):
         raise ConfigError(
             f"env.id={env_id}: its action space is {type(space).__name__}; "
-            "Box and Discrete are served"
+            "choose an environment with Box or Discrete actions"
         )
     if not np.isfinite([space.low, space.high]).all():
         return Unbounded(shape=(n, *space.shape), dtype=torch.float32)
@@ -186,5 +194,5 @@ def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> Bounded | Unbou
 
 
 def _float(value: np.ndarray) -> torch.Tensor:
-    """A float32 tensor with memory of its own: the simulator reuses its buffers."""
+    """A float32 copy, because the simulator reuses its buffers."""
     return torch.from_numpy(np.array(value, dtype=np.float32, copy=True))

@@ -52,7 +52,7 @@ class ObservationNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, observation: Tensor) -> None:
-        """Take the observations [..., D] of one rollout into the statistics.
+        """Add the observations [..., D] of one rollout to the statistics.
 
         Chan et al. (1979): merge count, mean and sum of squared deviations of two samples.
         """
@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
-    """Linear layers with an activation after each, orthogonal with gain sqrt(2), bias 0."""
+    """Linear layers (orthogonal with gain sqrt(2), bias 0), each followed by an activation."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), ACTIVATIONS[activation]()]
@@ -77,7 +77,7 @@ def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
 
 
 def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
-    """Orthogonal weights of this gain, zero bias (Andrychowicz et al. 2021, sec. 3.2)."""
+    """Set orthogonal weights of this gain and zero bias (Andrychowicz et al. 2021, sec. 3.2)."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -90,7 +90,7 @@ class PolicyNet(nn.Module):
         normalizer: applied to the observation.
         trunk: hidden layers.
         outputs: A for a Gaussian, K for a categorical.
-        init_std: a Gaussian's first standard deviation; None for a categorical.
+        init_std: a Gaussian's initial standard deviation; None for a categorical.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class PolicyNet(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer, self.trunk = normalizer, trunk
-        # A gain of .01 starts near the same action everywhere (Andrychowicz et al. 2021).
+        # A gain of .01 starts with nearly the same action in all states (Andrychowicz et al. 2021).
         self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
         if init_std is None:
             self.register_parameter("log_std", None)
@@ -110,11 +110,11 @@ class PolicyNet(nn.Module):
         return self.of_normalized(self.normalizer(observation))
 
     def of_normalized(self, observation: Tensor) -> tuple[Tensor, ...]:
-        """The same from an observation that is normalised already."""
+        """The parameters from an already normalised observation [..., D]."""
         return self.of_features(self.trunk(observation))
 
     def of_features(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """The same from the trunk's output [..., H]."""
+        """The parameters from the trunk's output [..., H]."""
         out = self.head(hidden)
         if self.log_std is None:
             return (out,)
@@ -142,7 +142,7 @@ class ValueNet(nn.Module):
         return self.of_normalized(self.normalizer(observation))
 
     def of_normalized(self, observation: Tensor) -> Tensor:
-        """The same from an observation that is normalised already."""
+        """The state value [..., 1] from an already normalised observation [..., D]."""
         hidden = self.trunk(observation)
         return self.head(hidden.detach() if self.detach_trunk else hidden)
 

@@ -24,24 +24,24 @@ class Networks(nn.Module):
 
 
 def in_order(agent: Agent) -> list[nn.Parameter]:
-    """Each parameter once, like layers of the two trunks side by side: one view then holds both."""
+    """Each parameter once; matching layers of the trunks are adjacent, so one view covers both."""
     trunks = agent.policy_net.trunk, agent.value_net.trunk
     pairs = zip(*(trunk.parameters() for trunk in trunks), strict=True)
-    listed: list[Any] = [p for pair in pairs for p in pair] + trainable(agent)
-    return list({id(p): p for p in listed}.values())
+    parameters: list[Any] = [p for pair in pairs for p in pair] + trainable(agent)
+    return list({id(p): p for p in parameters}.values())
 
 
 class PairedNetworks:
     """Both networks with their trunks evaluated together: half the operations of eager mode.
 
-    Policy and critic have trunks of the same shape. Where like weights lie side by side in memory
-    they are one tensor [2, H, D], and a layer of both is one batched product.
+    Policy and critic have trunks of the same shape. Where matching weights are adjacent in memory,
+    they are one tensor [2, H, D], and a layer of both trunks is one batched product.
 
     Args:
         agent: its parameters are views of one tensor, in the order of :func:`in_order`.
 
     Attributes:
-        leaves: what to differentiate by; in memory they are that tensor, in its order.
+        leaves: the tensors to differentiate by; they cover that one tensor, in its order.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -66,7 +66,7 @@ class PairedNetworks:
 
 
 def can_be_paired(agent: Agent) -> bool:
-    """Whether like layers of two separate trunks lie side by side in memory."""
+    """Whether matching layers of two separate trunks are adjacent in memory."""
     policy, value = agent.policy_net.trunk, agent.value_net.trunk
     if policy is value or 2 * len(linears(policy)) != len(policy):
         return False
@@ -78,12 +78,12 @@ def can_be_paired(agent: Agent) -> bool:
 
 
 def linears(trunk: nn.Sequential) -> list[nn.Linear]:
-    """Its linear layers."""
+    """The linear layers of a trunk."""
     return [layer for layer in trunk if isinstance(layer, nn.Linear)]
 
 
 def _both(policy: Tensor, value: Tensor) -> Tensor:
-    """One leaf over two tensors that lie side by side."""
+    """One leaf [2, ...] over two tensors that are adjacent in memory."""
     both = policy.detach().as_strided((2, *policy.shape), (policy.numel(), *policy.stride()))
     assert both[1].data_ptr() == value.data_ptr()
     return both.requires_grad_()

@@ -14,24 +14,24 @@ from klrl.runs.resume import stored_config
 _CONTROL = ("env.id", "env.kwargs")
 
 
-def control_on_task(run: Path, own: Config, words: Sequence[str]) -> JobConfig:
-    """:func:`config_on_task` of a control run."""
-    asked = allowed(words, _CONTROL)
-    # Another environment knows nothing of this one's arguments.
-    fresh = ["env.kwargs={}"] if any(word.startswith("env.id=") for word in asked) else []
-    config = stored_config(run, [*fresh, *asked], changeable=_CONTROL)
+def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
+    """:func:`klrl.runs.other_task.config_on_task` of a control run."""
+    checked = allowed(overrides, _CONTROL)
+    # Another environment does not take this one's arguments.
+    reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
+    config = stored_config(run, [*reset, *checked], changeable=_CONTROL)
     assert isinstance(config, Config)
     check_env(config.env, config.actor, frozenset())
-    _check_same_numbers(own, config.env, words)
+    _check_same_kind(stored, config.env, overrides)
     return config
 
 
-def _check_same_numbers(own: Config, env: EnvConfig, words: Sequence[str]) -> None:
-    mine, theirs = policy_kind(own.env, own.actor), policy_kind(env, own.actor)
+def _check_same_kind(stored: Config, env: EnvConfig, overrides: Sequence[str]) -> None:
+    trained, task = policy_kind(stored.env, stored.actor), policy_kind(env, stored.actor)
     names = ("action distribution", "observation", "action")
-    for name, ours, others in zip(names, mine, theirs, strict=True):
-        if ours != others:
+    for name, policy_value, task_value in zip(names, trained, task, strict=True):
+        if policy_value != task_value:
             raise ConfigError(
-                f"{' '.join(words)}: its {name} is {others}, the policy's is {ours}; "
-                "give a task with the same"
+                f"{' '.join(overrides)}: its {name} is {task_value}, the policy's is "
+                f"{policy_value}; give a task with the same"
             )

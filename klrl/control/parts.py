@@ -18,7 +18,7 @@ from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import rewards_of
-from klrl.control.rollout import Asked, make_rollout
+from klrl.control.rollout import RolloutContext, make_rollout
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.reference import FrozenReference, Loaded
@@ -116,8 +116,8 @@ class ControlParts(Parts):
             copies = None
         else:
             self._copies.seed_first_reset(seed)
-        asked = Asked(self.config, copies, self.agent, self.device, seed, online, say)
-        return make_rollout(asked)
+        context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
+        return make_rollout(context)
 
     def components(self) -> dict[str, Any]:
         """Networks, optimiser, and the reference where there is one."""

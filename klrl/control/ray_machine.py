@@ -1,4 +1,4 @@
-"""What ``collector=ray`` needs of this machine."""
+"""The preflight check of ``collector=ray``: what it needs of this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from klrl.base.errors import ConfigError
 
 
 def check_ray_machine() -> None:
-    """Refuse to start where the cluster that ``RAY_ADDRESS`` names does not answer.
+    """Refuse to start when the cluster at ``RAY_ADDRESS`` does not answer.
 
     Raises:
-        ConfigError: with the address.
+        ConfigError: the address is malformed or nothing answers there.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto"):

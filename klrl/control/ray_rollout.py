@@ -1,13 +1,13 @@
 """``collector=ray``: rollouts from several processes or machines, through TorchRL's RayCollector.
 
-RayCollector makes, places and ends the workers. Its loop and its weight transfer are not used, for
-three faults of TorchRL 0.14.1, which ``tests/control/test_ray_rollout.py`` watches: when one worker
-dies the loop raises, drops what the others played, and is over; trajectory ids of two workers are
-the same; and the weights go through a server that listens on every address.
+RayCollector starts, places and ends the workers. Its loop and its weight transfer are not used,
+because of three faults of TorchRL 0.14.1, which ``tests/control/test_ray_rollout.py`` watches: when
+one worker dies the loop raises, drops the data of the others and ends; trajectory ids of two
+workers are the same; and the weights go through a server that listens on every address.
 
-Here each request brings the weights that it is to be played with, and each worker owes exactly one
-answer per rollout: what a dead one owed is played by its replacement, with the same weights, and
-nothing that the dead one may still send is looked at.
+Here each request carries the weights to play with, and each worker plays exactly one part of a
+rollout. If it dies, its replacement plays that part with the same weights, and whatever the dead
+worker may still send is ignored.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from klrl.control.actor import Agent
 from klrl.control.env import make_env
 from klrl.control.ray_cluster import Cluster, last_line
 from klrl.control.ray_worker import Arrays, RolloutWorker, join, weights_of
-from klrl.control.rollout import Asked
+from klrl.control.rollout import RolloutContext
 
-#: Deaths of one worker within one rollout that are taken for accidents.
-ACCIDENTS = 3
+#: How often a worker is tried within one rollout before the run gives up.
+ATTEMPTS = 3
 IDS = ("collector", "traj_ids")
 
 
 class RayRollout:
     """Rollouts of ``steps`` steps of every copy, split among the workers.
 
-    Worker i plays copies i * N / W and following, with the environment seeds that they have in one
-    process; each worker draws its actions from a stream of its own. All is a function of ``seed``,
-    as long as no worker dies: a replacement starts new episodes with new seeds.
+    Worker i plays N / W copies from copy i * N / W on, with the environment seeds that they have in
+    one process, and draws its actions from its own random stream. All is a function of ``seed`` as
+    long as no worker dies: a replacement starts new episodes with new seeds.
 
     Args:
-        config: the collector group.
+        config: the collector group; W workers.
         env: the env group; ``num_envs`` copies in all, N.
-        agent: the live policy, whose weights each request takes along.
+        agent: the live policy, whose weights go with each request.
         device: of the batches; the workers are on CPUs.
         seed: of the run's environments and actions.
-        say: tells of a worker that was replaced.
+        say: takes a line about a worker that was replaced.
 
     Raises:
         WorkerError: the cluster cannot be joined, or has too few CPUs.
@@ -69,11 +69,11 @@ class RayRollout:
         self._device, self._seed, self._say = device, seed, say
         self._cluster = Cluster(config.workers * config.cpus_per_worker)
         self._ray = self._cluster.ray
-        self._births = [0] * config.workers
-        #: Per worker, what its trajectory ids start from; moves when it is replaced.
+        self._replacements = [0] * config.workers
+        #: Per worker, the start of its trajectory ids; moves when the worker is replaced.
         self._first_id = [0] * config.workers
         self._next_id = [0] * config.workers
-        self._collector = self._make()
+        self._collector = self._make_collector()
         for worker in range(config.workers):
             self._add(worker)
 
@@ -85,23 +85,23 @@ class RayRollout:
             WorkerError: a worker died again and again.
         """
         weights = self._ray.put(weights_of(self._agent))
-        asked = [self._ask(worker, weights) for worker in range(self._config.workers)]
-        parts = [self._answer(worker, asked[worker], weights) for worker in range(len(asked))]
+        requests = [self._request(worker, weights) for worker in range(self._config.workers)]
+        parts = [self._part_of(i, request, weights) for i, request in enumerate(requests)]
         return join(parts).to(self._device)
 
     def close(self) -> None:
-        """End the workers, and Ray where it was started here."""
+        """End the workers, and Ray if it was started here."""
         self._collector.shutdown()
         self._cluster.leave()
 
     # ------------------------------------------------------------------------------- workers
 
-    def _make(self) -> RayCollector:
+    def _make_collector(self) -> RayCollector:
         with warnings.catch_warnings():
             # The weights travel with the requests, so RayCollector is given no policy.
             warnings.filterwarnings("ignore", message=".*policy", category=UserWarning)
-            # Without workers: those it makes in here it waits for, and where one fails it stays
-            # behind half made, and starts Ray again when it is collected as garbage.
+            # No workers yet: the constructor would wait for them, and if one fails, the half-built
+            # object remains and starts Ray again when it is garbage-collected.
             return RayCollector(
                 [],
                 collector_class=RolloutWorker,
@@ -117,11 +117,11 @@ class RayRollout:
         )
 
     def _env_maker(self, worker: int) -> Callable[[], Any]:
-        share = self._env.num_envs // self._config.workers
-        seed, birth = self._seed + worker * share, self._births[worker]
-        if birth:
-            seed = derived_seed(self._seed, f"replacement {worker}", birth)
-        return partial(make_env, self._env, seed=seed, num_envs=share)
+        copies = self._env.num_envs // self._config.workers
+        seed, replacements = self._seed + worker * copies, self._replacements[worker]
+        if replacements:
+            seed = derived_seed(self._seed, f"replacement {worker}", replacements)
+        return partial(make_env, self._env, seed=seed, num_envs=copies)
 
     def _arguments(self, worker: int) -> dict[str, Any]:
         agent = copy.deepcopy(self._agent)
@@ -129,42 +129,42 @@ class RayRollout:
         return {
             "agent": agent,
             "steps": self._config.steps,
-            "seed": derived_seed(self._seed, f"worker {worker}", self._births[worker]),
+            "seed": derived_seed(self._seed, f"worker {worker}", self._replacements[worker]),
             "threads": self._config.cpus_per_worker,
         }
 
     def _replace(self, worker: int) -> None:
-        """Put a new worker in the place of one that is lost."""
+        """Start a new worker in place of a lost one."""
         workers = self._collector.remote_collectors
-        # It may be alive behind a broken line.
+        # The lost one may be alive behind a broken connection.
         self._ray.kill(workers[worker], no_restart=True)
-        self._births[worker] += 1
+        self._replacements[worker] += 1
         self._first_id[worker] = self._next_id[worker]
         self._add(worker)
         workers[worker] = workers.pop()
 
     # ------------------------------------------------------------------------------ rollouts
 
-    def _ask(self, worker: int, weights: Any) -> Any:
+    def _request(self, worker: int, weights: Any) -> Any:
         return self._collector.remote_collectors[worker].play.remote(weights)
 
-    def _answer(self, worker: int, asked: Any, weights: Any) -> Arrays:
-        """The part of a worker, or of its replacement."""
+    def _part_of(self, worker: int, request: Any, weights: Any) -> Arrays:
+        """The part that a worker, or its replacement, plays."""
         errors = self._ray.exceptions
         lost: Exception | None = None
-        for _ in range(ACCIDENTS):
+        for _ in range(ATTEMPTS):
             if lost is not None:
                 self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
                 self._replace(worker)
-                asked = self._ask(worker, weights)
+                request = self._request(worker, weights)
             try:
-                return self._number(worker, self._ray.get(asked))
+                return self._number(worker, self._ray.get(request))
             except (errors.RayActorError, errors.ObjectLostError) as error:
                 lost = error
             except errors.RayTaskError as error:
                 raise error.cause from error
         raise WorkerError(
-            f"collector=ray: worker {worker} was lost {ACCIDENTS} times in one rollout; "
+            f"collector=ray: worker {worker} was lost {ATTEMPTS} times in one rollout; "
             f"the last time: {last_line(lost)}"
         )
 
@@ -175,7 +175,14 @@ class RayRollout:
         return {**part, IDS: ids * np.int64(self._config.workers) + worker}
 
 
-def ray_rollout(asked: Asked) -> RayRollout:
+def ray_rollout(context: RolloutContext) -> RayRollout:
     """``collector=ray``."""
-    config: Any = asked.config.collector
-    return RayRollout(config, asked.config.env, asked.agent, asked.device, asked.seed, asked.say)
+    collector: Any = context.config.collector
+    return RayRollout(
+        collector,
+        context.config.env,
+        context.agent,
+        context.device,
+        context.seed,
+        context.say,
+    )

@@ -1,4 +1,4 @@
-"""What runs in each process of ``collector=ray``: a local collector that is told its weights."""
+"""The worker process of ``collector=ray``: a local collector; requests bring its weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchrl.envs import TransformedEnv
 from klrl.control.actor import Agent
 from klrl.control.rollout import native_rollout
 
-#: A rollout or a policy on its way: plain arrays, which Ray carries without a copy.
+#: A rollout or a policy in transit: plain arrays, which Ray passes without a copy.
 Arrays = dict[Any, np.ndarray]
 
 
@@ -23,12 +23,12 @@ class RolloutWorker(BaseCollector):
     """Plays its copies with the weights that each request brings.
 
     Args:
-        create_env_fn: makes the environment of this worker; in a list, as RayCollector gives it.
-        agent: the policy, on the CPU; only its shape counts.
+        create_env_fn: makes the environment of this worker; in a list, as RayCollector passes it.
+        agent: the policy, on the CPU; each request replaces its weights.
         steps: T.
-        seed: of torch's generator in this process, that is of the actions.
+        seed: of torch's generator in this process, which draws the actions.
         threads: of torch.
-        **_: what RayCollector tells any collector beside this; nothing that is needed here.
+        **_: RayCollector's other arguments for collectors, unused here.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class RolloutWorker(BaseCollector):
         self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
 
     def __bool__(self) -> bool:
-        """True: Ray asks when something failed, and TorchRL's ``__len__`` fails without frames."""
+        """True: Ray tests it after a failure, and TorchRL's ``__len__`` fails without frames."""
         return True
 
     def play(self, weights: Arrays) -> Arrays:
-        """One rollout [N, T] by the policy of these weights, from where the last one ended.
+        """One rollout [N, T] of the policy with these weights, from where the last one ended.
 
         Raises:
             NonFiniteError: a step returned NaN or infinity.
@@ -63,21 +63,21 @@ class RolloutWorker(BaseCollector):
         return to_arrays(self._rollout.collect())
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Rollouts with the weights as they are, for RayCollector's own loop."""
+        """Rollouts with the current weights, for RayCollector's own loop."""
         while True:
             yield self._rollout.collect()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the actions; the environment was seeded where it was made."""
+        """Seed the actions; the environment was seeded when it was made."""
         torch.manual_seed(seed)
         return seed if static_seed else seed + 1
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Nothing: a resumed run starts new episodes."""
+        """Empty: a resumed run starts new episodes."""
         return OrderedDict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], **_: Any) -> None:
-        """Nothing, as above."""
+        """Load nothing: :meth:`state_dict` is empty."""
 
     def shutdown(self, *_: Any, **__: Any) -> None:
         """Close the environment."""
@@ -95,7 +95,7 @@ def to_arrays(batch: TensorDictBase) -> Arrays:
 
 
 def join(parts: list[Arrays]) -> TensorDict:
-    """Rollouts [n, T] of the workers, one below the other: [N, T]."""
+    """Concatenate the workers' rollouts [n, T] to [N, T]."""
     joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     batch = TensorDict({}, joined["action"].shape[:2], names=[None, "time"])
     for key, value in joined.items():

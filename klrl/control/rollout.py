@@ -1,4 +1,4 @@
-"""Who produces rollouts: a class with ``collect()`` and ``close()``."""
+"""Makes the rollout of each ``collector``: an object with ``collect()`` and ``close()``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from klrl.control.env import transformed
 from klrl.control.vector import VectorRollout, make_plan
 from klrl.train.loop import Rollout
 
-__all__ = ["Asked", "Rollout", "VectorRollout", "make_rollout", "native_rollout"]
+__all__ = ["Rollout", "RolloutContext", "VectorRollout", "make_rollout", "native_rollout"]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a rollout of a control run is made from.
+class RolloutContext:
+    """The arguments from which a control run's rollout is made.
 
     Attributes:
         config: the job.
@@ -27,8 +27,8 @@ class Asked:
         agent: the live policy; its weights are used as they are at each rollout.
         device: of the policy and of the batches.
         seed: of the environments.
-        online: transforms that act at every step.
-        say: takes a line about a choice that was made for the user.
+        online: transforms applied at every step.
+        say: takes a line about each automatic choice.
     """
 
     config: Config
@@ -40,15 +40,17 @@ class Asked:
     say: Callable[[str], None] = print
 
 
-def make_rollout(asked: Asked) -> Rollout:
-    """The choice of ``collector``."""
-    return factory("collector", asked.config.collector, CONTROL)(asked)
+def make_rollout(context: RolloutContext) -> Rollout:
+    """The rollout of the chosen ``collector``."""
+    return factory("collector", context.config.collector, CONTROL)(context)
 
 
-def vector_rollout(asked: Asked) -> Rollout:
-    """``collector=vector``; TorchRL's where an environment is not for the native loop."""
-    env = transformed(_here(asked), asked.online)
-    return native_rollout(env, asked.agent, asked.config.collector.steps, asked.device, asked.say)
+def vector_rollout(context: RolloutContext) -> Rollout:
+    """``collector=vector``; TorchRL's collector where the native loop cannot run an environment."""
+    env = transformed(_copies(context), context.online)
+    return native_rollout(
+        env, context.agent, context.config.collector.steps, context.device, context.say
+    )
 
 
 def native_rollout(
@@ -65,7 +67,7 @@ def native_rollout(
         agent: the live policy.
         steps: T.
         device: of the policy and of the batches.
-        say: told why it is not the native loop.
+        say: takes a line with the reason where the native loop is not used.
     """
     plan = make_plan(env)
     if isinstance(plan, str):
@@ -74,10 +76,10 @@ def native_rollout(
     return VectorRollout(env, agent, steps, device)
 
 
-def torchrl_rollout(asked: Asked) -> Rollout:
+def torchrl_rollout(context: RolloutContext) -> Rollout:
     """``collector=torchrl``."""
-    env = transformed(_here(asked), asked.online)
-    return stock_rollout(env, asked.agent, asked.config.collector.steps, asked.device)
+    env = transformed(_copies(context), context.online)
+    return stock_rollout(env, context.agent, context.config.collector.steps, context.device)
 
 
 def stock_rollout(env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> Rollout:
@@ -89,6 +91,6 @@ def stock_rollout(env: TransformedEnv, agent: Agent, steps: int, device: torch.d
     return TorchRLRollout(env, agent.actor, steps, device)
 
 
-def _here(asked: Asked) -> EnvBase:
-    assert asked.copies is not None
-    return asked.copies
+def _copies(context: RolloutContext) -> EnvBase:
+    assert context.copies is not None
+    return context.copies

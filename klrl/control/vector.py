@@ -1,9 +1,9 @@
-"""``collector=vector``: a native loop over the batched environment, TorchRL's batch at its edge.
+"""``collector=vector``: a native loop over the batched environment that returns TorchRL's batch.
 
 TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
-simulators are stepped in numpy, into [N, T] storage; transforms that only look at transitions are
+simulators are stepped in numpy, into [N, T] storage; transforms that only read transitions are
 applied to the finished batch, where they give the same numbers; parameters and log-probs are
-evaluated once for the whole rollout. The batch is that of ``collector=torchrl``, key by key.
+evaluated once for the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from klrl.transforms.base import NextTransform
 
 @dataclass(frozen=True)
 class Plan:
-    """Which transforms of an environment act when.
+    """When each transform of an environment is applied.
 
     Attributes:
-        online: change what the policy sees, and so act at every step.
-        batch: look at transitions only: applied to the finished rollout, in their order.
+        online: at every step, because they change the policy's observation.
+        batch: to the finished rollout, in their order, because they only read transitions.
     """
 
     online: tuple[Transform, ...]
@@ -46,7 +46,7 @@ class Plan:
 
 
 def make_plan(env: TransformedEnv) -> Plan | str:
-    """The plan for an environment, or why the native loop cannot serve it."""
+    """The plan for an environment, or the reason why the native loop cannot run it."""
     if not isinstance(env.base_env, VectorGymEnv):
         return f"{type(env.base_env).__name__} is not klrl's VectorGymEnv"
     online, batch = [], []
@@ -56,7 +56,7 @@ def make_plan(env: TransformedEnv) -> Plan | str:
         elif _acts_on_batches(transform):
             batch.append(transform)
         else:
-            return f"{type(transform).__name__} is not known to it"
+            return f"the native loop does not know {type(transform).__name__}"
     return Plan(tuple(online), tuple(batch))
 
 
@@ -107,7 +107,7 @@ class VectorRollout:
         self._observation: np.ndarray | None = None
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
-        #: Entries of the last step that the next one starts from, where no episode ended.
+        #: Entries of the last step that the next rollout starts from; 0 where an episode ended.
         self._carried: dict[str, Tensor] = {}
 
     def collect(self) -> TensorDictBase:
@@ -131,7 +131,7 @@ class VectorRollout:
     # ---------------------------------------------------------------------------- simulators
 
     def _play(self) -> TensorDict:
-        """Step the simulators; what they gave, and the samples that were taken."""
+        """Step the simulators; the batch [N, T] of their outputs and of the policy's samples."""
         copies, steps, acting = self._copies, self._steps, self._acting
         observations = np.empty((copies, steps, self._width), np.float32)
         after = np.empty_like(observations)
@@ -146,8 +146,8 @@ class VectorRollout:
             observations[:, t] = observation
             sample = acting.sample(t, observation)
             action = acting.action(sample)
-            found, reward, terminal, timeout = self._base.step_native(action)
-            observation = self._see(found)
+            raw, reward, terminal, timeout = self._base.step_native(action)
+            observation = self._transformed(raw)
             after[:, t] = observation
             rewards[:, t] = reward
             samples.append(sample)
@@ -163,19 +163,19 @@ class VectorRollout:
         )  # fmt: skip
 
     def _reset(self, ended: np.ndarray | None = None) -> np.ndarray:
-        found = self._base.reset_native(ended).astype(np.float32)
+        observation = self._base.reset_native(ended).astype(np.float32)
         if not self._plan.online:
-            return found
+            return observation
         mask = np.ones(self._copies, bool) if ended is None else ended
         before = self._of_step(_reset=torch.from_numpy(mask).unsqueeze(-1))
-        reset = self._of_step(observation=torch.from_numpy(found))
+        reset = self._of_step(observation=torch.from_numpy(observation))
         for transform in self._plan.online:
             reset = transform._reset(before, reset)
         return reset["observation"].numpy()
 
-    def _see(self, found: np.ndarray) -> np.ndarray:
-        """What the policy sees: float32 of its own memory, through the online transforms."""
-        observation = found.astype(np.float32)
+    def _transformed(self, raw: np.ndarray) -> np.ndarray:
+        """The policy's observation: a float32 copy, through the online transforms."""
+        observation = raw.astype(np.float32)
         if not self._plan.online:
             return observation
         after = self._of_step(observation=torch.from_numpy(observation))
@@ -217,7 +217,7 @@ class VectorRollout:
         return TensorDict(root, shape, names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
-        """Trajectory ids [N, T]: a new one, in the order of time, after each end."""
+        """Trajectory ids [N, T]; a new id, in the order of time, after each episode's end."""
         ids = np.empty(ended.shape, np.int64)
         start = 0
         for t in np.flatnonzero(ended.any(0)).tolist():
@@ -232,7 +232,7 @@ class VectorRollout:
     # --------------------------------------------------------------------------------- batch
 
     def _add_policy(self, batch: TensorDictBase) -> None:
-        """Parameters and log-probs of the sampling policy, in one forward."""
+        """Add parameters and log-probs of the sampling policy, in one forward."""
         family = self._agent.family
         outputs = self._agent.policy_net(batch.get("observation"))
         params = dict(zip(family.param_keys, outputs, strict=True))
@@ -253,7 +253,7 @@ class VectorRollout:
             transform._call(after)
 
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
-        """Running sums [N, T, 1] of each episode, added up one step after the other."""
+        """Set the running sums [N, T, 1] of each episode, added step by step."""
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
         sums = np.empty_like(values)
@@ -270,7 +270,7 @@ class VectorRollout:
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
-        """What a step starts from is what the one before wrote below "next"; 0 after a reset."""
+        """Set each step's root entries to the previous step's "next" entries; 0 after a reset."""
         after = batch.get("next")
         ended = after.get("done")[..., 0]
         for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):

@@ -1,9 +1,9 @@
 """Policies whose every action or episode can be enumerated, so that expectations are sums.
 
 The random problems of the gradient and sequence tables are those of the published figures: the same
-generator, seed and order of draws. The placement table's problem is not published; its chain was
-found by searching seeds and scales for the three published KLs, and the twelve figures of its
-gradients then agreed without having been looked for.
+generator, seed and order of draws. The placement table's problem is not published: its chain was
+found by searching seeds and scales for the three published KLs, and the twelve published gradient
+figures, which were not part of the search, then agreed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOUBLE = torch.float64
 
 
 def softmax_pairs(scales: tuple[float, ...], actions: int = 50) -> list[tuple[Tensor, Tensor]]:
-    """(Logits of the policy, of the reference) at growing distance; one step of many actions."""
+    """Logits (policy, reference) at growing distance; one step of many actions."""
     generator = torch.Generator().manual_seed(0)
     pairs = []
     for scale in scales:
@@ -32,9 +32,9 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
-def error(found: Tensor, true: Tensor) -> float:
-    """|found - true| / |true|."""
-    return float((found - true).norm() / true.norm())
+def error(estimate: Tensor, true: Tensor) -> float:
+    """|estimate - true| / |true|."""
+    return float((estimate - true).norm() / true.norm())
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Chain:
 
     Attributes:
         theta: the policy's logits [steps, states, actions], differentiable.
-        ref: the reference's.
+        ref: the reference's logits, the same shape.
         episodes: every sequence of actions [E, steps].
     """
 
@@ -82,9 +82,9 @@ def chains(seed: int, scales: tuple[float, ...], actions: int = 4, steps: int = 
     generator = torch.Generator().manual_seed(seed)
     episodes = torch.tensor(list(product(range(actions), repeat=steps)))
     shape = (steps, actions, actions)
-    made = []
+    result = []
     for scale in scales:
         ref = torch.randn(shape, dtype=DOUBLE, generator=generator)
         theta = ref + scale * torch.randn(shape, dtype=DOUBLE, generator=generator)
-        made.append(Chain(theta.requires_grad_(), ref, episodes))
-    return made
+        result.append(Chain(theta.requires_grad_(), ref, episodes))
+    return result

@@ -33,17 +33,17 @@ def sequence_lines() -> Iterator[Line]:
         ratio = log_p - log_q
         per_token = {"k2": k2, "k3": k3}
         for name, expected in per_token.items():
-            found = error(_grad(chain, (p * ESTIMATORS[name](ratio).sum(1)).sum()), true)
-            yield Line(section, f"  {name} per token in the loss", expected, found, 0.006, source)
+            off = error(_grad(chain, (p * ESTIMATORS[name](ratio).sum(1)).sum()), true)
+            yield Line(section, f"  {name} per token in the loss", expected, off, 0.006, source)
         to_go = _to_go(ratio.detach())
-        found = error(_grad(chain, (p * (to_go * log_p).sum(1)).sum()), true)
-        yield Line(section, "  k1 in the reward, to go", 0.0, found, 1e-9, source)
-        found = error(_grad(chain, (p * ESTIMATORS["k2"](ratio.sum(1))).sum()), true)
-        yield Line(section, "  k2 per sequence in the loss", 0.0, found, 1e-9, source)
+        off = error(_grad(chain, (p * (to_go * log_p).sum(1)).sum()), true)
+        yield Line(section, "  k1 in the reward, to go", 0.0, off, 1e-9, source)
+        off = error(_grad(chain, (p * ESTIMATORS["k2"](ratio.sum(1))).sum()), true)
+        yield Line(section, "  k2 per sequence in the loss", 0.0, off, 1e-9, source)
 
 
 def placement_lines() -> Iterator[Line]:
-    """Where the KL is charged: reward-to-go, the loss, or split between both."""
+    """The placements of the KL: in the reward-to-go, in the loss, or split between both."""
     section = "Placements (4^5 episodes), at pi_theta = pi_old"
     source = "enumeration; published figures"
     problems = zip(chains(0, (0.3, 0.8, 1.5)), PLACEMENTS.items(), strict=True)
@@ -52,23 +52,24 @@ def placement_lines() -> Iterator[Line]:
         yield Line(section, f"KL of the chain {kl}", kl, float(value), 0.01, source)
         log_p, log_q, p = _terms(chain)
         exact = chain.exact(chain.theta)
-        charged = {"exact": exact, **{k: e(log_p - log_q) for k, e in ESTIMATORS.items()}}
+        penalties = {"exact": exact, **{k: e(log_p - log_q) for k, e in ESTIMATORS.items()}}
 
         def in_reward(kls: Tensor, log_p: Tensor = log_p) -> Tensor:
             return (_to_go(kls.detach()) * log_p).sum(1)
 
-        found = error(_grad(chain, (p * in_reward(charged["k1"])).sum()), true)
-        yield Line(section, "  reward, k1: error", 0.0, found, 1e-9, source)
+        off = error(_grad(chain, (p * in_reward(penalties["k1"])).sum()), true)
+        yield Line(section, "  reward, k1: error", 0.0, off, 1e-9, source)
         for name, expected in cosines.items():
-            found = cosine(_grad(chain, (p * in_reward(charged[name])).sum()), true)
-            yield Line(section, f"  reward, {name}: cosine", expected, found, 0.006, source)
-        own = _grad(chain, (p * exact.sum(1)).sum())
-        yield Line(section, "  loss, exact: error", loss_error, error(own, true), 0.006, source)
+            aligned = cosine(_grad(chain, (p * in_reward(penalties[name])).sum()), true)
+            yield Line(section, f"  reward, {name}: cosine", expected, aligned, 0.006, source)
+        own_step = _grad(chain, (p * exact.sum(1)).sum())
+        off = error(own_step, true)
+        yield Line(section, "  loss, exact: error", loss_error, off, 0.006, source)
         for name in ESTIMATORS:
             kls = reference_kl(name, log_p, log_p.detach(), log_q).sum(1)
-            found = error(_grad(chain, (p * kls).sum()), own)
+            off = error(_grad(chain, (p * kls).sum()), own_step)
             yield Line(section, f"  loss, {name} with the ratio: error of the own-step part",
-                       0.0, found, 1e-9, source)  # fmt: skip
+                       0.0, off, 1e-9, source)  # fmt: skip
         split = (p * (in_reward(exact) + exact.sum(1))).sum()
         yield Line(section, "  split, exact: error", 0.0, error(_grad(chain, split), true), 1e-9,
                    source)  # fmt: skip

@@ -10,16 +10,16 @@ from klrl.base.text import text_table
 
 @dataclass(frozen=True)
 class Line:
-    """A number that is known beforehand, beside the one that this install gives.
+    """A known number, beside the one that this install computes.
 
     Attributes:
-        section: the table it stands in.
+        section: the title of its table.
         name: what is computed.
         expected: the known number.
-        found: this install's.
-        tolerance: how far apart they may be, absolute.
+        found: this install's number; the name is a key of ``klrl doctor --json``.
+        tolerance: largest absolute difference of the two.
         source: where the known number comes from.
-        own: whether klrl answers for it; else it tells of another library.
+        own: whether it checks klrl; else it reports a fault of another library.
     """
 
     section: str
@@ -37,14 +37,14 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """ok or OFF; of other libraries, whether a fault is still there."""
+        """ok or OFF; for another library's fault, whether it is as known or changed."""
         if self.own:
             return "ok" if self.ok else "OFF"
         return "as known" if self.ok else "changed"
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Readable text, a block per section."""
+    """The lines as text, a block per section."""
     blocks = []
     for section in dict.fromkeys(line.section for line in lines):
         mine = [line for line in lines if line.section == section]
@@ -62,5 +62,5 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def off(lines: Iterable[Line]) -> list[Line]:
-    """klrl's own lines that do not agree."""
+    """klrl's own lines whose numbers do not agree."""
     return [line for line in lines if line.own and not line.ok]

@@ -15,7 +15,7 @@ from klrl.kl.reference import freeze
 
 
 def parity_lines() -> Iterator[Line]:
-    """Largest difference over 4 x 200 steps of Pendulum, of a policy that left its reference."""
+    """Largest differences over 4 x 200 steps of Pendulum, of a policy away from its reference."""
     config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0, name="gym")
     for distribution in ("normal", "tanh_normal"):
         torch.manual_seed(0)
@@ -27,7 +27,7 @@ def parity_lines() -> Iterator[Line]:
             for parameter in agent.actor.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
         batch = env.rollout(200, agent.actor, break_when_any_done=False).detach()
-        charged = {}
+        charged_steps = {}
         modes = (
             ("legacy", LegacyKLConfig(0.5, "rollout", name="legacy")),
             ("retrieve", RetrieveKLConfig(0.5, "rollout", "k1", "reward", False, name="retrieve")),
@@ -36,9 +36,10 @@ def parity_lines() -> Iterator[Line]:
             kl = make_reference_kl(mode, agent.actor, reference)
             assert kl is not None
             assert kl.transform is not None
-            charged[name] = kl.transform(batch.clone())["next"]
-        size = float(charged["legacy"]["kl_penalty"].abs().mean())
+            charged_steps[name] = kl.transform(batch.clone())["next"]
+        legacy, retrieve = charged_steps["legacy"], charged_steps["retrieve"]
+        size = float(legacy["kl_penalty"].abs().mean())
         section = f"legacy against retrieve, {distribution}, mean |KL| {size:.2f}: largest gap"
         for key in ("reward", "kl_penalty", "ref_log_prob"):
-            gap = (charged["legacy"][key] - charged["retrieve"][key]).abs().max()
+            gap = (legacy[key] - retrieve[key]).abs().max()
             yield Line(section, key, 0.0, float(gap), 1e-5, "each other")

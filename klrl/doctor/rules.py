@@ -48,8 +48,8 @@ def beta_lines() -> Iterator[Line]:
         ("forward, KL = 1.6 dtarg", "forward", 0.016, 2.0),
     )
     for name, rule, kl, expected in cases:
-        found = make_beta_rule(_klpen(rule)).update(kl)
-        yield Line(section, name, expected, found, 1e-9, source)
+        beta = make_beta_rule(_klpen(rule)).update(kl)
+        yield Line(section, name, expected, beta, 1e-9, source)
     bounded = make_beta_rule(_klpen("doubling"))
     for _ in range(100):
         bounded.update(0.0)

@@ -1,6 +1,6 @@
-"""TorchRL as it is installed, against its known faults: 1 = there, 0 = gone.
+"""The known faults of the installed TorchRL: 1 = there, 0 = gone.
 
-Lines here never fail the doctor: they tell which of klrl's workarounds are still needed.
+Lines here never fail the doctor: they show which of klrl's workarounds are still needed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from klrl.doctor.lines import Line
 
 
 def upstream_lines() -> Iterator[Line]:
-    """One line per fault, found by running the library."""
+    """One line per fault, checked by running the library."""
     section, source = "Known faults of this install's TorchRL: 1 = there", "found by running"
     for name, check in _FAULTS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = float(check())
-        yield Line(section, name, 1.0, found, 0.0, source, own=False)
+            present = float(check())
+        yield Line(section, name, 1.0, present, 0.0, source, own=False)
 
 
 def _no_control_transform() -> bool:
@@ -62,7 +62,7 @@ def _beta_moves_in_evaluation() -> bool:
     return float(loss.beta) != 1.0
 
 
-def _gradient_has_the_next_beta() -> bool:
+def _gradient_uses_the_next_beta() -> bool:
     """The gradient at increment 2 equals that of beta = 2, not of beta = 1."""
     gradients = []
     for beta, increment in ((1.0, 2.0), (1.0, 1.0)):
@@ -80,8 +80,8 @@ def _gradient_has_the_next_beta() -> bool:
 def _saturated_log_prob_clamps() -> bool:
     loc, scale = torch.tensor([9.0]), torch.tensor([1e-3])
     exact = -math.log(1e-3) - 0.5 * math.log(2 * math.pi) + 2 * math.log(math.cosh(9.0))
-    found = TanhNormal(loc, scale, event_dims=1).log_prob(loc.tanh())
-    return abs(float(found) - exact) > 0.1
+    log_prob = TanhNormal(loc, scale, event_dims=1).log_prob(loc.tanh())
+    return abs(float(log_prob) - exact) > 0.1
 
 
 def _adaptive_controller_moves_the_wrong_way() -> bool:
@@ -95,7 +95,7 @@ def _adaptive_controller_moves_the_wrong_way() -> bool:
 _FAULTS: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("the control KLRewardTransform is gone", _no_control_transform),
     ("KLPENPPOLoss moves beta in evaluation", _beta_moves_in_evaluation),
-    ("KLPENPPOLoss's gradient has the next forward's beta", _gradient_has_the_next_beta),
+    ("KLPENPPOLoss's gradient has the next forward's beta", _gradient_uses_the_next_beta),
     ("TanhNormal.log_prob clamps saturated actions", _saturated_log_prob_clamps),
     ("AdaptiveKLController lowers coef above its target", _adaptive_controller_moves_the_wrong_way),
 )

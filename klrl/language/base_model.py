@@ -1,7 +1,7 @@
-"""The small base model of ``env=sort_digits``: made here once by supervised learning, then cached.
+"""The small base model of ``env=sort_digits``: trained once by supervised learning, then cached.
 
-:func:`base_model` is what others call. It builds below the cache folder under a lock and renames
-when all is written, so that an interrupted build leaves nothing and two processes make one model.
+:func:`base_model` is the entry point. It builds below the cache folder under a lock and renames
+when all is written, so that an interrupted build leaves nothing and two processes build one model.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from filelock import FileLock, Timeout
 from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
-from klrl.language._quiet import no_progress_bar
+from klrl.language.quiet import no_progress_bar
 from klrl.language.sort_digits import make_tokenizer
 from klrl.language.supervised import Recipe, make_model, train
 
 
 def base_model(recipe: Recipe | None = None, cache: Path | None = None) -> Path:
-    """The folder of the base model and its tokenizer; built first where the cache has none.
+    """The folder of the base model and its tokenizer; built first if the cache has none.
 
-    Takes 20 to 60 s once. Torch's random generator is left as it was: a run is the same whether
-    it found the model or made it.
+    A build takes 20 to 60 s. Torch's random generator is left unchanged: a run is the same whether
+    the model was cached or built.
 
     Args:
         recipe: default: the one of ``experiment=sort_digits``.
@@ -72,7 +72,7 @@ def _only_builder(path: Path) -> Iterator[None]:
 
 
 def _build_into(folder: Path, recipe: Recipe) -> None:
-    """Build beside the folder, then rename. Called by the holder of the lock alone."""
+    """Build beside the folder, then rename. Only the holder of the lock calls this."""
     for stale in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(stale, ignore_errors=True)
     with replacing(folder) as partial:
@@ -84,26 +84,26 @@ def _build_into(folder: Path, recipe: Recipe) -> None:
 
 
 def build(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Train and save: ``save_pretrained`` of both, and what was reached in ``built.json``.
+    """Train and save: ``save_pretrained`` of model and tokenizer, and ``built.json``.
 
     Returns:
-        What ``built.json`` holds: reward, steps, seconds, parameters, recipe.
+        The content of ``built.json``: reward, steps, seconds, parameters, recipe.
     """
     tokenizer = make_tokenizer()
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread():
         torch.manual_seed(recipe.seed)
         model = make_model(recipe, tokenizer)
-        told = train(model, tokenizer, recipe)
+        summary = train(model, tokenizer, recipe)
     with no_progress_bar():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "built.json").write_text(json.dumps(told, indent=1))
-    return told
+    (folder / "built.json").write_text(json.dumps(summary, indent=1))
+    return summary
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The same sums whatever ``threads`` is; and on busy cores two threads are slower than one."""
+    """One thread: the same sums whatever ``threads`` is, and faster on busy cores than two."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
 """The batch of a language rollout: one TensorDict [B], B = prompts x G, rows of a prompt together.
 
-P is the longest prompt, R the longest response of the batch. All masks are by position: a token is
-real because of where it stands, never because of what it is, so that pad == eos loses nothing.
+P is the longest prompt, R the longest response of the batch. All masks are by position: whether a
+token is real depends on where it is, never on its id, so that pad == eos loses nothing.
 
 | key | shape | what |
 |---|---|---|
@@ -36,15 +36,15 @@ REWARD = ("next", "reward")
 
 @dataclass(frozen=True)
 class Responses:
-    """What a sampler produced for N prompts, G times each; B = N x G, rows of a prompt together.
+    """A sampler's responses to N prompts, G each; B = N x G, rows of a prompt together.
 
     Attributes:
         tokens: [B, R] int64, right-padded, EOS included.
         mask: [B, R] bool, real tokens by position.
         log_probs: [B, R] log softmax(logits / temperature) of the tokens, nats, 0 at padding.
         truncated: [B] bool, no EOS within ``max_new_tokens``.
-        states: [B, R, D] hidden states that the tokens were predicted from, where they were asked
-            for; whatever at padding.
+        states: [B, R, D] hidden states that the tokens were predicted from, if the sampler keeps
+            them; undefined at padding.
     """
 
     tokens: Tensor
@@ -57,7 +57,7 @@ class Responses:
 def make_batch(
     prompt: Tensor, prompt_mask: Tensor, responses: Responses, group_size: int
 ) -> TensorDict:
-    """Lay a rollout out, without scores.
+    """The batch of a rollout, without scores.
 
     Args:
         prompt: N prompts [N, P] int64, left-padded.
@@ -118,7 +118,9 @@ def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
         ValueError: not one number per response.
     """
     if scores.shape != batch.batch_size:
-        raise ValueError(f"scores {tuple(scores.shape)}: {batch.batch_size[0]} responses need one")
+        raise ValueError(
+            f"scores {tuple(scores.shape)}: give one for each of {batch.batch_size[0]} responses"
+        )
     batch[SCORE] = scores.reshape(-1, 1, 1)
 
 
@@ -131,17 +133,17 @@ def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> Ten
         group_size: G.
 
     Returns:
-        [n x G], on its own memory, still P and R wide.
+        [n x G], a copy, still P and R wide.
     """
     rows = prompts[:, None] * group_size + torch.arange(group_size, device=prompts.device)
     return batch[rows.reshape(-1)]
 
 
 def check_batch(batch: TensorDictBase) -> None:
-    """Refuse what breaks the layout.
+    """Refuse a batch that breaks the layout.
 
     Raises:
-        ValueError: the entry, the first row at fault and what is wrong with it.
+        ValueError: with the entry, the first wrong row and what is wrong with it.
     """
     tokens, size = batch["tokens"], batch.batch_size[0]
     width = prompt_length(batch) + tokens["response"].shape[1]

@@ -1,4 +1,4 @@
-"""How a causal LM of ``transformers`` is called here: its backbone, its head, positions, mode."""
+"""Access to a causal LM of ``transformers``: its backbone, its head, position ids, mode."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from klrl.transforms.token_log_probs import evaluating
 Head: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def plain(model: nn.Module) -> Any:
-    """The causal LM itself; a ``peft`` model's with its adapters in it."""
+def unwrapped(model: nn.Module) -> Any:
+    """The causal LM itself; of a ``peft`` model the LM inside, adapters included."""
     base = getattr(model, "get_base_model", None)
     return base() if base is not None else model
 
 
 def backbone(model: nn.Module) -> Any:
-    """The network without its head: -> ``last_hidden_state`` [B, T, D]."""
-    return plain(model).base_model
+    """The network without its head; its output has ``last_hidden_state`` [B, T, D]."""
+    return unwrapped(model).base_model
 
 
 def head(model: nn.Module) -> Head:
     """The layer from hidden states to logits."""
-    return plain(model).get_output_embeddings()
+    return unwrapped(model).get_output_embeddings()
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """Of the parameters."""
+    """The dtype of the parameters."""
     return next(model.parameters()).dtype
 
 
 def model_device(model: nn.Module) -> torch.device:
-    """Of the parameters."""
+    """The device of the parameters."""
     return next(model.parameters()).device
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Position ids [B, T] that count real tokens: left padding moves no token."""
+    """Position ids [B, T] that count only real tokens, so that left padding shifts none."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)
 
 
@@ -53,7 +53,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     ``transformers`` checkpoints in training mode only; such a model must hold no dropout
     (``klrl.language.checks`` compares sampled with recomputed log-probs and finds it).
     """
-    if torch.is_grad_enabled() and getattr(plain(model), "is_activation_checkpointing", False):
+    if torch.is_grad_enabled() and getattr(unwrapped(model), "is_activation_checkpointing", False):
         yield
         return
     with evaluating(model):
@@ -61,16 +61,16 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def sharing_refused(model: nn.Module) -> str | None:
-    """Why the responses of a prompt cannot share one row, by the model's settings; else None.
+    """Why, by the model's config, the responses of a prompt cannot share one row; None if they can.
 
-    Sharing needs attention that takes any mask, and keys that are told apart by position ids alone.
+    Sharing needs attention that takes any mask, and keys that only position ids tell apart.
     """
-    config = plain(model).config
+    config = unwrapped(model).config
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
     kinds = getattr(config, "layer_types", None)
     if kinds is None and getattr(config, "sliding_window", None):
         kinds = ["sliding_attention"]
-    other = sorted(set(kinds or ()) - {"full_attention"})
-    return f"its layers tell keys apart by slot ({', '.join(other)})" if other else None
+    by_slot = sorted(set(kinds or ()) - {"full_attention"})
+    return f"its layers tell keys apart by slot ({', '.join(by_slot)})" if by_slot else None

@@ -1,7 +1,7 @@
 """The exact KL between two next-token distributions, over the whole vocabulary.
 
-Hidden states are kept, logits never: at 152,000 tokens of vocabulary and 4 bytes, one response of
-512 tokens would hold 311 MB of them.
+Hidden states are kept, logits never: with a vocabulary of 152,000 tokens, the float32 logits of one
+response of 512 tokens take 311 MB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def exact_token_kl(
 
     Args:
         policy: the first distribution.
-        other: the second; gradients flow into both where their tensors ask for them.
+        other: the second; gradients flow into both where their tensors require them.
         mask: [B, R] bool; padding gives 0, and no gradient.
         chunk: tokens at a time; None for about 256 MB of logits.
 
@@ -40,7 +40,7 @@ def log_probs_and_exact_kl(
     mask: Tensor,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the three calls would give, with each head applied once.
+    """Both log-probs and the exact KL, with each head applied once.
 
     Returns:
         (log pi, log pi_ref, KL(policy || reference)), each [B, R], nats.

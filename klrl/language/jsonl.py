@@ -18,7 +18,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     user's own and reach the reward function. Blank lines are skipped.
 
     Raises:
-        ConfigError: no such file, a line that is none of this (with its number), no line at all.
+        ConfigError: no such file, no prompt in it, or a malformed line (with its number).
     """
     file = Path(path).expanduser()
     try:
@@ -47,12 +47,12 @@ def _parse(line: bytes, origin: str) -> Prompt:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: {_kind(row)}; write an object with prompt or messages")
-    given = [name for name in ("prompt", "messages") if name in row]
-    if len(given) != 1:
-        found = "both prompt and messages" if given else f"only {', '.join(row) or 'no field'}"
-        raise ConfigError(f"{origin}: holds {found}; give one of prompt and messages")
-    content = row[given[0]]
-    if given[0] == "messages":
+    fields = [name for name in ("prompt", "messages") if name in row]
+    if len(fields) != 1:
+        held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
+        raise ConfigError(f"{origin}: holds {held}; give one of prompt and messages")
+    content = row[fields[0]]
+    if fields[0] == "messages":
         _check_messages(content, origin)
     elif not isinstance(content, str):
         raise ConfigError(f"{origin}: prompt is {_kind(content)}; give a text, or use messages")
@@ -60,7 +60,7 @@ def _parse(line: bytes, origin: str) -> Prompt:
 
 
 def _check_messages(messages: Any, origin: str) -> None:
-    """Refuse what is no conversation, and one that nobody is left to answer."""
+    """Refuse what is no conversation, or one that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{origin}: messages is {_kind(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
@@ -78,7 +78,7 @@ def _check_messages(messages: Any, origin: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    """What a JSON value is, in JSON's words."""
+    """The JSON type of a value, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
     names = {str: "a text", list: "a list", dict: "an object", bool: "a boolean"}

@@ -42,12 +42,12 @@ def trained_policy(
         setting: for messages, as in ``reference.path``.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, or its model is gone or another.
+        ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
     """
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
     config.device = device
-    policy = make_policy(config, say=lambda _: None)  # the run said it when it began
+    policy = make_policy(config, say=lambda _: None)  # the run printed these lines when it began
     base = base_digest(policy.model, config.actor.model) if config.actor.lora.r else None
     weights = Weights(policy.model, policy.value_head, base=base)
     load_component(folder, which, "agent", weights, torch.device(device))
@@ -123,6 +123,6 @@ def language_config(run: Path, setting: str = "run") -> LanguageConfig:
     return config
 
 
-def same_network(mine: CausalLMConfig, theirs: CausalLMConfig) -> bool:
-    """Whether one's weights fit into the other, by the settings."""
-    return (mine.model, mine.lora) == (theirs.model, theirs.lora)
+def same_network(first: CausalLMConfig, second: CausalLMConfig) -> bool:
+    """Whether the weights of one fit into the other, by the settings."""
+    return (first.model, first.lora) == (second.model, second.lora)

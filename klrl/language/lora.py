@@ -26,8 +26,8 @@ class LoraSettings:
     Args:
         r: rank of the update of a weight.
         alpha: the update is scaled by alpha / r.
-        dropout: 0. Anything else is refused: it would be drawn in the update and not while
-            sampling, so that the ratio of the first epoch would not be 1.
+        dropout: must be 0: it would act in the update but not while sampling, so that the ratio of
+            the first epoch would not be 1.
         target_modules: names of layers, or "all-linear" for all but the head.
     """
 
@@ -41,7 +41,7 @@ def add_lora(network: Any, settings: LoraSettings) -> Any:
     """Freeze a model and put trainable adapters beside its layers.
 
     Returns:
-        A ``PeftModel``; the network is changed in place and belongs to it.
+        A ``PeftModel`` around the network, which is changed in place.
 
     Raises:
         ConfigError: a setting is out of range or names no layer; peft is not installed.
@@ -89,10 +89,10 @@ def _check(settings: LoraSettings) -> None:
 
 @contextmanager
 def adapter_off(model: Any) -> Iterator[Any]:
-    """``reference=adapter_off``: the model as it was before its adapters, for scoring.
+    """``reference=adapter_off``: the model without its adapters, for scoring.
 
-    No weight is copied: inside, the very same model computes without its adapters, without
-    gradients and in evaluation mode; adapters and modes are back afterwards, after errors too.
+    No weight is copied: inside, the same model computes without its adapters, without gradients
+    and in evaluation mode; adapters and modes are restored afterwards, even after an error.
 
     Args:
         model: a ``PeftModel``, from :func:`add_lora`.

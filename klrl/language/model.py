@@ -1,8 +1,7 @@
 """Any causal language model of ``transformers`` with its tokenizer, from a folder or the hub.
 
-Nothing that was downloaded is executed: weights are safetensors, pickles and Python files are not
-even fetched, and ``trust_remote_code`` is off. A model comes without dropout, see
-:func:`silence_dropout`.
+No downloaded code is executed: weights are safetensors, pickles and Python files are not even
+fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`silence_dropout`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.language._quiet import no_progress_bar
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.prompts import Tokenizer
+from klrl.language.quiet import no_progress_bar
 from klrl.language.tokenizer import end_tokens, load_tokenizer
 
-#: What is fetched of a repository on the hub: no pickle, no Python.
+#: Files that are fetched of a hub repository: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 #: The same weights again, in other layouts.
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
@@ -41,13 +40,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True)
 class CausalLM:
-    """A model and its tokenizer, checked to go together.
+    """A model and its tokenizer, checked to belong together.
 
     Args:
         model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; a ``PeftModel`` with
-            LoRA. In training mode only with gradient checkpointing, which acts in no other.
-        tokenizer: has EOS, a pad token and, if asked for, a chat template.
-        context: most tokens of prompt and response together; None where the config knows none.
+            LoRA. It is in training mode only with gradient checkpointing, which needs that mode.
+        tokenizer: has EOS, a pad token and, if required, a chat template.
+        context: most tokens of prompt and response together; None if the config has no limit.
         eos: ids that end a response, the tokenizer's first.
     """
 
@@ -58,7 +57,7 @@ class CausalLM:
 
     @property
     def pad_is_eos(self) -> bool:
-        """Whether padding can only be told from EOS by position."""
+        """Whether only its position distinguishes padding from EOS."""
         return self.tokenizer.pad_token_id in self.eos
 
 
@@ -77,11 +76,11 @@ def load_causal_lm(
     Args:
         model: ``actor.model``: a folder written by ``save_pretrained``, or a hub id.
         chat: whether prompts are conversations, so that a chat template is needed.
-        dtype: of the weights: float32, bfloat16 or float64. LoRA's own stay in float32.
+        dtype: of the weights: float32, bfloat16 or float64. LoRA's weights stay in float32.
         device: where to put it.
-        gradient_checkpointing: forget activations and compute them again in the backward pass.
+        gradient_checkpointing: drop activations and recompute them in the backward pass.
         lora: train low-rank adapters in place of the weights.
-        say: takes a line about a choice that was made for the user.
+        say: takes a line about each automatic choice.
 
     Raises:
         ConfigError: it cannot be loaded, would run code, or lacks what training needs.
@@ -96,7 +95,7 @@ def load_causal_lm(
     network = _read_weights(folder, config, DTYPES[dtype], setting)
     _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
-    # The author's sampling defaults (top_k, top_p, penalties) would bend every sample and its KL.
+    # The author's sampling defaults (top_k, top_p, penalties) would change the samples and the KL.
     network.generation_config = GenerationConfig(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
@@ -115,10 +114,10 @@ def load_causal_lm(
 
 
 def find_model(model: str | Path) -> Path:
-    """The folder of a model: the given one, or what is fetched for a hub id.
+    """The folder of a model, downloaded first for a hub id.
 
     Raises:
-        ConfigError: neither there nor on the hub, or the hub cannot be reached.
+        ConfigError: no such folder and no such hub id, or the hub cannot be reached.
     """
     setting, path = f"actor.model={model}", Path(model).expanduser()
     if path.is_dir():
@@ -158,7 +157,7 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
     """The model's config, without dropout.
 
     Raises:
-        ConfigError: there is none, it asks for code, or it is not of a causal language model.
+        ConfigError: there is none, it needs remote code, or it is of no causal language model.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -226,10 +225,10 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, se
         raise ConfigError(
             f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"
         ) from error
-    network, told = loaded
-    missing = sorted(told["missing_keys"])
+    network, loading_info = loaded
+    missing = sorted(loading_info["missing_keys"])
     if missing:
-        # transformers would go on with random numbers in their place.
+        # transformers would initialise them at random and go on.
         raise ConfigError(
             f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); "
             "it was saved without its language-model head, or broke while being saved"
@@ -247,7 +246,7 @@ def _checkpoint_gradients(network: Any, setting: str) -> None:
 
 
 def _check_vocabulary(network: Any, tokenizer: Tokenizer, setting: str) -> None:
-    """Token ids must be rows of the embedding."""
+    """Refuse a tokenizer with more tokens than the embedding has rows."""
     rows = network.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(
@@ -260,7 +259,7 @@ def _check_vocabulary(network: Any, tokenizer: Tokenizer, setting: str) -> None:
 
 
 def context_of(config: PretrainedConfig) -> int | None:
-    """Most tokens that a model takes, or None where its config names no limit."""
+    """Most tokens that a model takes, or None if its config has no limit."""
     limit = getattr(config, "max_position_embeddings", None)
     return int(limit) if limit is not None and limit > 0 else None
 
@@ -271,7 +270,7 @@ def prompt_limit(context: int | None, response: int, setting: str) -> int | None
     Args:
         context: of the model; None for no limit.
         response: most tokens of a response.
-        setting: where that stands, as in ``collector.max_new_tokens``.
+        setting: the name of its setting, as in ``collector.max_new_tokens``.
 
     Raises:
         ConfigError: the response alone fills the context.

@@ -1,4 +1,4 @@
-"""The optimiser of a language policy: Adam on the parameters as they are, not flattened."""
+"""The optimiser of a language policy: Adam on the separate parameters, not on a flat copy."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Optimizer:
         )
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, lr: float) -> Tensor:
-        """Clip the gradient and move; the norm before clipping."""
+        """Clip the gradient and update; returns the norm before clipping."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm)
         for group in self._adam.param_groups:
             group["lr"] = lr
-        if torch.isfinite(norm):  # else the weights stay as they are, for the checkpoint
+        if torch.isfinite(norm):  # else the checkpoint keeps the last finite weights
             self._adam.step()
         return norm
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``0.step``, ``0.exp_avg``, ...: nothing before the first step."""
+        """``0.step``, ``0.exp_avg``, ...; empty before the first step."""
         state = self._adam.state
         return {
             f"{index}.{name}": value
@@ -50,13 +50,13 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's moments up."""
+        """Load a checkpoint's moments."""
         for key, value in state.items():
             index, _, name = key.partition(".")
             parameter = self.parameters[int(index)]
-            # step stays on the CPU, as AdamW keeps it.
-            kept = value.cpu() if name == "step" else value.to(parameter)
-            self._adam.state[parameter][name] = kept.clone()
+            # AdamW keeps step on the CPU.
+            moved = value.cpu() if name == "step" else value.to(parameter)
+            self._adam.state[parameter][name] = moved.clone()
 
 
 def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Optimizer:

@@ -12,7 +12,7 @@ from klrl.runs.resume import stored_config
 _LANGUAGE = ("env.reward", "env.shortest", "env.longest", "env.eval_data")
 
 
-def language_on_task(run: Path, own: LanguageConfig, words: Sequence[str]) -> JobConfig:
-    """:func:`config_on_task` of a language run."""
-    kept = [name for name in _LANGUAGE if hasattr(own.env, name.partition(".")[2])]
-    return stored_config(run, allowed(words, kept), changeable=kept)
+def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
+    """:func:`klrl.runs.other_task.config_on_task` of a language run."""
+    changeable = [name for name in _LANGUAGE if hasattr(stored.env, name.partition(".")[2])]
+    return stored_config(run, allowed(overrides, changeable), changeable=changeable)

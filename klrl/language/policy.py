@@ -21,7 +21,7 @@ from klrl.runs.machine import device_of
 
 @dataclass(frozen=True)
 class Policy:
-    """What samples and learns.
+    """The model that samples and learns, with its critic.
 
     Attributes:
         causal: model and tokenizer.
@@ -40,12 +40,12 @@ class Policy:
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
-        """What is trained of the model: all of it, or the adapters."""
+        """The model's trained parameters: all, or the adapters' alone."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The same and the value head's."""
+        """The actor's and the value head's parameters."""
         critic = [] if self.value_head is None else list(self.value_head.parameters())
         return [*self.actor_parameters, *critic]
 
@@ -53,15 +53,15 @@ class Policy:
 def make_policy(
     config: LanguageConfig, *, chat: bool = False, say: Callable[[str], None] = print
 ) -> Policy:
-    """Load the model, making the small base model first where none is named.
+    """Load the model; without ``actor.model``, build the small base model first.
 
     Args:
         config: the job.
         chat: whether prompts are conversations, so that a chat template is needed.
-        say: takes a line about a choice that was made for the user.
+        say: takes a line about each automatic choice.
 
     Raises:
-        ConfigError: it cannot be loaded; see :func:`klrl.language.model.load_causal_lm`.
+        ConfigError: as :func:`klrl.language.model.load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
     lora = actor.lora
@@ -81,7 +81,7 @@ def make_policy(
 
 
 def find_base(config: LanguageConfig) -> str | Path:
-    """``actor.model``; null stands for the small model of this task."""
+    """``actor.model``; for null, the small base model of this task."""
     if config.actor.model is not None:
         return config.actor.model
     if not isinstance(config.env, SortDigitsConfig):
@@ -91,5 +91,5 @@ def find_base(config: LanguageConfig) -> str | Path:
 
 
 def special_tokens(causal: CausalLM) -> SpecialTokens:
-    """What ends a response, and the tokenizer's pad."""
+    """The ids that end a response, and the tokenizer's pad."""
     return SpecialTokens(causal.eos, causal.tokenizer.pad_token_id)

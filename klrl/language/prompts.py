@@ -1,6 +1,6 @@
-"""Prompts: drawn, rendered and padded.
+"""Draws, renders and pads prompts.
 
-Data goes: JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> tokens.
+JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> tokens.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Message: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one response answers.
+    """The prompt of a response.
 
     Args:
         content: plain text, or a conversation whose last turn is not the assistant's.
-        row: everything that was given with it; a reward function gets it.
-        origin: where it comes from, for messages.
+        row: all fields of its line; a reward function gets them.
+        origin: its source, for messages.
     """
 
     content: str | Sequence[Message]
@@ -52,7 +52,7 @@ class PromptBatch:
     prompts: list[Prompt]
 
     def repeat(self, group: int) -> PromptBatch:
-        """[N * group, P]: the responses to one prompt stand side by side."""
+        """[N * group, P]: each prompt ``group`` times in a row."""
         return PromptBatch(
             self.ids.repeat_interleave(group, 0),
             self.mask.repeat_interleave(group, 0),
@@ -66,8 +66,8 @@ class PromptBatch:
 def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     """The token ids of a prompt: a conversation through the chat template, ready for an answer.
 
-    A plain text gets the special tokens that the tokenizer puts around texts, save a closing EOS:
-    a response cannot follow it.
+    A plain text gets the special tokens that the tokenizer puts around texts, except a closing EOS,
+    which no response could follow.
 
     Raises:
         ConfigError: no chat template, one that refuses the conversation, or no token at all.
@@ -91,7 +91,7 @@ def _render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
         )
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{prompt.origin}: the chat template refuses it ({first_line(error)}); mend the "
+            f"{prompt.origin}: the chat template refuses it ({first_line(error)}); fix the "
             "conversation or the tokenizer's chat_template"
         ) from error
     return list(rendered["input_ids"])
@@ -133,7 +133,7 @@ def check_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, limit: int | 
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack N rows of ids, real tokens at the right end.
+    """Stack N rows of ids, padded on the left.
 
     Returns:
         ids [N, P] int64 and mask [N, P] bool, P the longest row.
@@ -152,11 +152,11 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 
 class ShuffledEpochs:
-    """Prompt number i of endless epochs over a data set, each in an order of its own.
+    """Prompt number i of endless epochs over a data set, each epoch in a new order.
 
     Args:
         prompts: the data set.
-        seed: with the epoch's number it fixes the order.
+        seed: fixes the order, together with the epoch's number.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
@@ -164,12 +164,12 @@ class ShuffledEpochs:
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, index: int) -> Prompt:
-        """The prompt of this number; any number, in any order of asking."""
-        epoch, place = divmod(index, len(self._prompts))
+        """The prompt of this number; numbers may come in any order."""
+        epoch, position = divmod(index, len(self._prompts))
         if epoch != self._epoch:
             rng = np.random.default_rng((self._seed, epoch))
             self._epoch, self._order = epoch, rng.permutation(len(self._prompts))
-        return self._prompts[int(self._order[place])]
+        return self._prompts[int(self._order[position])]
 
 
 class PromptStream:
@@ -208,5 +208,5 @@ class PromptStream:
         return {"served": self.served}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on after the prompts that were served."""
+        """Continue after the prompts that were served."""
         self.served = int(state["served"])

@@ -90,8 +90,8 @@ def shown_samples(
         entry: dict[str, Any] = {
             "iteration": counters.iteration,
             "samples": counters.frames,
-            "prompt": rollout.asked[index].content,
-            "response": rollout.answered[index],
+            "prompt": rollout.scored_prompts[index].content,
+            "response": rollout.responses[index],
             "reward": float(row[SCORE].sum()),
             "truncated": bool(row["next", "truncated"].any()),
             "tokens": tokenizer.convert_ids_to_tokens(ids),

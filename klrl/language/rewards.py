@@ -1,4 +1,4 @@
-"""Reward functions: found by name, called on a batch, and watched.
+"""Reward functions: looked up by name, called on a batch, and checked.
 
 A reward function takes B prompts, B responses and B rows, and returns B numbers::
 
@@ -7,9 +7,9 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 - prompts: as the data has them, texts or lists of {"role", "content"};
 - responses: texts, without the EOS that ended them;
-- rows: the whole lines of the data file, or a task's own fields.
+- rows: all fields of the data file's lines, or a task's own fields.
 
-The built-in ``exact`` and ``proxy`` are such functions. Whatever goes wrong in one is a
+The built-in ``exact`` and ``proxy`` are such functions. Any failure of a reward function becomes a
 :class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
 
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError, RewardError, in_one_line
+from klrl.base.errors import ConfigError, RewardError
 from klrl.language import sort_digits
 from klrl.language.prompts import Prompt, Tokenizer
 
@@ -48,17 +48,17 @@ class _TooLong(Exception):
     """A call did not return in time."""
 
 
-#: What a user's function may fail with; Ctrl-C goes through. A function that exits only fails.
+#: Failures of a user's function. Ctrl-C is none of them; a call of exit is one.
 FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
     """``env.reward``: a built-in, or a function of the user's as ``package.module:function``.
 
-    Modules are looked for where Python looks, then in the current folder.
+    Modules are searched for on Python's path, then in the current folder.
 
     Raises:
-        ConfigError: no such module or function, an import that fails, other arguments.
+        ConfigError: no such module or function, an import that fails, or other arguments.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -70,18 +70,18 @@ def find_reward(name: str) -> RewardFunction:
             "package.module:function"
         )
     if str(Path.cwd()) not in sys.path:
-        # The console script, unlike python -m, does not look in the current folder.
+        # Unlike python -m, the console script does not search the current folder.
         sys.path.append(str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{setting}: importing {module_name} fails ({in_one_line(error)}); mend it, or "
+            f"{setting}: importing {module_name} fails ({_with_type(error)}); fix it, or "
             "start klrl in the folder that holds it"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise ConfigError(f"{setting}: {module_name} has no function {attribute}; mend the name")
+        raise ConfigError(f"{setting}: {module_name} has no function {attribute}; fix the name")
     try:
         inspect.signature(function).bind([], [], [])
     except TypeError as error:
@@ -90,23 +90,23 @@ def find_reward(name: str) -> RewardFunction:
             "it these three arguments"
         ) from error
     except ValueError:
-        pass  # some functions written in C do not tell their arguments
+        pass  # some functions written in C have no signature
     return function
 
 
 class Reward:
     """A reward function with a name, a time limit and checks of what it returns.
 
-    With a time limit the function runs in a thread of its own while this one waits, so that a hang
-    in C code can be left behind and Ctrl-C works all the while; an alarm signal would do neither,
-    would only work on the main thread, and is what some verifiers use themselves. Those need the
-    main thread: ``timeout=None`` calls the function here, without a limit. A function that hung
-    cannot be ended; its thread dies with the process.
+    With a time limit the function runs in its own thread while the caller waits: a hang in C code
+    can be abandoned, and Ctrl-C keeps working. An alarm signal would allow neither, works only on
+    the main thread, and is used by some verifiers themselves. Such verifiers need the main thread:
+    ``timeout=None`` calls the function in the caller's thread, without a limit. A function that
+    hangs cannot be ended; its thread dies with the process.
 
     Args:
         name: ``env.reward``.
         timeout: seconds that a call may take; None for no limit.
-        function: default: what the name stands for.
+        function: default: the function that ``name`` names.
 
     Raises:
         ConfigError: see :func:`find_reward`.
@@ -129,14 +129,13 @@ class Reward:
             [B] float32 on the CPU, all finite.
 
         Raises:
-            RewardError: the function raised, took too long, or returned something else than B
-                finite numbers.
+            RewardError: the function raised, took too long, or did not return B finite numbers.
         """
         samples = list(zip(prompts, responses, strict=True))
         try:
             returned = self._call(samples, self._timeout)
         except FAILURES as error:
-            raise RewardError(self._blame(samples, error)) from error
+            raise RewardError(self._failure_message(samples, error)) from error
         return self._checked(samples, returned)
 
     def _call(self, samples: Sequence[Sample], timeout: float | None) -> Any:
@@ -145,27 +144,26 @@ class Reward:
         rows = [prompt.row for prompt, _ in samples]
         return within(timeout, lambda: self._function(prompts, responses, rows))
 
-    def _blame(self, samples: Sequence[Sample], error: BaseException) -> str:
-        """The line about a batch that failed."""
-        told = self._told(error)
-        alone = self._first_to_fail(samples)
-        if alone is None:
-            return (
-                f"env.reward={self._name}: {told} on {len(samples)} samples, on none of them alone"
-            )
-        index, failure = alone
+    def _failure_message(self, samples: Sequence[Sample], error: BaseException) -> str:
+        """One line about a batch that failed; names the sample that fails alone, if one does."""
+        failed = f"{self._describe(error)} on {len(samples)} samples"
+        first = self._first_to_fail(samples)
+        if first is None:
+            return f"env.reward={self._name}: {failed}, on none of them alone"
+        index, failure = first
         if failure is None:
-            return f"env.reward={self._name}: {told} on {len(samples)} samples"
+            return f"env.reward={self._name}: {failed}"
+        sample = self._describe_sample(index, samples)
         if isinstance(failure, _TooLong):
-            return f"{self._where(index, samples)}: {told}, and hangs on this one alone"
-        return f"{self._where(index, samples)}: {self._told(failure)}"
+            return f"{sample}: {self._describe(error)}, and hangs on this one alone"
+        return f"{sample}: {self._describe(failure)}"
 
     def _first_to_fail(self, samples: Sequence[Sample]) -> tuple[int, BaseException | None] | None:
-        """Which sample fails alone, and how, looked for during the time of one call or two.
+        """Search for a sample that fails alone, for the time of one or two calls.
 
         Returns:
-            Its index and its error; an index and None where the time went by without; None where
-            each of them passes.
+            Its index and its error; an index and None if the time ran out first; None if every
+            sample passes alone.
         """
         end = time.monotonic() + (self._timeout or 10.0)
         for index, sample in enumerate(samples):
@@ -177,19 +175,19 @@ class Reward:
                 return index, error
         return None
 
-    def _told(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         if isinstance(error, _TooLong):
             return f"took more than {self._timeout:g} s"
         hint = ""
         if self._timeout is not None and "main thread" in str(error):
-            # What functions get that set signals.
+            # The error of a function that sets signals.
             hint = "; without a time limit it is called on the main thread"
-        return f"raised {in_one_line(error)}{hint}"
+        return f"raised {_with_type(error)}{hint}"
 
     def _checked(self, samples: Sequence[Sample], returned: Any) -> Tensor:
         size = len(samples)
         if isinstance(returned, Tensor):
-            returned = returned.detach().cpu()  # a reward model's
+            returned = returned.detach().cpu()  # from a reward model
         if isinstance(returned, str | bytes | Mapping | Set) or not _has_length(returned):
             raise RewardError(
                 f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
@@ -205,13 +203,13 @@ class Reward:
                 scores.append(float(value))
             except (TypeError, ValueError):
                 raise RewardError(
-                    f"{self._where(index, samples)}: returned {value!r:.40}, not a number"
+                    f"{self._describe_sample(index, samples)}: returned {value!r:.40}, not a number"
                 ) from None
             if not math.isfinite(scores[-1]):
-                raise RewardError(f"{self._where(index, samples)}: returned {scores[-1]}")
+                raise RewardError(f"{self._describe_sample(index, samples)}: returned {scores[-1]}")
         return torch.tensor(scores, dtype=torch.float32)
 
-    def _where(self, index: int, samples: Sequence[Sample]) -> str:
+    def _describe_sample(self, index: int, samples: Sequence[Sample]) -> str:
         prompt, response = samples[index]
         shown = response if len(response) <= 60 else response[:57] + "..."
         return (
@@ -221,7 +219,7 @@ class Reward:
 
 
 def _has_length(value: Any) -> bool:
-    """Whether it can be counted; a tensor without dimensions has ``__len__`` and cannot."""
+    """Whether ``len`` works; a tensor without dimensions has ``__len__`` but no length."""
     try:
         len(value)
     except TypeError:
@@ -229,11 +227,17 @@ def _has_length(value: Any) -> bool:
     return True
 
 
+def _with_type(error: BaseException, limit: int = 200) -> str:
+    """An error in one line, with its type: ``KeyError: 'answer'``."""
+    text = " ".join(str(error).split())[:limit]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def within(timeout: float | None, call: Callable[[], Any]) -> Any:
-    """What a call returns or raises.
+    """Call, and return or raise what the call does.
 
     Raises:
-        _TooLong: it did neither in ``timeout`` seconds.
+        _TooLong: it took more than ``timeout`` seconds.
     """
     if timeout is None:
         return call()
@@ -245,7 +249,7 @@ def within(timeout: float | None, call: Callable[[], Any]) -> Any:
         except BaseException as error:  # raised again in the caller's thread
             outcome.append((None, error))
 
-    # A daemon: one that hangs must not keep the process from ending.
+    # A daemon thread: one that hangs must not keep the process from ending.
     thread = threading.Thread(target=work, daemon=True, name="reward")
     thread.start()
     thread.join(timeout)
@@ -260,12 +264,12 @@ def within(timeout: float | None, call: Callable[[], Any]) -> Any:
 def response_texts(
     tokenizer: Tokenizer, ids: Tensor, mask: Tensor, eos: Collection[int]
 ) -> list[str]:
-    """Responses as a reward function gets them.
+    """Decode responses for a reward function.
 
-    Special tokens inside stay in the text, so that they cannot be smuggled past a reward.
+    Special tokens inside stay in the text, so that a policy cannot hide them from the reward.
 
     Args:
-        tokenizer: decodes.
+        tokenizer: of the policy.
         ids: [B, R], right-padded.
         mask: [B, R] bool, True at the response's tokens, its EOS included.
         eos: ids that end a response.

@@ -19,19 +19,19 @@ from klrl.language.wrapper_sampler import WrapperSampler
 #: The hidden states that the responses were drawn from [B, R, D], and pi_ref's of the same tokens.
 STATES = ("old", "states")
 REF_STATES = ("ref", "states")
-#: The gold score [B, 1, 1], beside a reward that is not it.
+#: The gold score [B, 1, 1], where the reward is another function.
 GOLD = ("next", "gold")
 
 
 def make_sampler(config: LanguageConfig, policy: Policy) -> CacheSampler | WrapperSampler:
-    """``collector.sampler``."""
+    """The sampler that ``collector.sampler`` names."""
     if config.collector.sampler == "wrapper":
         return WrapperSampler(policy.model, policy.causal.tokenizer, policy.special)
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 
 def decoding_of(config: LanguageConfig, **more: bool) -> Decoding:
-    """How training samples; evaluation adds ``greedy`` and ``training=False``."""
+    """The decoding of training; evaluation adds ``greedy`` and ``training=False``."""
     collector = config.collector
     return Decoding(collector.max_new_tokens, collector.temperature, **more)
 
@@ -41,11 +41,11 @@ class PromptRollout:
 
     Args:
         config: the job.
-        policy: sampled from, as it is at the time.
+        policy: the live policy.
         sampler: of the policy.
-        task: scores.
+        task: has the reward.
         prompts: of training.
-        seed_at: iteration -> seed of its samples, so that a resumed run draws the same.
+        seed_at: iteration -> seed of its samples, so that a resumed run draws the same ones.
         iteration: of the first call.
     """
 
@@ -61,9 +61,9 @@ class PromptRollout:
     ) -> None:
         self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
         self.prompts, self._seed_at, self._iteration = prompts, seed_at, iteration
-        #: Of the latest rollout: B prompts and B responses, as texts.
-        self.asked: list[Prompt] = []
-        self.answered: list[str] = []
+        #: The latest rollout's B prompts and B responses, as texts.
+        self.scored_prompts: list[Prompt] = []
+        self.responses: list[str] = []
 
     def collect(self) -> TensorDictBase:
         """The next rollout [B], scored.
@@ -72,35 +72,35 @@ class PromptRollout:
             ConfigError: a prompt is too long for the model.
             RewardError: the reward function failed.
         """
-        taken = self.prompts.take(self.config.collector.prompts)
+        prompts = self.prompts.take(self.config.collector.prompts)
         batch = sample(
-            self.policy, self.sampler, taken, self.config, self._seed_at(self._iteration)
+            self.policy, self.sampler, prompts, self.config, self._seed_at(self._iteration)
         )
         self._iteration += 1
-        self.asked = taken.repeat(self.config.collector.group_size).prompts
-        self.answered = texts_of(self.policy, batch)
-        set_scores(batch, self.task.reward(self.asked, self.answered).to(batch.device))
+        self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
+        self.responses = texts_of(self.policy, batch)
+        set_scores(batch, self.task.reward(self.scored_prompts, self.responses).to(batch.device))
         if self.task.gold is not None:
-            gold = self.task.gold(self.asked, self.answered).to(batch.device)
+            gold = self.task.gold(self.scored_prompts, self.responses).to(batch.device)
             batch[GOLD] = gold.reshape(-1, 1, 1)
         return batch
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is open."""
 
 
 def sample(
     policy: Policy, sampler: Sampler, prompts: PromptBatch, config: LanguageConfig, seed: int
 ) -> TensorDict:
-    """Responses to prompts, laid out [B] without scores; ("old", "states") beside the layout."""
+    """A batch [B] of responses to prompts, with ("old", "states") and without scores."""
     device = next(policy.model.parameters()).device
     ids, mask = prompts.ids.to(device), prompts.mask.to(device)
     size = config.collector.group_size
     generator = torch.Generator(device).manual_seed(seed)
-    found = sampler(ids, mask, size, decoding_of(config), generator)
-    batch = make_batch(ids, mask, found, size)
-    assert found.states is not None
-    batch[STATES] = found.states
+    responses = sampler(ids, mask, size, decoding_of(config), generator)
+    batch = make_batch(ids, mask, responses, size)
+    assert responses.states is not None
+    batch[STATES] = responses.states
     return batch
 
 

@@ -1,6 +1,6 @@
-"""Sampling responses: the protocol, its settings, and klrl's own loop over a KV cache.
+"""Sampling of responses: the protocol, its settings, and klrl's own loop over a KV cache.
 
-What the cache holds, and why there are two kinds, stands in :mod:`klrl.language.decoder`.
+:mod:`klrl.language.decoder` explains the cache and its two kinds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import (
     head,
     model_dtype,
-    plain,
     sharing_refused,
+    unwrapped,
 )
 from klrl.language.decoder import CopiedCache, Decoder, SharedCache
 from klrl.language.scoring import AGREEMENT, padded_states
@@ -26,11 +26,11 @@ from klrl.transforms.token_log_probs import check_length, evaluating
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What ends a response, and what fills the rest of its row.
+    """The ids that end a response, and the id that fills the rest of its row.
 
     Attributes:
         eos: ids that end a response; several for some chat models.
-        pad: any id, an EOS too: nothing is found by it.
+        pad: any id, even an EOS: padding is known by position, never by this id.
     """
 
     eos: tuple[int, ...]
@@ -39,15 +39,15 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen.
+    """Settings for choosing tokens.
 
     Attributes:
-        max_new_tokens: R at most.
+        max_new_tokens: largest R.
         temperature: training draws from softmax(logits / temperature).
-        greedy: the likeliest token; for evaluation only.
-        top_k: among the k likeliest; for evaluation only.
-        top_p: among the fewest tokens that hold this probability; for evaluation only.
-        training: whether the responses are learned from.
+        greedy: take the likeliest token; for evaluation only.
+        top_k: draw among the k likeliest; for evaluation only.
+        top_p: draw among the fewest tokens with this total probability; for evaluation only.
+        training: whether the policy learns from the responses.
 
     Raises:
         ValueError: a value out of range, or a truncated distribution in training.
@@ -64,7 +64,7 @@ class Decoding:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens}: at least 1")
         if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature}: must be above 0; see greedy")
+            raise ValueError(f"temperature={self.temperature}: must be above 0; or use greedy")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k}: at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -79,7 +79,7 @@ class Decoding:
 
 
 class Sampler(Protocol):
-    """Produces responses."""
+    """Samples responses."""
 
     def __call__(
         self,
@@ -99,8 +99,8 @@ class Sampler(Protocol):
             generator: on the model's device; equal seeds give equal tokens. None for torch's own.
 
         Returns:
-            N x G rows, those of a prompt together; log-probs are of softmax(logits / temperature),
-            whatever evaluation truncates.
+            N x G rows, those of a prompt together; log-probs are of the whole
+            softmax(logits / temperature), also where evaluation truncates it.
 
         Raises:
             ValueError: prompt and response do not fit the model's context.
@@ -114,7 +114,7 @@ class CacheSampler:
     Args:
         model: a causal LM.
         special: EOS and pad.
-        shared: keep the G responses of a prompt in one row; None to decide by the model's settings.
+        shared: keep the G responses of a prompt in one row; None to decide by the model's config.
         keep_states: return the hidden states that the tokens were drawn from.
     """
 
@@ -140,28 +140,28 @@ class CacheSampler:
     ) -> Responses:
         """As :class:`Sampler`."""
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
-        check_length(plain(self.model), longest)
+        check_length(unwrapped(self.model), longest)
         kind = SharedCache if self.shared else CopiedCache
         with evaluating(self.model):
             decoder = kind(self.model, prompt, prompt_mask, group_size, decoding.max_new_tokens)
             return _decode(decoder, self, decoding, generator)
 
     def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> str:
-        """Sample a few tokens, score them padded; leave the shared rows where the two differ.
+        """Compare sampled log-probs of a few tokens with padded ones; unshare rows if they differ.
 
         Returns:
-            One line: how the sampler goes on, and why.
+            One line: the cache that the sampler uses from now on, and why.
 
         Raises:
-            ValueError: copied rows differ as well: this model's cache cannot be used.
+            ValueError: copied rows differ too: this model's cache cannot be used.
         """
         bound = AGREEMENT[model_dtype(self.model)]
-        off = self._off(prompt, prompt_mask, group_size)
+        off = self._largest_difference(prompt, prompt_mask, group_size)
         if off > bound and self.shared:
-            self.shared, wrong = False, off
-            off = self._off(prompt, prompt_mask, group_size)
+            self.shared, shared_off = False, off
+            off = self._largest_difference(prompt, prompt_mask, group_size)
             if off <= bound:
-                return f"cache copied per response: sharing is {wrong:.2g} nats off"
+                return f"cache copied per response: sharing is {shared_off:.2g} nats off"
         if not off <= bound:
             raise ValueError(
                 f"sampled log-probs are {off:.2g} nats off recomputed ones (at most {bound:g})"
@@ -170,14 +170,16 @@ class CacheSampler:
         return f"cache {how}: {off:.2g} nats off recomputed log-probs, at most {bound:g}"
 
     @torch.no_grad()
-    def _off(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
+    def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
+        """Largest |sampled - recomputed| log-prob, nats, on at most four prompts."""
         few = prompt[:4], prompt_mask[:4]
         generator = torch.Generator(prompt.device).manual_seed(0)
-        found = self(*few, group_size, Decoding(max_new_tokens=4), generator)
-        batch = make_batch(*few, found, group_size)
-        states = padded_states(self.model, batch)
-        scored = response_log_probs(NextTokens(states, head(self.model)), found.tokens, found.mask)
-        return float((scored - found.log_probs).abs().max())
+        sampled = self(*few, group_size, Decoding(max_new_tokens=4), generator)
+        next_tokens = NextTokens(
+            padded_states(self.model, make_batch(*few, sampled, group_size)), head(self.model)
+        )
+        recomputed = response_log_probs(next_tokens, sampled.tokens, sampled.mask)
+        return float((recomputed - sampled.log_probs).abs().max())
 
 
 def _decode(
@@ -186,7 +188,7 @@ def _decode(
     decoding: Decoding,
     generator: torch.Generator | None,
 ) -> Responses:
-    """Token by token until every row has ended; B = N x G rows, ``rows`` those still computed."""
+    """Sample token by token until all B = N x G rows end; ``rows`` are those still in the cache."""
     special, longest = sampler.special, decoding.max_new_tokens
     states = decoder.start()
     size, device = states.shape[0], states.device
@@ -199,26 +201,26 @@ def _decode(
     ended = torch.zeros(size, dtype=torch.bool, device=device)
     to_logits = head(sampler.model)
     for step in range(longest):
-        table = tempered_log_softmax(to_logits(states), decoding.temperature)
+        log_p = tempered_log_softmax(to_logits(states), decoding.temperature)
         if step == 0:
-            log_probs = log_probs.to(table.dtype)
-        chosen = _choose(table, decoding, generator)
-        going = ~ended[rows]
-        chosen = chosen.where(going, special.pad)
-        mask[rows, step] = going
+            log_probs = log_probs.to(log_p.dtype)
+        chosen = _choose(log_p, decoding, generator)
+        alive = ~ended[rows]
+        chosen = chosen.where(alive, special.pad)
+        mask[rows, step] = alive
         tokens[rows, step] = chosen
-        said = table.gather(-1, chosen[:, None]).squeeze(-1)
-        log_probs[rows, step] = said.masked_fill(~going, 0.0)
+        log_prob = log_p.gather(-1, chosen[:, None]).squeeze(-1)
+        log_probs[rows, step] = log_prob.masked_fill(~alive, 0.0)
         if sampler.keep_states:
             kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
-        ended[rows] |= torch.isin(chosen, eos) & going
+        ended[rows] |= torch.isin(chosen, eos) & alive
         done = ended[rows].unflatten(0, (-1, decoder.width)).all(1)
         if step == longest - 1 or bool(done.all()):
             break
         if int(done.sum()) * 4 >= done.numel():
-            alive = (~done).nonzero().squeeze(-1)
-            decoder.keep(alive)
-            rows = rows.unflatten(0, (-1, decoder.width))[alive].flatten()
+            unfinished = (~done).nonzero().squeeze(-1)
+            decoder.keep(unfinished)
+            rows = rows.unflatten(0, (-1, decoder.width))[unfinished].flatten()
             chosen = tokens[rows, step]
         states = decoder.step(chosen)
     used = step + 1
@@ -231,23 +233,23 @@ def _decode(
     )
 
 
-def _choose(table: Tensor, decoding: Decoding, generator: torch.Generator | None) -> Tensor:
+def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None) -> Tensor:
     """One token per row from log-probs [rows, V]."""
     if decoding.greedy:
-        return table.argmax(-1)
-    probs = _truncate(table.exp(), decoding)
+        return log_p.argmax(-1)
+    probs = _truncate(log_p.exp(), decoding)
     return torch.multinomial(probs, 1, generator=generator).squeeze(-1)
 
 
 def _truncate(probs: Tensor, decoding: Decoding) -> Tensor:
-    """Zero what top-k and top-p leave out; the rest is not renormalised."""
+    """Set probabilities outside top-k and top-p to 0; the rest is not renormalised."""
     if decoding.top_k is not None and decoding.top_k < probs.shape[-1]:
         least = probs.topk(decoding.top_k, -1).values[:, -1:]
         probs = probs.masked_fill(probs < least, 0.0)
     if decoding.top_p is not None and decoding.top_p < 1:
         probs = probs / probs.sum(-1, keepdim=True)
         ordered, index = probs.sort(-1, descending=True)
-        # A token stays while those before it hold less than top_p: the first always does.
+        # A token is kept while the likelier ones sum to less than top_p; the first always is.
         outside = ordered.cumsum(-1) - ordered >= decoding.top_p
         probs = torch.zeros_like(probs).scatter(-1, index, ordered.masked_fill(outside, 0.0))
     return probs

@@ -1,10 +1,10 @@
 """The hidden states that predict a batch's response tokens: padded, or one row per prompt.
 
-Padded: row i is [prompt | response i], as any trainer does it. Shared: one row [prompt | r1 .. rG]
-with a tree mask (a response sees the prompt and itself) and position ids that restart after the
+Padded: row i is [prompt | response i], the usual layout. Shared: one row [prompt | r1 .. rG] with a
+tree mask (a response attends to the prompt and itself) and position ids that restart after the
 prompt, so that a prompt is computed once for its G responses. Real tokens are packed to the left,
-and the last token of a response is left out: nothing is predicted from it. The heads and
-log-softmaxes come after, on response tokens alone: :mod:`klrl.language.vocabulary`.
+and the last token of a response is left out, since nothing is predicted from it. Heads and
+log-softmaxes follow on response tokens alone, in :mod:`klrl.language.vocabulary`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from klrl.language.causal_lm import (
     backbone,
     head,
     model_dtype,
-    plain,
     positions,
     sharing_refused,
+    unwrapped,
     without_dropout,
 )
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
@@ -34,7 +34,7 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 
 
 def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """One row per response; position ids from the attention mask.
+    """The states from one row per response; position ids from the attention mask.
 
     Args:
         model: a causal LM.
@@ -46,7 +46,7 @@ def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
     Raises:
         ValueError: longer than the model's context.
     """
-    check_length(plain(model), int(batch[ATTENTION].sum(1).max()))
+    check_length(unwrapped(model), int(batch[ATTENTION].sum(1).max()))
     attention = batch[ATTENTION][:, :-1]
     with without_dropout(model):
         output = backbone(model)(
@@ -59,7 +59,7 @@ def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
-    """One row per prompt, its G responses side by side; the same numbers as :func:`padded_states`.
+    """The states from one row per prompt and its G responses; equal to :func:`padded_states`.
 
     Args:
         model: a causal LM whose attention takes a 4-D mask.
@@ -67,13 +67,13 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
         group_size: G.
 
     Returns:
-        [B, R, D], differentiable; whatever at padding.
+        [B, R, D], differentiable; undefined at padding.
 
     Raises:
         ValueError: longer than the model's context.
     """
     rows = pack(batch, group_size)
-    check_length(plain(model), int(rows.positions.max()) + 2)
+    check_length(unwrapped(model), int(rows.positions.max()) + 2)
     with without_dropout(model):
         output = backbone(model)(
             input_ids=rows.tokens,
@@ -93,7 +93,7 @@ class SharedRows:
         tokens: [N, L].
         positions: [N, L], restarting after the prompt at every response.
         segments: [N, L]: 0 the prompt, 1 .. G the responses, -1 padding.
-        source: [B, R]: where in [N x L] the state stands that predicts each response token.
+        source: [B, R]: the index in [N x L] of the state that predicts each response token.
     """
 
     tokens: Tensor
@@ -103,7 +103,7 @@ class SharedRows:
 
 
 def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
-    """Lay the batch out as one row per prompt.
+    """Arrange the batch as one row per prompt.
 
     A response of n tokens takes n - 1 slots: its first token is predicted from the prompt's last.
     """
@@ -125,7 +125,7 @@ def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
     )
     length = prompt_mask.sum(1)  # [N]
     after = length[:, None] + torch.arange(steps, device=device).repeat(group_size)
-    place = torch.cat([positions(prompt_mask), after], 1)
+    position_ids = torch.cat([positions(prompt_mask), after], 1)
     response = torch.arange(1, group_size + 1, device=device).repeat_interleave(steps)
     segment = torch.cat([response.new_zeros(width), response]).expand(count, -1)
 
@@ -134,39 +134,39 @@ def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
     order = real.long().argsort(dim=1, descending=True, stable=True)[:, :longest]
     padding = torch.arange(longest, device=device) >= totals[:, None]
 
-    slot = real.long().cumsum(1) - 1  # where each token went in its row
+    slot = real.long().cumsum(1) - 1  # the packed position of each token in its row
     before = (length - 1)[:, None, None].expand(count, group_size, 1)
     source = torch.cat([before, slot[:, width:].reshape(count, group_size, steps)], 2)
     source = source + longest * torch.arange(count, device=device)[:, None, None]
     return SharedRows(
         tokens=tokens.gather(1, order),
-        positions=place.gather(1, order).masked_fill(padding, 0),
+        positions=position_ids.gather(1, order).masked_fill(padding, 0),
         segments=segment.gather(1, order).masked_fill(padding, -1),
         source=source.flatten(0, 1),
     )
 
 
 def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, 1, L, L], 0 where a token sees another and the dtype's lowest number elsewhere.
+    """[N, 1, L, L], 0 where a token attends to another, the dtype's lowest number elsewhere.
 
-    A token sees itself and those before it that belong to the prompt or to its own response.
+    A token attends to itself and to earlier ones of the prompt or of its own response.
     """
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    asks, holds = segments[:, :, None], segments[:, None, :]
-    seen = causal & ((holds == 0) | (holds == asks))
-    bias = torch.zeros(seen.shape, dtype=dtype, device=segments.device)
-    return bias.masked_fill_(~seen, torch.finfo(dtype).min).unsqueeze(1)
+    query, key = segments[:, :, None], segments[:, None, :]
+    visible = causal & ((key == 0) | (key == query))
+    bias = torch.zeros(visible.shape, dtype=dtype, device=segments.device)
+    return bias.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is scored, and why.
+    """The layout in which a model is scored, and why.
 
     Attributes:
         group_size: G.
         shared: one row per prompt, else one per response.
-        reason: one line: what was compared, or why sharing is not possible.
+        reason: one line: the comparison, or why sharing is impossible.
     """
 
     group_size: int
@@ -174,7 +174,7 @@ class Layout:
     reason: str
 
     def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
-        """[B, R, D], differentiable."""
+        """The hidden states [B, R, D] before each response token, differentiable."""
         if self.shared:
             return shared_states(model, batch, self.group_size)
         return padded_states(model, batch)
@@ -189,7 +189,7 @@ class Layout:
     def annotation(
         self, model: nn.Module, batch: TensorDictBase, temperature: float, prompts_at_a_time: int
     ) -> NextTokens:
-        """The same without gradient for a whole rollout: what a reference says, once.
+        """The same without gradient for a whole rollout, as a reference needs it once.
 
         The hidden states are kept, not the logits.
         """
@@ -204,20 +204,20 @@ class Layout:
 def self_check(
     model: nn.Module, batch: TensorDictBase, group_size: int, prompts: int = 4
 ) -> Layout:
-    """Compare the ways to score on the first prompts of a batch, and choose one.
+    """Compare the layouts on the first prompts of a batch, and choose one.
 
     Args:
         model: a causal LM.
         batch: [N x G].
         group_size: G.
-        prompts: how many to compare on.
+        prompts: number of prompts to compare on.
 
     Returns:
         Shared rows where they agree with padded ones within :data:`AGREEMENT`, else padded ones.
 
     Raises:
-        ValueError: the padded rows already differ from the model's own logits: its head does more
-            than map hidden states (it scales or caps logits), which no layout here reproduces.
+        ValueError: even padded rows differ from the model's own logits: it does more than apply
+            its head to hidden states (it scales or caps logits), which no layout reproduces.
     """
     chosen = torch.arange(min(prompts, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)
@@ -231,8 +231,8 @@ def self_check(
     off = float((padded - _own_log_probs(model, few)).abs().max())
     if not off <= bound:
         raise ValueError(
-            f"{type(plain(model)).__name__}: head(hidden states) is {off:.2g} nats off its own "
-            f"log-probs (at most {bound:g}); a model that scales or caps its logits is not served"
+            f"{type(unwrapped(model)).__name__}: head(hidden states) is {off:.2g} nats off its own "
+            f"log-probs (at most {bound:g}); choose a model that does not scale or cap its logits"
         )
     reason = sharing_refused(model)
     if reason is None:
@@ -249,16 +249,16 @@ def self_check(
 
 
 def _own_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """[B, R] through the model's own forward, logits and all."""
+    """Log-probs [B, R] through the model's own forward and logits."""
     attention = batch[ATTENTION]
     with without_dropout(model):
-        output = plain(model)(
+        output = unwrapped(model)(
             input_ids=batch["tokens", "full"],
             attention_mask=attention.long(),
             position_ids=positions(attention),
             use_cache=False,
         )
     logits = output.logits[:, prompt_length(batch) - 1 : -1]
-    table = tempered_log_softmax(logits, 1.0)
+    log_p = tempered_log_softmax(logits, 1.0)
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    return table.gather(-1, tokens[..., None]).squeeze(-1).masked_fill(~mask, 0.0)
+    return log_p.gather(-1, tokens[..., None]).squeeze(-1).masked_fill(~mask, 0.0)

@@ -1,4 +1,4 @@
-"""A verifiable task made here: the user gives digits, the assistant sorts them.
+"""A generated, verifiable task: the user gives digits, the assistant sorts them.
 
 Nothing is downloaded: the tokenizer has one token per digit and ChatML's marks.
 """
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from klrl.language.prompts import Prompt
 
-#: ChatML. What the assistant produces, its EOS included, is marked as generation.
+#: ChatML. The assistant's tokens, EOS included, are marked as generation.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['role'] == 'assistant' %}"
@@ -32,18 +32,18 @@ VOCABULARY = (
 )
 #: Digits in each worked example. Its two turns are 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
-#: One in so many digit strings belongs to the evaluation split.
+#: One in this many digit strings belongs to the evaluation split.
 EVAL_SHARE = 8
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """18 tokens: digits, roles, a new line; bos, eos, pad and unk are four different ones."""
+    """18 tokens: digits, roles, a new line, and four different ones for bos, eos, pad and unk."""
     vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"user|assistant|system|\n|."), "isolated")
-    words.decoder = decoders.Fuse()
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"user|assistant|system|\n|."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words,
+        tokenizer_object=tokenizer,
         pad_token="<pad>",
         unk_token="<unk>",
         bos_token="<|im_start|>",
@@ -56,7 +56,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class SortDigits:
-    """Problem number i, the same for the same settings, however often and in which order asked.
+    """Problem number i; the settings and i alone determine it.
 
     A prompt has 8 + digits tokens, 14 on average by default, and 20 more per shot.
 
@@ -64,7 +64,7 @@ class SortDigits:
         shortest: fewest digits.
         longest: most digits; their number is uniform between the two.
         shots: worked examples before the question, as earlier turns; 4 make 94-token prompts.
-        seed: another seed, other problems.
+        seed: another seed gives other problems.
         split: "train" or "eval". No digit string is in both, whatever the seeds.
     """
 
@@ -122,9 +122,9 @@ def proxy(
 ) -> list[float]:
     """A flawed score: the share of the row's ``digits`` in the sorted start of the response.
 
-    Digits that were not asked for cost nothing. So it can be hacked: a policy that writes some
-    digits twice, "00112235789", covers more questions than one that answers this question, and
-    its proxy rises while its gold score falls. A correct answer has proxy 1.
+    Superfluous digits cost nothing, so it can be hacked: a policy that writes some digits twice,
+    "00112235789", covers more questions than one that answers its own, and its proxy rises while
+    its gold score falls. A correct answer has proxy 1.
     """
     return [
         _coverage(row["digits"], sorted_start(response))
@@ -132,13 +132,14 @@ def proxy(
     ]
 
 
-def _coverage(asked: str, given: str) -> float:
-    """The share of the digits asked for, counted with repetition, that were given."""
-    return sum(min(asked.count(digit), given.count(digit)) for digit in set(asked)) / len(asked)
+def _coverage(digits: str, response: str) -> float:
+    """The share of ``digits``, counted with repetition, that are in the response."""
+    covered = sum(min(digits.count(digit), response.count(digit)) for digit in set(digits))
+    return covered / len(digits)
 
 
 def sorted_start(text: str) -> str:
-    """The longest start of a text that is digits in ascending order: "1355x9" -> "1355"."""
+    """The longest prefix of a text that is digits in ascending order: "1355x9" -> "1355"."""
     end = 0
     while end < len(text) and text[end] in DIGITS and text[max(end - 1, 0)] <= text[end]:
         end += 1

@@ -1,4 +1,4 @@
-"""How the small base model of ``env=sort_digits`` learns: a recipe and supervised learning."""
+"""Supervised learning of the small base model of ``env=sort_digits``, and its recipe."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exa
 from klrl.runs.progress import duration
 from klrl.transforms.token_log_probs import evaluating
 
-#: Move it with every change of this file or of the problems that changes the model.
+#: Increase it with every change of this file or of the problems that changes the model.
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the base model is made; another recipe, another cached model.
+    """The settings of the base model; each recipe has its own cached model.
 
     Args:
         shortest: fewest digits of a problem.
@@ -35,11 +35,11 @@ class Recipe:
         shots: worked examples in a prompt.
         target: stop at this share of right answers, sampled at temperature 1 on held-out prompts;
             0 stops at the first measurement.
-        steps: give up after so many updates.
+        steps: largest number of updates.
         batch: problems per update.
         lr: Adam's learning rate, after 50 updates of warm-up.
         measure_every: updates between two measurements.
-        measure_on: held-out prompts; .3 of 512 has a standard error of .02.
+        measure_on: number of held-out prompts; .3 of 512 has a standard error of .02.
         hidden: width of the Llama.
         layers: blocks of the Llama.
         heads: attention heads of a block.
@@ -64,8 +64,8 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """16 hex digits of everything that the weights depend on."""
-        matters = {
+        """The first 16 hex digits of a hash of everything that the weights depend on."""
+        inputs = {
             **asdict(self),
             "version": VERSION,
             "vocabulary": VOCABULARY,
@@ -73,10 +73,10 @@ class Recipe:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
-        return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
     def problems(self, split: str) -> SortDigits:
-        """The problems to learn from, or to be measured on."""
+        """The problems of a split: to learn from, or to measure on."""
         return SortDigits(self.shortest, self.longest, self.shots, self.seed, split)
 
 
@@ -118,7 +118,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
     """Maximum likelihood of the assistant's turns, until the target is reached.
 
     Raises:
-        RuntimeError: it was not, in ``recipe.steps`` updates.
+        RuntimeError: it was not reached in ``recipe.steps`` updates.
     """
     started = time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, betas=(0.9, 0.98))
@@ -180,7 +180,7 @@ def _solved(problem: Prompt) -> list[Any]:
 def _supervised_loss(
     model: LlamaForCausalLM, ids: Tensor, attention: Tensor, assistant: Tensor
 ) -> Tensor:
-    """Mean -log p of the assistant's tokens, every turn's, nats."""
+    """Mean -log p of the assistant's tokens in all turns, nats."""
     model.train()
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
     learned = assistant[:, 1:]
@@ -195,7 +195,7 @@ def sampled_accuracy(model: Any, tokenizer: Tokenizer, batch: PromptBatch, longe
         model: samples from its whole softmax.
         tokenizer: its tokenizer.
         batch: N prompts [N, P].
-        longest: most tokens of a response; one that is not ended by then counts as wrong.
+        longest: most tokens of a response; a longer one counts as wrong.
     """
     with evaluating(model):
         full = model.generate(

@@ -1,4 +1,4 @@
-"""What a language run asks, and how it is scored: from the ``env`` group to prompts and rewards."""
+"""The task of a language run: from the ``env`` group to its prompts and rewards."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from klrl.language.sort_digits import SortDigits
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts by number, and their scores.
+    """Prompts by number, and their rewards.
 
     Attributes:
         train: prompt number i of training.
         evaluate: prompt number i of the evaluation split.
-        reward: what is learned from.
-        gold: what is meant, where ``reward`` is another function; measured, never learned from.
-        checked: rendered before anything runs: a file's prompts, or one as long as any.
-        evaluations: how many prompts there are to evaluate on; None for endless.
+        reward: the function that the policy learns from.
+        gold: the intended score, if ``reward`` is another function; measured, never learned from.
+        checked: prompts rendered before anything runs: a file's, or one of the greatest length.
+        evaluations: number of prompts to evaluate on; None for endless.
     """
 
     train: Callable[[int], Prompt]
@@ -44,7 +44,7 @@ class Task:
         return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render what can be rendered before anything runs.
+        """Render the prompts of ``checked`` before anything runs.
 
         Raises:
             ConfigError: one cannot be rendered or leaves no room for its response.
@@ -53,11 +53,11 @@ class Task:
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
-    """The task of the group's choice.
+    """The task of the chosen ``env``.
 
     Args:
         config: the env group.
-        seed: of the run: the order of its prompts.
+        seed: of the run; fixes the order of its prompts.
 
     Raises:
         ConfigError: the data or the reward function cannot be read.

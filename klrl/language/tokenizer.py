@@ -1,4 +1,4 @@
-"""The tokenizer of a model's folder, checked for what training needs."""
+"""Loads the tokenizer of a model's folder, and checks that training can use it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of a folder, padding on the left.
 
-    Where it has no pad token, EOS takes its place and ``say`` gets a line: klrl knows padding by
-    position and never by value.
+    If it has no pad token, EOS is used and ``say`` gets a line: klrl knows padding by position,
+    never by value.
 
     Args:
         folder: of the model.
-        chat: whether it needs a chat template.
+        chat: whether a chat template is needed.
         setting: for messages, as in ``actor.model=...``.
         say: takes the line.
 
     Raises:
         ConfigError: no tokenizer, one that runs code, no EOS token, or no chat template.
     """
-    told = _read_settings(folder, setting)
-    # What a folder holds goes before what its model's name suggests: AutoTokenizer of transformers
-    # 5.23 puts Qwen2's own rules in place of those of a tokenizer.json beside a Qwen2 model.
-    exact = told.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    settings = _read_settings(folder, setting)
+    # The folder's tokenizer.json must win over the model's type: for a Qwen2 model, AutoTokenizer
+    # of transformers 5.23 replaces its rules by Qwen2's own.
+    exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
     kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
     try:
         tokenizer: Tokenizer = kind.from_pretrained(
@@ -62,31 +62,30 @@ def load_tokenizer(
 
 
 def end_tokens(
-    tokenizer: Tokenizer, told: Any, setting: str, say: Callable[[str], None] = print
+    tokenizer: Tokenizer, eos_token_id: Any, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
-    """Ids that end a response: the tokenizer's EOS, and those of a list that the model gives.
+    """Ids that end a response: the tokenizer's EOS, and those that the model lists.
 
-    Chat models list several: Llama 3 ends a turn, a message to a tool and a text with one each.
-    Where the model gives a single id, the tokenizer's counts alone: classes of transformers have
-    one by default (Llama's is 2), whatever the tokenizer. ``say`` gets a line where there are
-    several.
+    Chat models list several: Llama 3 has one each for the end of a turn, of a message to a tool and
+    of a text. A single id of the model is ignored: classes of transformers have one by default
+    (Llama's is 2), whatever the tokenizer. ``say`` gets a line if there are several ids.
 
     Args:
         tokenizer: has an EOS.
-        told: ``eos_token_id`` of the model's generation config: a list, an id or None.
+        eos_token_id: of the model's generation config: a list, an id or None.
         setting: for messages, as in ``actor.model=...``.
         say: takes the line.
 
     Raises:
-        ConfigError: the list names what is no token.
+        ConfigError: the list has an id that is no token.
     """
-    listed = list(told) if isinstance(told, list | tuple) else []
+    listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
     for token in listed:
         known = isinstance(token, int) and token >= 0
         if not known or tokenizer.convert_ids_to_tokens(token) is None:
             raise ConfigError(
                 f"{setting}: eos_token_id={listed} of its generation config names {token}, which "
-                "is no token; mend its generation_config.json"
+                "is no token; fix its generation_config.json"
             )
     ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *listed)))
     if len(ends) > 1:
@@ -96,17 +95,17 @@ def end_tokens(
 
 
 def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
-    """What ``tokenizer_config.json`` tells; it must not ask for code."""
+    """The content of ``tokenizer_config.json``; one that needs remote code is refused."""
     file = folder / "tokenizer_config.json"
     try:
-        told = json.loads(file.read_text()) if file.is_file() else {}
+        settings = json.loads(file.read_text()) if file.is_file() else {}
     except ValueError as error:
         raise ConfigError(
             f"{setting}: tokenizer_config.json is not JSON ({error}); save it anew"
         ) from error
-    if told.get("auto_map"):
+    if settings.get("auto_map"):
         raise ConfigError(
             f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
             "choose a model whose tokenizer transformers itself implements"
         )
-    return dict(told)
+    return dict(settings)

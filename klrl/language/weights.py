@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a language model, and whether it still belongs to its base model."""
+"""The weights of a language model in a checkpoint, and the check that they fit their base model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-#: Of the entry that tells the base model, before its dtype.
+#: Prefix, before the dtype, of the entry that identifies the base model.
 _BASE = "base_sha256."
 
 
 @dataclass(frozen=True)
 class BaseDigest:
-    """The weights that a run started from and that its checkpoint does not hold.
+    """A digest of the weights that a run started from and that its checkpoint does not hold.
 
     Attributes:
-        model: ``actor.model``, where they came from.
-        dtype: that they were loaded in; digests of two dtypes tell nothing.
+        model: ``actor.model``, from which they were loaded.
+        dtype: in which they were loaded; digests of two dtypes cannot be compared.
         digest: [32] uint8, SHA-256.
     """
 
@@ -29,10 +29,10 @@ class BaseDigest:
 
 
 def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
-    """The digest of a network as it was just loaded: of its frozen weights, or of all if none is.
+    """The digest of a newly loaded network: of its frozen weights, or of all if none is frozen.
 
     Args:
-        network: a causal LM; with LoRA the adapters are not of its base.
+        network: a causal LM; LoRA adapters are not part of the base.
         model: ``actor.model``.
     """
     named = list(network.named_parameters())
@@ -46,13 +46,13 @@ def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
 
 
 class Weights:
-    """What a checkpoint holds of a model: its trained weights, or with LoRA the adapters alone.
+    """The part of a model that a checkpoint holds: trained weights, with LoRA the adapters alone.
 
     Args:
         model: a causal LM.
-        value_head: the critic, where there is one.
-        whole: every parameter, whether it is trained or not: of a reference.
-        base: of the weights that are needed beside these; kept with them and compared.
+        value_head: the critic, if there is one.
+        whole: hold every parameter, trained or not, as for a reference.
+        base: digest of the weights that are not held; saved with them and compared.
     """
 
     def __init__(
@@ -64,14 +64,13 @@ class Weights:
         base: BaseDigest | None = None,
     ) -> None:
         named = list(model.named_parameters())  # tied weights once
-        kept = [(n, p) for n, p in named if whole or p.requires_grad]
-        self._parameters = dict(kept)
+        self._parameters = {n: p for n, p in named if whole or p.requires_grad}
         if value_head is not None:
             self._parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
         self._base = base
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name -> weight; and the digest of the base model, where there is one."""
+        """Name -> weight; and the digest of the base model, if there is one."""
         state = {name: p.detach() for name, p in self._parameters.items()}
         if self._base is not None:
             state[_BASE + self._base.dtype] = self._base.digest
@@ -79,7 +78,7 @@ class Weights:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take weights up, in place.
+        """Load weights, in place.
 
         Raises:
             RuntimeError: other names or shapes, or adapters of another base model. A value head may
@@ -87,21 +86,23 @@ class Weights:
         """
         self._check_base(state)
         state = {n: v for n, v in state.items() if not n.startswith(_BASE)}
-        mine = {n: p for n, p in self._parameters.items() if n in state or not _of_head(n)}
-        theirs = {n: v for n, v in state.items() if n in mine or not _of_head(n)}
-        if odd := sorted(set(mine) ^ set(theirs)):
-            raise RuntimeError(f"its weights are others ({odd[0]}, ...); choose the same actor.*")
-        for name, parameter in mine.items():
-            if parameter.shape != theirs[name].shape:
-                shapes = f"{tuple(theirs[name].shape)}, here {tuple(parameter.shape)}"
+        parameters = {n: p for n, p in self._parameters.items() if n in state or not _of_head(n)}
+        stored = {n: v for n, v in state.items() if n in parameters or not _of_head(n)}
+        if unmatched := sorted(set(parameters) ^ set(stored)):
+            raise RuntimeError(
+                f"its weights have other names ({unmatched[0]}, ...); choose the same actor.*"
+            )
+        for name, parameter in parameters.items():
+            if parameter.shape != stored[name].shape:
+                shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
                 raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
-            parameter.copy_(theirs[name])
+            parameter.copy_(stored[name])
 
     def _check_base(self, state: Mapping[str, Tensor]) -> None:
         if self._base is None:
             return
-        theirs = state.get(_BASE + self._base.dtype)
-        if theirs is not None and not torch.equal(theirs.cpu(), self._base.digest):
+        stored = state.get(_BASE + self._base.dtype)
+        if stored is not None and not torch.equal(stored.cpu(), self._base.digest):
             raise RuntimeError(
                 f"actor.model={self._base.model or 'null'} does not hold the weights that the run "
                 "started from; put those files back"

@@ -1,14 +1,16 @@
 """The sampler protocol over TorchRL's ``TransformersWrapper``.
 
 Slower than :class:`klrl.language.sampler.CacheSampler` (a prompt is computed once per response, the
-log-probs in a second forward). It serves to compare with, and as the pattern for wrappers of
-engines. What TorchRL 0.14.1 gets wrong is mended in :func:`_mended` and in the settings below.
+log-probs in a second forward). It is a baseline to compare with, and the pattern for wrappers of
+engines. :meth:`WrapperSampler._corrected` and the settings below work around TorchRL 0.14.1's
+faults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
 from klrl.language.batch import Responses, make_batch
-from klrl.language.causal_lm import head, plain
+from klrl.language.causal_lm import head, unwrapped
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
@@ -30,7 +32,7 @@ class WrapperSampler:
 
     Args:
         model: a causal LM.
-        tokenizer: which the wrapper decodes the responses with.
+        tokenizer: with which the wrapper decodes the responses.
         special: EOS and pad.
     """
 
@@ -48,7 +50,7 @@ class WrapperSampler:
     ) -> Responses:
         """As :class:`klrl.language.sampler.Sampler`."""
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
-        check_length(plain(self.model), longest)
+        check_length(unwrapped(self.model), longest)
         rows = prompt.repeat_interleave(group_size, 0)
         data = TensorDict(
             {
@@ -60,21 +62,21 @@ class WrapperSampler:
             batch_size=[len(rows)],
         )
         wrapper = TransformersWrapper(
-            plain(self.model),
+            unwrapped(self.model),
             tokenizer=self.tokenizer,
             input_mode="tokens",
             generate=True,
             pad_output=True,
             return_log_probs=False,
         )
-        network, config = plain(self.model), _generation_config(decoding, self.special)
+        network, config = unwrapped(self.model), _generation_config(decoding, self.special)
         seeded = _seeded(generator, prompt.device)
         with evaluating(self.model), _generating_with(network, config), seeded:
             output = wrapper(data)
         tokens = output["tokens", "response"]
-        return self._mended(prompt, prompt_mask, group_size, tokens, decoding.temperature)
+        return self._corrected(prompt, prompt_mask, group_size, tokens, decoding.temperature)
 
-    def _mended(
+    def _corrected(
         self,
         prompt: Tensor,
         prompt_mask: Tensor,
@@ -82,30 +84,30 @@ class WrapperSampler:
         tokens: Tensor,
         temperature: float,
     ) -> Responses:
-        """Masks and log-probs from the tokens alone; the wrapper's own are wrong.
+        """Compute masks and log-probs from the tokens alone; the wrapper's own are wrong.
 
-        Its masks are by value (where pad == eos the EOS is lost); its log-probs ignore the
-        temperature and force that of the first token to 0. Here a response ends with its first EOS,
-        and its log-probs are scored again.
+        Its masks are by value (with pad == eos the EOS is lost); its log-probs ignore the
+        temperature and are 0 at the first token. Here a response ends with its first EOS, and its
+        log-probs are recomputed.
         """
         ends = torch.isin(tokens, torch.tensor(self.special.eos, device=tokens.device))
         mask = (ends.long().cumsum(1) - ends.long()) == 0
         used = int(mask.sum(1).max())
-        found = Responses(
+        unscored = Responses(
             tokens=tokens.masked_fill(~mask, self.special.pad)[:, :used],
             mask=mask[:, :used],
             log_probs=torch.zeros(tokens.shape[0], used, device=tokens.device),
             truncated=~(ends & mask).any(1),
         )
-        states = padded_states(self.model, make_batch(prompt, prompt_mask, found, group_size))
+        states = padded_states(self.model, make_batch(prompt, prompt_mask, unscored, group_size))
         log_probs = response_log_probs(
-            NextTokens(states, head(self.model), temperature), found.tokens, found.mask
+            NextTokens(states, head(self.model), temperature), unscored.tokens, unscored.mask
         )
-        return Responses(found.tokens, found.mask, log_probs, found.truncated, states)
+        return replace(unscored, log_probs=log_probs, states=states)
 
 
 def _generation_config(decoding: Decoding, special: SpecialTokens) -> GenerationConfig:
-    """All of sampling's settings: transformers' own default is a top-k of 50."""
+    """Sets every sampling setting, because transformers' default is a top-k of 50."""
     sampling: dict[str, Any] = {"do_sample": False}
     if not decoding.greedy:
         sampling = {
@@ -124,7 +126,7 @@ def _generation_config(decoding: Decoding, special: SpecialTokens) -> Generation
 
 @contextmanager
 def _generating_with(model: Any, config: GenerationConfig) -> Iterator[None]:
-    """Without what the model's generation_config.json adds (penalties, min-p, its own top-k)."""
+    """Replace the model's generation config (its penalties, min-p or top-k) for a while."""
     before, model.generation_config = model.generation_config, config
     try:
         yield
@@ -134,7 +136,7 @@ def _generating_with(model: Any, config: GenerationConfig) -> Iterator[None]:
 
 @contextmanager
 def _seeded(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
-    """``generate`` draws from torch's own generator: seed that one for a while."""
+    """Seed torch's global generator for a while, because ``generate`` draws from it."""
     if generator is None:
         yield
         return

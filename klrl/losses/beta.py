@@ -1,4 +1,4 @@
-"""How KLPEN's beta moves, so that KL(old||new) of an iteration stays near its target.
+"""Rules that move KLPEN's beta, so that KL(old||new) of an iteration stays near its target.
 
 d is the mean KL(old||new) over the whole rollout after the update, in nats per frame.
 """
@@ -12,11 +12,11 @@ from klrl.config import KLPENConfig
 
 
 class BetaRule:
-    """A fixed beta; also what ``loss=clip`` has, which charges no KL(old||new).
+    """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty.
 
     Attributes:
         beta: the coefficient of KL(old||new).
-        every_forward: whether the rule wants the KL of each minibatch instead of the rollout's.
+        every_forward: whether the rule is updated with each minibatch's KL, not the rollout's.
     """
 
     every_forward = False
@@ -25,23 +25,23 @@ class BetaRule:
         self.beta = beta
 
     def update(self, kl: float) -> float:
-        """Take the KL of one iteration (or forward) and return the new beta."""
+        """The new beta after the KL of one iteration (or forward), nats per frame."""
         return self.beta
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint holds."""
+        """Beta, for a checkpoint."""
         return {"beta": self.beta}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take up a checkpoint's beta."""
+        """Load a checkpoint's beta."""
         self.beta = float(state["beta"])
 
 
 class DoublingBeta(BetaRule):
     """d < dtarg / 1.5 -> beta *= decrement; d > 1.5 dtarg -> beta *= increment; bounded.
 
-    Schulman et al. (2017), sec. 4, with the documented ``increment`` and ``decrement``. Moved once
-    per iteration. A KL that is not finite is ignored with a warning.
+    Schulman et al. (2017), sec. 4, with the documented ``increment`` and ``decrement``. Beta moves
+    once per iteration. A KL that is not finite is ignored with a warning.
     """
 
     def __init__(self, config: KLPENConfig) -> None:
@@ -49,7 +49,7 @@ class DoublingBeta(BetaRule):
         self.config = config
 
     def update(self, kl: float) -> float:
-        """Move beta on the rollout's KL; stays within beta_min .. beta_max."""
+        """Move beta by the rollout's KL, within beta_min .. beta_max."""
         if not math.isfinite(kl):
             warnings.warn(f"KL(old||new)={kl}: beta stays at {self.beta}", stacklevel=2)
             return self.beta
@@ -58,7 +58,7 @@ class DoublingBeta(BetaRule):
         return self.beta
 
     def factor(self, kl: float) -> float:
-        """What beta is multiplied with."""
+        """The factor on beta."""
         return step(kl, self.config)
 
 
@@ -66,9 +66,9 @@ class ProportionalBeta(DoublingBeta):
     """beta <- beta * exp(clip(g ln(d / dtarg), +-ln 4)), bounded; once per iteration."""
 
     def factor(self, kl: float) -> float:
-        """A step in proportion to the log of the miss, at most by 4."""
-        miss = self.config.gain * math.log(max(kl, 1e-12) / self.config.dtarg)
-        return math.exp(min(max(miss, -math.log(4)), math.log(4)))
+        """The factor (d / dtarg)^g, within 1/4 .. 4."""
+        log_factor = self.config.gain * math.log(max(kl, 1e-12) / self.config.dtarg)
+        return math.exp(min(max(log_factor, -math.log(4)), math.log(4)))
 
 
 class ForwardBeta(BetaRule):
@@ -85,13 +85,13 @@ class ForwardBeta(BetaRule):
         self.config = config
 
     def update(self, kl: float) -> float:
-        """Move beta on a minibatch's KL."""
+        """Move beta by a minibatch's KL."""
         self.beta *= step(kl, self.config)
         return self.beta
 
 
 def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:
-    """What beta is multiplied with: increment above 1.5 dtarg, decrement below dtarg / 1.5."""
+    """The factor on beta: increment above 1.5 dtarg, decrement below dtarg / 1.5, else 1."""
     if kl > 1.5 * dtarg:
         return increment
     if kl < dtarg / 1.5:
@@ -100,7 +100,7 @@ def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float
 
 
 def step(kl: float, config: KLPENConfig) -> float:
-    """The same from the loss group."""
+    """:func:`factor` with the settings of the loss group."""
     return factor(kl, config.dtarg, config.increment, config.decrement)
 
 
@@ -112,5 +112,5 @@ BETA_RULES: dict[str, type[DoublingBeta] | type[ForwardBeta]] = {
 
 
 def make_beta_rule(config: KLPENConfig) -> BetaRule:
-    """The rule of ``loss.beta_rule``."""
+    """The rule that ``loss.beta_rule`` names."""
     return BETA_RULES[config.beta_rule](config)

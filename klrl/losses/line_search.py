@@ -1,7 +1,7 @@
-"""Shorten or lengthen an update so that KL(old||new) ends near its target.
+"""Line search: shorten or lengthen an update so that KL(old||new) ends near its target.
 
-theta <- theta_old + alpha (theta - theta_old), the actor only. KL grows like alpha^2 at first, so
-alpha starts from sqrt(dtarg / d) and goes on by a secant in logarithms.
+theta <- theta_old + alpha (theta - theta_old), for the actor only. The KL d grows like alpha^2 at
+first, so alpha starts at sqrt(dtarg / d); secant steps in log d and log alpha follow.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-#: ln(d / dtarg) that is near enough.
+#: The search ends where |ln(d / dtarg)| is below this.
 TOLERANCE = 0.1
 MAX_EVALUATIONS = 6
 MAX_ALPHA = 2.0
-#: d ln KL / d ln alpha is 2 for a small step; the secant is kept near that.
+#: Bounds of the secant's d ln KL / d ln alpha, which is 2 for a small step.
 SLOPES = (0.7, 4.0)
 
 
@@ -38,12 +38,12 @@ def search(
     Args:
         parameters: the actor's, after the update.
         before: their values before it.
-        measure: KL(old||new) of the whole rollout at the present parameters, nats per frame.
+        measure: KL(old||new) of the whole rollout at the current parameters, nats per frame.
         kl: the same after the full step.
         target: dtarg.
 
     Returns:
-        (alpha, KL(old||new)) where it ended; at most six evaluations.
+        The final alpha and KL(old||new), after at most six evaluations.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]
     last_alpha, last_kl = 1.0, kl
@@ -51,13 +51,13 @@ def search(
     for evaluation in range(1, MAX_EVALUATIONS + 1):
         for p, old, step in zip(parameters, before, steps, strict=True):
             p.copy_(old + alpha * step)
-        found = measure()
-        if abs(math.log(max(found, 1e-12) / target)) < TOLERANCE or alpha == last_alpha:
+        new_kl = measure()
+        if abs(math.log(max(new_kl, 1e-12) / target)) < TOLERANCE or alpha == last_alpha:
             break
         if evaluation == MAX_EVALUATIONS:
             break
-        slope = math.log(max(found, 1e-12) / last_kl) / math.log(alpha / last_alpha)
+        slope = math.log(max(new_kl, 1e-12) / last_kl) / math.log(alpha / last_alpha)
         slope = min(max(slope, SLOPES[0]), SLOPES[1])
-        last_alpha, last_kl = alpha, max(found, 1e-12)
+        last_alpha, last_kl = alpha, max(new_kl, 1e-12)
         alpha = min(alpha * (target / last_kl) ** (1 / slope), MAX_ALPHA)
-    return alpha, found
+    return alpha, new_kl

@@ -1,4 +1,4 @@
-"""What every KL transform shares: one function that serves an environment step and a batch."""
+"""The base of the KL transforms: one function for an environment step and for a batch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reward_like(parent: Transform) -> Unbounded:
 
 
 def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
-    """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action that none sampled.
+    """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action it did not sample.
 
     Args:
         tensordict: the transition.
@@ -67,17 +67,17 @@ def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tens
 
 
 def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
-    """NaN, with a warning: an action that no policy sampled.
+    """NaN in the shape of ``like``, with a warning, for an action that no policy sampled.
 
-    TorchRL rolls random actions out to check specs; an error there would forbid the check, a KL of
-    zero would be a lie.
+    TorchRL checks specs with rollouts of random actions: an error would break the check, and a KL
+    of zero would be false.
 
     Raises:
         RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``.
     """
     if _in_parallel_env(tensordict):
         raise RuntimeError(
-            f"no {key} in a worker of ParallelEnv, which sends it the action alone: put "
+            f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
             "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
         )
     warnings.warn(
@@ -91,8 +91,8 @@ def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
 def _in_parallel_env(tensordict: TensorDictBase) -> bool:
     """Whether a transition came through the shared buffers of a ParallelEnv.
 
-    TorchRL does not tell a worker's environment that it is one; but there all data, the action
-    included, stand in shared memory. On a GPU everything always does, which tells nothing.
+    TorchRL gives a worker's environment no sign of it, but there all data, the action included,
+    are in shared memory. GPU tensors always are, so only CPU tensors count.
     """
     if multiprocessing.parent_process() is None:
         return False
@@ -108,7 +108,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
     """The reward of a transition.
 
     Raises:
-        KeyError: it is not there; a reward that stays unchanged in silence would look charged.
+        KeyError: there is none; a reward left unchanged in silence would look charged.
     """
     reward = next_tensordict.get(key, None)
     if reward is None:
@@ -137,10 +137,12 @@ def _is_key(key: Any) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """A reward may be charged once: its raw value is the sign that it was.
+    """Refuse to charge a reward twice; a charged reward has its raw value beside it.
 
     Raises:
-        RuntimeError: the raw reward is there already.
+        RuntimeError: the raw reward exists already.
     """
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
-        raise RuntimeError(f"the KL was charged to this reward already: it holds {raw_key}")
+        raise RuntimeError(
+            f"the KL was charged to this reward already: the batch holds {raw_key}; charge it once"
+        )

@@ -1,4 +1,4 @@
-"""KL per token, and the reward per token that it is charged to."""
+"""Per-token KLs, and the per-token rewards that they are charged to."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list,
 def charged_tokens(
     tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
 ) -> list[Tensor] | None:
-    """The tokens that are charged, [T_i] bool, or None where the data tell nothing about it.
+    """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
 
-    First what :class:`RetrieveLogProb` wrote beside its log-probs, then ("masks",
-    "all_assistant_mask"), then the attention mask, minus the prompt's length if there is one.
+    The first of: the mask that :class:`RetrieveLogProb` wrote beside its log-probs; ("masks",
+    "all_assistant_mask"); the attention mask, minus the prompt's length if there is one.
 
     Raises:
         ValueError: masks that differ from each other, or from the log-probs in length.
@@ -61,19 +61,19 @@ def charged_tokens(
         if any(a.shape != b.shape or not torch.equal(a, b) for a, b in same):
             raise ValueError(f"{keys[0]} and {keys[1]} were scored on different tokens")
     if masks:
-        return _as_long_as(rows, masks[0], mask_key(keys[0]))
+        return _check_lengths(rows, masks[0], mask_key(keys[0]))
     for source in (next_tensordict, tensordict):
         attention = read_value(source, ATTENTION_KEY)
         if attention is not None:
             real = [row.bool() for row in to_rows(attention)]
-            real = _as_long_as(rows, real, ATTENTION_KEY)
+            real = _check_lengths(rows, real, ATTENTION_KEY)
             return response_mask(next_tensordict, tensordict, real) or real
     return response_mask(
         next_tensordict, tensordict, [torch.ones_like(row, dtype=torch.bool) for row in rows]
     )
 
 
-def _as_long_as(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
+def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
     if lengths(masks) != lengths(rows):
         raise ValueError(f"{key} has lengths {lengths(masks)}, the log-probs {lengths(rows)}")
     return masks
@@ -82,7 +82,7 @@ def _as_long_as(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tenso
 def token_kl(
     gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: str
 ) -> list[Tensor]:
-    """KL estimate of every token, [T_i] nats; zero outside the mask, whatever stands there."""
+    """KL estimate of every token, [T_i] nats; zero outside the mask, whatever the log-probs."""
     masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
     return [
         estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
@@ -96,8 +96,8 @@ def token_rewards(
     """The uncharged reward of every token, [T_i, 1].
 
     A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
-    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] stays. No reward
-    counts as 0.
+    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept as it is.
+    A missing reward counts as 0.
 
     Args:
         reward: dense, nested, a list of B tensors, or None.
@@ -106,7 +106,7 @@ def token_rewards(
         padding_side: where a dense reward per token is padded, when its log-probs are ragged.
 
     Raises:
-        ValueError: shapes that fit neither, or a score without a token to stand on.
+        ValueError: a reward of another shape, or a score for a sequence without a charged token.
     """
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
@@ -135,13 +135,13 @@ def token_rewards(
 def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tensor:
     if mask is None:
         raise ValueError(
-            f"one score for {kl.shape[0]} tokens, and nothing tells which are the response: give "
+            f"one score for {kl.shape[0]} tokens, and no mask of the response: give "
             "('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
             "('tokens', 'prompt')"
         )
     positions = mask.nonzero()
     if not positions.numel():
-        raise ValueError(f"sample {index} has a score, but no valid response token to put it on")
+        raise ValueError(f"sample {index} has a score, but no response token to add it to")
     placed = torch.zeros((*kl.shape, 1), dtype=score.dtype, device=score.device)
     return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
 

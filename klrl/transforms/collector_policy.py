@@ -1,4 +1,4 @@
-"""``gen_model="from_collector"``: the policy is known at the first step, from the collector."""
+"""``gen_model="from_collector"``: the policy is read from the collector at the first step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CollectorPolicy:
     """The policy of the collector that runs an environment, set up to score.
 
     Args:
-        ref_model: tells how: mode, padding.
-        key: of the log-probs.
+        ref_model: the reference; its input mode and padding are used for the policy too.
+        key: where the policy's log-probs go.
     """
 
     def __init__(self, ref_model: Any, key: Key) -> None:
@@ -36,7 +36,7 @@ class CollectorPolicy:
         """The collector's policy as a scoring model; it shares the live weights.
 
         Raises:
-            ValueError: the transform stands in no environment, or no collector runs it.
+            ValueError: the transform is in no environment, or no collector runs it.
         """
         try:
             container = transform.container
@@ -44,13 +44,13 @@ class CollectorPolicy:
             container = None
         if container is None:
             raise ValueError(
-                "gen_model='from_collector', and the transform stands in no environment: append it "
-                "to the environment of a collector, or give gen_model"
+                "gen_model='from_collector', but the transform is in no environment: append it to "
+                "the environment of a collector, or give gen_model"
             )
         collector = container.collector
         if collector is None:
             raise ValueError(
-                "gen_model='from_collector', and no collector runs this environment (or it runs in "
+                "gen_model='from_collector', but no collector runs this environment (or it runs in "
                 "another process): give gen_model or gen_model_factory"
             )
         if self._collector() is not collector:
@@ -63,7 +63,10 @@ class CollectorPolicy:
         if not _language.is_wrapper(ref):
             return policy
         if not hasattr(policy, "get_new_version"):
-            raise ValueError(f"the collector's policy {type(policy).__name__} is no LLM wrapper")
+            raise ValueError(
+                f"gen_model='from_collector': the collector's policy {type(policy).__name__} is no "
+                "LLM wrapper; give gen_model"
+            )
         # Copies: TorchRL's get_new_version writes into the policy's own tokenizer_kwargs.
         generate_kwargs = dict(getattr(policy, "generate_kwargs", None) or {})
         generate_kwargs.pop("num_return_sequences", None)
@@ -83,7 +86,7 @@ class CollectorPolicy:
 
 
 class PolicyLogProb(RetrieveLogProb):
-    """Scores with the collector's policy, known at the first step."""
+    """Scores with the collector's policy, read at the first step."""
 
     def __init__(self, model: Any, *, source: CollectorPolicy, **kwargs: Any) -> None:
         super().__init__(model, **kwargs)
@@ -101,7 +104,8 @@ class ReferenceLogProb(RetrieveLogProb):
         super().__init__(model, **kwargs)
         self.source = source
 
-    def sampled_at(self) -> float:
-        """The temperature given, else that of the collector's policy."""
-        given = self.temperature
-        return _language.temperature_of(self.source.model) if given is None else given
+    def sampling_temperature(self) -> float:
+        """The ``temperature`` argument, else that of the collector's policy."""
+        if self.temperature is not None:
+            return self.temperature
+        return _language.temperature_of(self.source.model)

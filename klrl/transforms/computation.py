@@ -29,14 +29,14 @@ class KLComputation(NextTransform):
 
     reward <- reward - coeff * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
 
-    Log-probs are looked for below "next", then at the root. Writes ``("next", kl_key)``, without
-    the coefficient, in nats.
+    Log-probs are read below "next", else at the root. The KL goes to ``("next", kl_key)``, in nats
+    and without the coefficient.
 
     - One action per step: log-probs [...], the batch's shape; reward and KL [..., 1].
     - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
-      A scalar score goes to the last charged token. Charged are the tokens that ``RetrieveLogProb``
-      marked, else ("masks", "all_assistant_mask"), else the attention mask minus the prompt; the KL
-      of all others is zero. No reward counts as 0.
+      A scalar score goes to the last charged token. The charged tokens are those that
+      ``RetrieveLogProb`` marked, else ("masks", "all_assistant_mask"), else the attention mask
+      minus the prompt; all others have KL 0. A missing reward counts as 0.
 
     Args:
         gen_log_probs_full_key: log pi(a|s).
@@ -47,7 +47,7 @@ class KLComputation(NextTransform):
         padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
-        reward_key: the reward; None asks the environment, and is ``reward`` on a bare batch.
+        reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
 
     Raises:
         ValueError: equal keys, an unknown estimator; log-probs, masks and rewards that do not fit
@@ -89,10 +89,10 @@ class KLComputation(NextTransform):
     coeff: Tensor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; log-probs of tokens may stand at the root, without "next"."""
+        """Apply to a batch, in place; log-probs of tokens may be at the root, without "next"."""
         if tensordict.get("next", None) is None:
-            found = either(tensordict, tensordict, self.gen_key)
-            if found is not None and _per_token(found, tensordict):
+            log_prob = either(tensordict, tensordict, self.gen_key)
+            if log_prob is not None and _per_token(log_prob, tensordict):
                 return self._step(tensordict, tensordict)
         return super().forward(tensordict)
 
@@ -130,23 +130,23 @@ class KLComputation(NextTransform):
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
             rewards = _charge.token_rewards(reward, kl, masks, self.padding_side)
-            shaped = _charge.shaped_rows(rewards, kl, self.coeff)
-            set_rows(next_tensordict, self.reward_key, shaped, ragged)
+            charged = _charge.shaped_rows(rewards, kl, self.coeff)
+            set_rows(next_tensordict, self.reward_key, charged, ragged)
         return next_tensordict
 
     def _log_prob(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, key: Key
     ) -> Any:
-        found = either(next_tensordict, tensordict, key)
-        if found is None:
+        log_prob = either(next_tensordict, tensordict, key)
+        if log_prob is None:
             raise KeyError(
                 f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before"
             )
-        return found
+        return log_prob
 
     @property
     def reward_key(self) -> Key:
-        """The environment's reward, or "reward" where it has none or there is no environment."""
+        """The environment's reward key; "reward" without an environment, or where it has none."""
         if self._reward_key is not None:
             return self._reward_key
         keys = self.parent.reward_keys if self.parent is not None else []
@@ -159,7 +159,7 @@ class KLComputation(NextTransform):
         return zeros_at_reset(tensordict_reset, spec, self.new_keys)
 
     def _in_language_env(self) -> bool:
-        """Whether the environment's log-probs are per token: by their spec, else by its kind."""
+        """Whether log-probs are per token: by their spec, else by the environment's kind."""
         parent = self.parent
         spec = parent.full_observation_spec
         if self.gen_key in spec.keys(include_nested=True):
@@ -167,7 +167,7 @@ class KLComputation(NextTransform):
         return hasattr(parent.base_env, "input_mode")
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the KL and the raw reward, shaped like the reward; a KL of tokens has their axis."""
+        """Add the KL and the raw reward, shaped like the reward; per-token KLs get a token axis."""
         per_token = self._in_language_env()
         for key in self.new_keys:
             if per_token and key == self.kl_key:
@@ -188,10 +188,10 @@ class KLComputation(NextTransform):
 
 
 def per_token_spec(like: Composite, *last: int) -> Unbounded:
-    """Numbers [B, tokens, ...]: as many tokens as there are."""
+    """The spec [B, tokens, ...] of any number of tokens."""
     return Unbounded(shape=torch.Size((*like.shape, -1, *last)), device=like.device)
 
 
 def _per_token(log_prob: Any, tensordict: TensorDictBase) -> bool:
-    """Whether log-probs have a token axis behind the batch's."""
+    """Whether log-probs have a token axis after the batch dimensions."""
     return isinstance(log_prob, list) or log_prob.is_nested or log_prob.ndim > tensordict.ndim

@@ -46,7 +46,7 @@ class ReferenceModelLogProbTransform(NextTransform):
 
     Raises:
         TypeError: the model has no ``get_dist``.
-        ValueError: it ends in another policy.
+        ValueError: the model ends in another policy.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class KLDivergenceTransform(NextTransform):
         kl_key: where to write.
 
     Raises:
-        ValueError: an unknown estimator, ``exact`` without a reference, or one that ends in
-            another policy.
-        KeyError: the data lacks ``ref_log_prob_key``, or for ``exact`` the parameters.
+        ValueError: an unknown estimator, ``exact`` without a reference, or a reference that ends
+            in another policy.
+        KeyError: the data lack ``ref_log_prob_key``, or for ``exact`` the parameters.
         RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
     """
 
@@ -115,8 +115,8 @@ class KLDivergenceTransform(NextTransform):
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
         refuse_nested_policy("reference", reference)
-        given = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
-        self.log_prob_keys = [as_key(key) for key in given]
+        keys = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
+        self.log_prob_keys = [as_key(key) for key in keys]
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
         super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
         self.estimator = estimator
@@ -260,18 +260,18 @@ class KLConstrainedTransform(Compose):
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
     ) -> None:
-        scored = ReferenceModelLogProbTransform(frozen_model, ref_log_prob_key=ref_log_prob_key)
-        compared = KLDivergenceTransform(
-            scored.frozen_model,
+        reference = ReferenceModelLogProbTransform(frozen_model, ref_log_prob_key=ref_log_prob_key)
+        divergence = KLDivergenceTransform(
+            reference.frozen_model,
             estimator=estimator,
             log_prob_key=log_prob_key or log_prob_keys(frozen_model),
             ref_log_prob_key=ref_log_prob_key,
             kl_key=kl_key,
         )
-        charged = RewardAdjustmentTransform(
+        adjustment = RewardAdjustmentTransform(
             coef, in_keys, out_keys, kl_key=kl_key, raw_reward_key=raw_reward_key
         )
-        super().__init__(scored, compared, charged)
+        super().__init__(reference, divergence, adjustment)
 
     @property
     def coef(self) -> Tensor:

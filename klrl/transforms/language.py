@@ -1,4 +1,4 @@
-"""How an LLM wrapper of TorchRL is read: its mode, its keys, its tokens, their log-probs."""
+"""Reads an LLM wrapper of TorchRL: its input mode, its keys, its tokens and their log-probs."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def full_key(key: Key, name: str) -> Key:
 
 
 def mask_key(key: Key) -> Key:
-    """Beside ("log_probs", "full") stands "log_probs_mask": the tokens to charge.
+    """Where the mask of the charged tokens goes: ("log_probs", "full") -> "log_probs_mask".
 
-    Not below "log_probs": in an environment that is a TensorClass with fields of its own.
+    Not below "log_probs", which in an environment is a TensorClass with fields of its own.
     """
     return as_key((*key[:-2], f"{key[-2]}_mask"))
 
@@ -54,7 +54,7 @@ def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
     """Refuse a wrapper that cannot score.
 
     Raises:
-        ValueError: it generates, it returns no log-probs, or it cannot tell assistant tokens.
+        ValueError: it generates, returns no log-probs, or cannot mark assistant tokens.
     """
     if not getattr(model, "return_log_probs", True):
         raise ValueError(f"{name}.return_log_probs=False: wrap it with return_log_probs=True")
@@ -62,8 +62,8 @@ def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
         raise ValueError(f"{name}.generate=True: wrap it with generate=False, to score tokens")
     if assistant_only and model.input_mode != "history":
         raise ValueError(
-            f"{name}.input_mode={model.input_mode!r}: assistant tokens are known in "
-            "input_mode='history' alone; set assistant_only=False"
+            f"{name}.input_mode={model.input_mode!r}: assistant tokens are known only in "
+            "input_mode='history'; set assistant_only=False"
         )
 
 
@@ -82,15 +82,15 @@ def encode(
     assistant_only: bool,
     history_key: Key | None = None,
 ) -> Encoded:
-    """The tokens and masks that a wrapper's input holds.
+    """The tokens and masks of a wrapper's input.
 
     Args:
-        model: tells mode and keys.
+        model: its input mode and keys are used.
         tensordict: batch [B].
         tokenizer: in place of the wrapper's, or None.
         template: arguments of the chat template, in history mode.
         assistant_only: keep assistant tokens alone.
-        history_key: where the conversation stands; None for the wrapper's own input key.
+        history_key: of the conversation; None for the wrapper's own input key.
 
     Raises:
         KeyError: the input is missing.
@@ -124,12 +124,12 @@ def encode(
 def _entry(tensordict: TensorDictBase, key: Key) -> Any:
     """A conversation or a list of texts, or None."""
     parts = key if isinstance(key, tuple) else (key,)
-    holder: Any = tensordict
+    entry: Any = tensordict
     for part in parts:
-        holder = holder.get(part, None) if holder is not None else None
-    if hasattr(holder, "apply_chat_template") or holder is None:
-        return holder
-    return holder.tolist() if hasattr(holder, "tolist") else holder
+        entry = entry.get(part, None) if entry is not None else None
+    if hasattr(entry, "apply_chat_template") or entry is None:
+        return entry
+    return entry.tolist() if hasattr(entry, "tolist") else entry
 
 
 def score(
@@ -140,16 +140,18 @@ def score(
     if isinstance(network, nn.Module):
         rows = token_log_probs(network, encoded.ids, encoded.attention, temperature)
     else:
-        rows = _by_its_own_forward(model, tensordict, encoded, temperature)
+        rows = _score_by_its_own_forward(model, tensordict, encoded, temperature)
     return [row.masked_fill(~kept, 0.0) for row, kept in zip(rows, encoded.scored, strict=True)]
 
 
-def _by_its_own_forward(
+def _score_by_its_own_forward(
     model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
 ) -> list[Tensor]:
-    """Ask a wrapper around an engine (vLLM, SGLang), whose network cannot be called from here."""
+    """Score with a wrapper around an engine (vLLM, SGLang), whose network is not callable here."""
     if temperature != 1.0:
-        raise ValueError(f"temperature={temperature}: {type(model).__name__} scores at 1 only")
+        raise ValueError(
+            f"temperature={temperature}: {type(model).__name__} scores only at 1; set temperature=1"
+        )
     output = model(tensordict.copy())
     value = read_value(output, as_key((model.log_probs_key, "full")))
     if value is None:
@@ -172,15 +174,17 @@ def _by_its_own_forward(
 def arrange(
     rows: list[list[Tensor]], encoded: Encoded, pad_output: bool, side: str
 ) -> tuple[list[list[Tensor]], bool]:
-    """Bring per-token rows to the wrapper's output format.
+    """Convert per-token rows to the wrapper's output format.
 
-    Dense ids stay as they are with ``pad_output``; ragged ones are padded on ``side``. Without
-    ``pad_output`` the padding goes.
+    With ``pad_output``, dense ids keep their layout and ragged ones are padded on ``side``; without
+    it, padding is removed.
 
     Returns:
         The rows, and whether they are ragged.
     """
     if not pad_output:
-        cut = [[r[m] for r, m in zip(field, encoded.attention, strict=True)] for field in rows]
-        return cut, True
+        return [
+            [row[mask] for row, mask in zip(field, encoded.attention, strict=True)]
+            for field in rows
+        ], True
     return (rows if encoded.dense else [pad_rows(field, side) for field in rows]), False

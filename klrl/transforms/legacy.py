@@ -1,7 +1,7 @@
 """``kl=legacy``: TorchRL's former control transform, the sampled log-ratio in the reward.
 
 Documented in TorchRL 0.6 to 0.10 and removed in 0.11. Its documentation subtracts the KL, its code
-added it; the documented formula is the one that is built here.
+added it; klrl implements the documented formula.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class KLRewardTransform(NextTransform):
         raw_reward_key: where to keep the reward that was read; None keeps none.
 
     Raises:
-        ValueError: other than one in- or out-key; an actor without parameters, without log-probs,
-            nested in another, or with a buffer that requires gradients.
+        ValueError: not exactly one in- or out-key; an actor that has no parameters or no log-probs,
+            ends in another policy, or has a buffer that requires gradients.
         TypeError: an actor without ``get_dist``.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
             ParallelEnv was not sent the log-prob.
@@ -72,9 +72,9 @@ class KLRewardTransform(NextTransform):
         if next(actor.parameters(), None) is None:
             raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
         refuse_nested_policy("actor", actor)
-        asking = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
-        if asking:
-            raise ValueError(f"actor's buffer {asking[0]} requires gradients: make it a parameter")
+        trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
+        if trained:
+            raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
         self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
         super().__init__(in_keys=[self.reward_key, *actor.in_keys], out_keys=[self.out_key])
@@ -130,8 +130,8 @@ class KLRewardTransform(NextTransform):
         if self.reward_key == parent.reward_key:
             charged = reward_like(parent)
         else:
-            read = observation_spec[self.reward_key]
-            charged = Unbounded(shape=read.shape, dtype=read.dtype, device=read.device)
+            spec = observation_spec[self.reward_key]
+            charged = Unbounded(shape=spec.shape, dtype=spec.dtype, device=spec.device)
         if self.out_key == parent.reward_key:
             output_spec["full_reward_spec"][self.out_key] = charged
         else:

@@ -1,7 +1,7 @@
-"""The LLM-side KLRewardTransform: log-probs kept from sampling against a reference's.
+"""KLRewardTransform for LLMs: the sampler's log-probs against those of a reference.
 
-:class:`~klrl.kl.RetrieveKL` scores the policy again and so depends on nothing that the sampler
-wrote; this transform is for data that already hold the sampler's log-probs.
+This transform is for data that already hold the sampler's log-probs. :class:`~klrl.kl.RetrieveKL`
+scores the policy again, and needs nothing that the sampler wrote.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 class KLRewardTransform(NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
-    log pi is what the policy wrote while it sampled, at ``log_prob_key`` [B, T] or, where that
-    holds the response alone, at its sibling "response", put behind the prompt. log pi_ref is the
-    reference's for the same tokens. A scalar score goes to the last charged token. Three keys are
-    written below "next": the charged reward, the KL without coef and log pi_ref, each [B, T, 1] (or
-    nested), in nats.
+    log pi is what the policy wrote while it sampled: [B, T] at ``log_prob_key`` or, where only the
+    response was scored, at its sibling "response", which is then aligned behind the prompt.
+    log pi_ref is the reference's for the same tokens. A scalar score goes to the last charged
+    token. Three keys are written below "next": the charged reward, the KL without coef and
+    log pi_ref, each [B, T, 1] (or nested), in nats.
 
-    Charged are, with ``assistant_only``, the tokens of ("masks", "all_assistant_mask"), else the
-    attention mask minus the length of ("tokens", "prompt"); without it, all tokens.
+    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"), else
+    the attention mask minus the length of ("tokens", "prompt"); without it, all tokens.
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
-        ref_model_factory: makes ``ref_model``, instead of it.
+        ref_model_factory: makes ``ref_model``; give one of the two.
         coef: reward per nat; :attr:`coef` may be moved later.
         in_keys: the key of the reward to read; one. Default ``reward``.
         out_keys: of the charged reward, and optionally of KL and log pi_ref; default ``in_keys``,
             ``kl_penalty``, ``ref_log_prob``.
         log_prob_key: of the sampler's log-probs.
-        device: move the reference there, for good; results come back to the data's device.
+        device: move the reference there, for good; results return to the data's device.
         add_to_reward: whether the reward is charged and written.
         tokenizer: in place of the reference's, to find the padding of dense ids without a mask.
         assistant_only: charge assistant tokens alone.
@@ -70,14 +70,14 @@ class KLRewardTransform(NextTransform):
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
 
     Raises:
-        ValueError: the reference missing, or given with its factory, or generating, or reading
-            something else than tokens; other than one in-key, or than one or three out-keys; shapes
-            that do not fit each other.
+        ValueError: no reference, or one beside its factory; a reference that generates or does not
+            read tokens; not exactly one in-key, or not one or three out-keys; shapes that do not
+            fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Hand over to the Ray-backed class where it is asked for."""
+        """Build the Ray-backed class where the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayKLRewardTransform(*args, **kwargs)
         return super().__new__(cls)
@@ -122,24 +122,25 @@ class KLRewardTransform(NextTransform):
 
     @property
     def pad_output(self) -> bool:
-        """Whether the results are dense: what the reference is set to."""
+        """Whether the results are dense; the reference's own setting."""
         return self._pad_output
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer given, else the reference's.
+        """The ``tokenizer`` argument, else the reference's.
 
         Raises:
-            AttributeError: neither has one.
+            AttributeError: there is neither.
         """
-        given = self._tokenizer
-        found = getattr(self.ref_model, "tokenizer", None) if given is None else given
-        if found is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            tokenizer = getattr(self.ref_model, "tokenizer", None)
+        if tokenizer is None:
             raise AttributeError
-        return found
+        return tokenizer
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here after a property has raised AttributeError, whose words are lost.
+        # Python calls this after a property has raised AttributeError, whose message is lost.
         if name == "tokenizer":
             raise AttributeError("the ref_model has no tokenizer: give KLRewardTransform one")
         return super().__getattr__(name)
@@ -162,8 +163,8 @@ class KLRewardTransform(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             ref = _language.score(self.ref_model, tensordict, encoded, temperature)
         ref = [row.masked_fill(~mask, 0.0) for row, mask in zip(ref, masks, strict=True)]
-        gen, compared = self._sampled(tensordict, encoded, masks)
-        kl = _charge.token_kl(gen, ref, compared, k1.__name__)
+        gen, scored = self._sampled(tensordict, encoded, masks)
+        kl = _charge.token_kl(gen, ref, scored, k1.__name__)
         written = {self.kl_key: kl, self.ref_key: ref}
         if self.add_to_reward:
             reward = either(next_tensordict, next_tensordict, self.reward_in)
@@ -181,26 +182,28 @@ class KLRewardTransform(NextTransform):
     def _sampled(
         self, tensordict: TensorDictBase, encoded: Encoded, masks: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The sampler's log-probs [T_i], and the tokens of ``masks`` that it has scored."""
+        """The sampler's log-probs [T_i], and ``masks`` without the tokens that it did not score."""
         sizes = lengths(encoded.ids)
-        found = read_value(tensordict, self.log_prob_key)
-        if found is not None:
-            rows = to_rows(found)
+        log_probs = read_value(tensordict, self.log_prob_key)
+        if log_probs is not None:
+            rows = to_rows(log_probs)
             if lengths(rows) != sizes:
                 raise ValueError(
                     f"the log-probs at {self.log_prob_key} have lengths {lengths(rows)}, the "
-                    f"reference's {sizes}: pad_output, or the padding token, differs"
+                    f"reference's {sizes}: use one pad_output and one padding token for both"
                 )
             return rows, masks
         key = (*self.log_prob_key[:-1], "response")
-        found = read_value(tensordict, key)
-        if found is None:
+        log_probs = read_value(tensordict, key)
+        if log_probs is None:
             raise RuntimeError(
                 f"no log-probs at {self.log_prob_key} nor at {key}: let the policy return them"
             )
         if not self.assistant_only:
-            raise ValueError(f"assistant_only=False, and {key} holds no log-probs of the prompt")
-        rows = to_rows(found)
+            raise ValueError(
+                f"assistant_only=False, but {key} holds no log-probs of the prompt; set it to True"
+            )
+        rows = to_rows(log_probs)
         if any(row.shape[0] > size for row, size in zip(rows, sizes, strict=True)):
             raise ValueError(f"{key} has lengths {lengths(rows)}, longer than the tokens {sizes}")
         padded = zip(rows, sizes, strict=True)
@@ -220,7 +223,7 @@ class KLRewardTransform(NextTransform):
         return next(iter(self.parent.reward_keys), "reward")
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Per token: the charged reward, in the reward's place or beside it; the KL; log pi_ref."""
+        """Add per token: the charged reward, as the reward or beside it; the KL; log pi_ref."""
         observations = output_spec["full_observation_spec"]
         if self.add_to_reward:
             is_reward = self.reward_out == self._reward_key()
@@ -234,10 +237,10 @@ class KLRewardTransform(NextTransform):
 def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
-    """The reward's key, and the three keys that are written.
+    """The reward's key, and the three keys to write.
 
     Raises:
-        ValueError: other numbers of keys, or something that is no key.
+        ValueError: not one in-key, not one or three out-keys, or something that is no key.
     """
     read = _listed("in_keys", ["reward"] if in_keys is None else in_keys)
     written = list(read) if out_keys is None else _listed("out_keys", out_keys)
@@ -259,11 +262,11 @@ def _listed(name: str, keys: Any) -> list[Key]:
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-    """Leave out the first charged token of every sequence where the sampler did not score it.
+    """Drop the first charged token of every sequence from the masks if the sampler left it at 0.
 
     TorchRL 0.14.1's ``TransformersWrapper`` sets the log-prob of the first response token to 0
-    while it generates. Taken for certainty, that adds -log pi_ref, several nats, to the KL of every
-    sequence. tests/transforms/test_llm_upstream.py tells when the fault is gone.
+    while it generates. Read as a probability of 1, that adds -log pi_ref, several nats, to the KL
+    of every sequence. tests/transforms/test_llm_upstream.py shows when the fault is gone.
     """
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
@@ -281,18 +284,18 @@ class RayKLRewardTransform(Served):
 
     Args:
         ref_model: the reference; sent by value.
-        ref_model_factory: makes ``ref_model`` in the actor, instead of it.
+        ref_model_factory: makes ``ref_model`` in the actor; give one of the two.
         num_cpus: of the actor; default 1.
         num_gpus: of the actor.
-        device: of the reference, in the actor; results come back to the data's device.
-        actor_name: reuse the actor of this name, or make it.
+        device: of the reference, in the actor; results return to the data's device.
+        actor_name: reuse the actor of this name, or create it.
         use_ray_service: accepted; it is what this class does.
         service_backend: accepted; "ray".
         **kwargs: of KLRewardTransform.
 
     Raises:
-        ValueError: the reference missing, or given with its factory; ``detach=False``. Errors
-            of a step keep their type.
+        ValueError: no reference, or one beside its factory; ``detach=False``. Errors of a step keep
+            their type.
         ImportError: Ray is not installed.
     """
 

@@ -1,9 +1,9 @@
-"""Log-probs of two policies are retrieved, then compared.
+"""RetrieveLogProb: the log-prob of what a policy did, the first part of retrieve-then-compare.
 
     RetrieveLogProb(policy) -> RetrieveLogProb(reference) -> KLComputation
 
-Three transforms in one TorchRL ``Compose``; attach it to an environment or call it on a batch. They
-serve control actors (one action per step, ``kl=retrieve``) and LLM wrappers (many tokens per step).
+Three transforms in one TorchRL ``Compose``: attach it to an environment or call it on a batch. They
+work for control actors (one action per step, ``kl=retrieve``) and LLM wrappers (many tokens).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
 class RetrieveLogProb(NextTransform):
-    """Write the log-prob that a policy gives to what was done.
+    """Write a policy's log-prob of the batch's actions or tokens.
 
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
     - A control actor scores the action: shape [...], one number per step.
-    - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False. Beside
-      them, at ``("next", "log_probs_mask")`` (after the key's name), stand the tokens that the
-      policy produced in this step, [B, T] bool: in a conversation earlier turns keep their
-      log-probs, and are not charged again. Padding and the first token are zero.
+    - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False; 0 at
+      padding and at the first token. The mask of the tokens that the policy produced in this step,
+      [B, T] bool, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
+      conversation have log-probs too, and are not charged again.
 
     Args:
         model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
@@ -46,7 +46,7 @@ class RetrieveLogProb(NextTransform):
             ``input_mode="history"``.
         tokenizer_kwargs: wrappers in history mode: more arguments of the chat template.
         detach: keep the result out of the gradient.
-        device: move the model there, for good; data go there for the call and the result comes
+        device: move the model there, for good; the data are moved for the call, and the result
             back.
         tokenizer: wrappers: in place of the wrapper's, for the chat template, for text, and to find
             the padding of dense ids without a mask.
@@ -54,14 +54,14 @@ class RetrieveLogProb(NextTransform):
             came dense keep their layout.
         temperature: wrappers: at which the tokens were sampled; default that of the wrapper's
             ``generate_kwargs``, else 1.
-        history_key: wrappers in history mode: where the conversation stands, instead of the model's
+        history_key: wrappers in history mode: the key of the conversation, in place of the model's
             ``input_key``.
 
     Raises:
         TypeError: the model has no ``log_prob``.
-        ValueError: a wrapper that generates, returns no log-probs, or cannot tell assistant tokens;
+        ValueError: a wrapper that generates, returns no log-probs, or cannot mark assistant tokens;
             a key that does not end in "full"; an argument that a control actor does not read; an
-            actor that ends in another.
+            actor that ends in another policy.
         KeyError: the batch lacks the model's input or its action.
     """
 
@@ -99,7 +99,7 @@ class RetrieveLogProb(NextTransform):
                 ("history_key", history_key),
             ):
                 if value is not None:
-                    raise ValueError(f"{name} is for LLM wrappers: {type(model).__name__} is none")
+                    raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
             self.key = as_key(log_probs_full_key or ("log_probs", "full"))
         out_keys = [self.key]
         if self.is_language:
@@ -129,10 +129,11 @@ class RetrieveLogProb(NextTransform):
         """The model that scores."""
         return self.model
 
-    def sampled_at(self) -> float:
+    def sampling_temperature(self) -> float:
         """The temperature at which tokens are scored."""
-        given = self.temperature
-        return _language.temperature_of(self.scorer()) if given is None else given
+        if self.temperature is not None:
+            return self.temperature
+        return _language.temperature_of(self.scorer())
 
     def _score_tokens(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
@@ -146,7 +147,7 @@ class RetrieveLogProb(NextTransform):
             assistant_only=self.assistant_only,
             history_key=self.history_key,
         )
-        rows = _language.score(model, tensordict, encoded, self.sampled_at())
+        rows = _language.score(model, tensordict, encoded, self.sampling_temperature())
         (rows, masks), ragged = _language.arrange(
             [rows, encoded.charged], encoded, self.pad_output, self.padding_side
         )

@@ -18,27 +18,27 @@ from klrl.transforms.computation import KLComputation
 from klrl.transforms.retrieve import RetrieveLogProb
 from klrl.transforms.served import Served
 
-#: The generation model is the policy of the collector that runs the environment.
+#: The value of ``gen_model`` that stands for the policy of the environment's collector.
 FROM_COLLECTOR = "from_collector"
 
 
 class RetrieveKL(Compose):
     """KL of a policy to a reference, retrieved from both models and charged to the reward.
 
-    The models are two LLM wrappers, or two control actors. Both are scored on the same tokens at
-    the same temperature. What is written and how it is charged: :class:`~klrl.kl.RetrieveLogProb`
-    and :class:`~klrl.kl.KLComputation`.
+    The models are two LLM wrappers, or two control actors. Both score the same tokens at the same
+    temperature. The keys are those of :class:`~klrl.kl.RetrieveLogProb` and
+    :class:`~klrl.kl.KLComputation`, which also charges the reward.
 
     Args:
         gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
-            of the collector, looked up at the first step, with its live weights.
+            of the collector, read at the first step, with its live weights.
         ref_model: the reference, set up to score.
-        gen_model_factory: makes ``gen_model``, instead of it.
-        ref_model_factory: makes ``ref_model``, instead of it.
+        gen_model_factory: makes ``gen_model``; give one of the two.
+        ref_model_factory: makes ``ref_model``; give one of the two.
         assistant_only: keep the log-probs of assistant tokens alone; needs
             ``input_mode="history"``.
-        history_key: where the conversation stands; another than "history" overrules the models'
-            input keys.
+        history_key: of the conversation; a key other than "history" replaces the models' input
+            keys.
         tokenizer_kwargs: more arguments of the chat template.
         detach: keep the log-probs out of the gradient.
         device: move both models there.
@@ -58,14 +58,14 @@ class RetrieveKL(Compose):
             policy.
 
     Raises:
-        ValueError: a model missing, or given with its factory; ``generate=True``, ``pad_output`` or
+        ValueError: no model, or one beside its factory; ``generate=True``; ``pad_output`` or
             ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
             step.
         TypeError: an argument that nothing reads.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Hand over to the Ray-backed class where it is asked for."""
+        """Build the Ray-backed class where the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayRetrieveKL(*args, **kwargs)
         return super().__new__(cls)
@@ -123,7 +123,7 @@ class RetrieveKL(Compose):
 
     @property
     def computation(self) -> KLComputation:
-        """The part that holds the coefficient."""
+        """The last transform, which holds the coefficient."""
         return self.transforms[-1]
 
     @property
@@ -137,17 +137,17 @@ class RetrieveKL(Compose):
 
 
 def wants_ray(arguments: dict[str, Any]) -> bool:
-    """Take the choice of the service out of a constructor's arguments if it is Ray.
+    """Whether a constructor's arguments choose Ray.
 
     Raises:
         ValueError: an unknown backend, or two choices that contradict each other.
     """
-    old, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
+    use_ray, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
     if backend not in (None, "direct", "ray"):
         raise ValueError(f"service_backend={backend!r}: choose 'ray' or 'direct'")
-    if old and backend == "direct":
+    if use_ray and backend == "direct":
         raise ValueError("use_ray_service=True contradicts service_backend='direct'")
-    return bool(old) or backend == "ray"
+    return bool(use_ray) or backend == "ray"
 
 
 def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: Any = None) -> Any:
@@ -222,19 +222,19 @@ class RayRetrieveKL(Served):
     Args:
         gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
         ref_model: the reference; sent by value.
-        gen_model_factory: makes ``gen_model`` in the actor, instead of it.
-        ref_model_factory: makes ``ref_model`` in the actor, instead of it.
+        gen_model_factory: makes ``gen_model`` in the actor; give one of the two.
+        ref_model_factory: makes ``ref_model`` in the actor; give one of the two.
         num_cpus: of the actor; default 1.
         num_gpus: of the actor.
-        device: of the models, in the actor; results come back to the data's device.
-        actor_name: reuse the actor of this name, or make it.
+        device: of the models, in the actor; results return to the data's device.
+        actor_name: reuse the actor of this name, or create it.
         use_ray_service: accepted; it is what this class does.
         service_backend: accepted; "ray".
         **kwargs: of RetrieveKL.
 
     Raises:
-        ValueError: a model missing, or given with its factory; "from_collector", whose policy lives
-            in another process; ``detach=False``. Errors of a step keep their type.
+        ValueError: no model, or one beside its factory; "from_collector", whose policy is in
+            another process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """
 

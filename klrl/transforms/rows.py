@@ -22,19 +22,19 @@ SIDES = ("left", "right")
 def read_value(tensordict: TensorDictBase, key: Key) -> Any:
     """The entry at ``key``: a tensor, a list of B tensors where they are ragged, or None."""
     parts = key if isinstance(key, tuple) else (key,)
-    holder: Any = tensordict
+    node: Any = tensordict
     for part in parts[:-1]:
-        holder = holder.get(part, None)
-        if not is_tensor_collection(holder):
+        node = node.get(part, None)
+        if not is_tensor_collection(node):
             return None
-    value = holder.get(parts[-1], None, as_list=True)
+    value = node.get(parts[-1], None, as_list=True)
     if isinstance(value, list) and value and len({row.shape for row in value}) == 1:
         return torch.stack(value)
     return value
 
 
 def either(first: TensorDictBase, second: TensorDictBase, key: Key) -> Any:
-    """The entry of the first TensorDict that has one, or None."""
+    """The entry at ``key`` in ``first``, else in ``second``, else None."""
     value = read_value(first, key)
     return read_value(second, key) if value is None else value
 
@@ -60,7 +60,7 @@ def set_rows(
 
     Args:
         tensordict: batch [B].
-        key: where to.
+        key: where to write.
         rows: B tensors; equal shapes unless ``ragged``.
         ragged: write a nested tensor; a stack of TensorDicts takes a row for each.
         layout: of the nested tensor, strided or jagged; default strided.
@@ -76,7 +76,7 @@ def set_rows(
 
 
 def for_rows(tensordict: TensorDictBase, ragged: bool, transform: Transform) -> TensorDictBase:
-    """The TensorDict to write rows to: inside an environment a stack of B, where they are ragged.
+    """The TensorDict to write rows to; for ragged rows inside an environment, a lazy stack of B.
 
     A rollout stacks its steps, and torch cannot stack nested tensors.
     """
@@ -87,7 +87,7 @@ def for_rows(tensordict: TensorDictBase, ragged: bool, transform: Transform) -> 
 
 
 def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:
-    """Fill every row with zeros (False for masks) up to the longest."""
+    """Pad every row with zeros (False for masks) to the longest."""
     padded = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
     return list(padded.unbind(0))
 

@@ -1,6 +1,6 @@
 """One Ray actor with the models, shared by the transforms of several environments.
 
-Keys and specs live in each environment; only steps go to the actor. Needs the extra ``klrl[ray]``.
+Each environment has the keys and specs; only steps go to the actor. Needs the extra ``klrl[ray]``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from klrl.base.ray_start import start_ray
 
 
 class Service:
-    """What runs in the actor: a transform with its models.
+    """The part that runs in the actor: a transform with its models.
 
     Args:
         build: the transform's class.
@@ -24,9 +24,8 @@ class Service:
     """
 
     def __init__(self, build: Callable[..., Transform], arguments: dict[str, Any]) -> None:
-        self.transform = build(**arguments)
-        whole = self.transform
-        self.parts = list(whole.transforms) if isinstance(whole, Compose) else [whole]
+        self.transform = transform = build(**arguments)
+        self.parts = list(transform.transforms) if isinstance(transform, Compose) else [transform]
         self.out_keys = [key for part in self.parts for key in part.out_keys]
 
     def shells(self) -> list[Transform]:
@@ -45,26 +44,26 @@ class Service:
         return written.select(*self.out_keys, strict=False)
 
     def coefficient(self, name: str, value: float | None = None) -> float:
-        """Read the coefficient, after setting it if a value is given."""
+        """Set the coefficient if a value is given; return it."""
         if value is not None:
-            found = getattr(self.transform, name)
-            if isinstance(found, torch.Tensor):
-                found.fill_(value)
+            coefficient = getattr(self.transform, name)
+            if isinstance(coefficient, torch.Tensor):
+                coefficient.fill_(value)
             else:
                 setattr(self.transform, name, value)
         return float(getattr(self.transform, name))
 
 
 class Served(Compose):
-    """A transform whose models live in a Ray actor.
+    """A transform whose models are in a Ray actor.
 
     Args:
         build: the local class.
         arguments: of its constructor, sent to the actor.
         num_cpus: of the actor.
         num_gpus: of the actor.
-        actor_name: reuse the actor of this name, whatever its arguments were, or make it. It lives
-            as long as one of its transforms.
+        actor_name: reuse the actor of this name, whatever its arguments were, or create it. It
+            lives as long as one of its transforms.
     """
 
     def __init__(
@@ -108,17 +107,17 @@ class Served(Compose):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply to a batch, in place; without a "next" the results go to the root."""
-        following = tensordict.get("next", None)
-        if following is None:
+        next_tensordict = tensordict.get("next", None)
+        if next_tensordict is None:
             return self._step(tensordict, tensordict)
-        return tensordict.set("next", self._step(tensordict, following))
+        return tensordict.set("next", self._step(tensordict, next_tensordict))
 
     def clone(self) -> Served:
         """A transform of the same actor, for another environment."""
-        twin = object.__new__(type(self))
-        Compose.__init__(twin, *(part.clone() for part in self.transforms))
-        twin._actor, twin._actor_name = self._actor, self._actor_name
-        return twin
+        clone = object.__new__(type(self))
+        Compose.__init__(clone, *(part.clone() for part in self.transforms))
+        clone._actor, clone._actor_name = self._actor, self._actor_name
+        return clone
 
     def __repr__(self) -> str:
         parts = ", ".join(type(part).__name__ for part in self.transforms)
@@ -126,5 +125,5 @@ class Served(Compose):
 
 
 def _to_send(tensordict: TensorDictBase) -> TensorDictBase:
-    """On the CPU and without a device, so that the actor may have another."""
+    """A copy on the CPU, with no device set: the actor may have another."""
     return tensordict if tensordict.device is None else tensordict.cpu().clear_device_()

@@ -1,12 +1,12 @@
 """Log-probs of given tokens under a causal language model.
 
-The one place where klrl goes around TorchRL 0.14.1's ``TransformersWrapper``. Its forward
+The one place where klrl works around TorchRL 0.14.1's ``TransformersWrapper``. Its forward
 passes the attention mask by position (where GPT-2 takes its cache: an error), pads on the left
 without position ids, finds padding by value (where pad == eos it drops EOS), returns wrong numbers
 with ``pad_model_input=False``, ignores the temperature, and leaves dropout on in training mode.
-Here every sequence is stripped of its padding by position and padded on the right: a causal network
-cannot look there, so the numbers of a sequence depend on nothing but its own tokens.
-tests/transforms/test_llm_upstream.py tells when the faults are gone.
+Here every sequence is stripped of its padding by position and padded on the right, where a causal
+network cannot see it, so the numbers of a sequence depend only on its own tokens.
+tests/transforms/test_llm_upstream.py shows when the faults are gone.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def token_log_probs(
     Args:
         network: a causal LM of ``transformers``: (input_ids, attention_mask) -> logits.
         ids: B rows [T_i] of token ids.
-        attention: B rows [T_i], True at real tokens; pads may stand on both sides.
+        attention: B rows [T_i], True at real tokens; padding may be on both sides.
         temperature: at which the tokens were sampled.
 
     Returns:
-        B rows [T_i], nats, float32 at least, on the device of ``ids``; zero at padding and at the
-        first real token, which nothing precedes.
+        B rows [T_i], nats, at least float32, on the device of ``ids``; zero at padding and at the
+        first real token, which has no context.
 
     Raises:
         ValueError: a row without tokens, or longer than the network's positions.
@@ -51,13 +51,13 @@ def token_log_probs(
         output: Any = network(input_ids=tokens, attention_mask=mask, use_cache=False)
     logits = output.logits[:, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    # [B, V, T-1] against [B, T-1]: the log-prob of token t stands at t.
+    # [B, V, T-1] against [B, T-1]: logits t - 1 predict token t.
     scored = -cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-    return [_spread(row, found) for row, found in zip(scored, attention, strict=True)]
+    return [_spread(*pair) for pair in zip(scored, attention, strict=True)]
 
 
 def _spread(scored: Tensor, attention: Tensor) -> Tensor:
-    """Put the log-probs of real tokens 1.. back to their positions; zeros elsewhere."""
+    """Place the log-probs of real tokens, from the second on, at their positions; else zeros."""
     positions = attention.nonzero().squeeze(-1)[1:]
     scored = scored[: positions.numel()].to(attention.device)
     spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
@@ -80,7 +80,7 @@ def check_length(network: nn.Module, tokens: int) -> None:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every submodule, then the mode that each had."""
+    """Evaluation mode for every submodule; afterwards each has its former mode again."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:

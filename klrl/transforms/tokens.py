@@ -1,10 +1,10 @@
-"""From a conversation, a text or token ids in a TensorDict to the tokens that are scored.
+"""Turns the conversations, texts or token ids of a TensorDict into the tokens to score.
 
-Three masks of every sequence, all by position:
+Every sequence has three masks, all by position:
 - ``attention``: real tokens;
 - ``scored``: tokens whose log-prob is kept, the others are zero;
-- ``charged``: tokens that the policy produced in this very step. Earlier turns of a conversation
-  were charged when they were produced.
+- ``charged``: tokens that the policy produced in this step. Earlier turns of a conversation were
+  charged when they were produced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from klrl.transforms.rows import either, is_ragged, lengths, read_value, to_rows
 ATTENTION_KEY = ("masks", "all_attention_mask")
 ASSISTANT_KEY = ("masks", "all_assistant_mask")
 MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
-#: What RetrieveLogProb must get back from a chat template.
+#: Arguments of the chat template; RetrieveLogProb needs tokens and the assistant mask back.
 TEMPLATE_DEFAULTS = {
     "return_assistant_tokens_mask": True,
     "tokenize": True,
@@ -49,12 +49,12 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The chat template's arguments: the defaults, then the user's.
 
     Raises:
-        ValueError: one that would take the tokens or the assistant mask away.
+        ValueError: an argument that would remove the tokens or the assistant mask.
     """
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
         if not merged[name]:
-            raise ValueError(f"tokenizer_kwargs[{name!r}]={merged[name]}: tokens come from it")
+            raise ValueError(f"tokenizer_kwargs[{name!r}]={merged[name]}: must be True")
     if merged.get("return_tensors", "pt") != "pt":
         raise ValueError(f"tokenizer_kwargs['return_tensors']={merged['return_tensors']}: use 'pt'")
     return merged
@@ -63,9 +63,9 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 def template_of(model: Any, tokenizer: Any) -> dict[str, Any]:
     """The chat template to render with: the wrapper's own, else the tokenizer's.
 
-    Left to itself, TorchRL replaces the tokenizer's template by one of its own where the
-    tokenizer's name holds "qwen", "llama", "falcon" or "deepseek". A template that cannot mark the
-    assistant's tokens is left to that choice.
+    Without this, TorchRL would replace the tokenizer's template by one of its own where the
+    tokenizer's name contains "qwen", "llama", "falcon" or "deepseek". It still may where the
+    tokenizer's template cannot mark the assistant's tokens.
     """
     for name in ("chat_template", "chat_template_name"):
         if getattr(model, name, None) is not None:
@@ -83,7 +83,7 @@ def encode_history(
 
     Args:
         history: ``History`` [B, turns].
-        prompt: ``History`` of the turns that this step was given, or None: all turns are charged.
+        prompt: ``History`` of the earlier turns, or None: all turns are charged.
         tokenizer: of ``transformers``.
         template: arguments of ``History.apply_chat_template``.
         assistant_only: keep the log-probs of assistant tokens alone.
@@ -94,22 +94,22 @@ def encode_history(
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
     if not assistant_only:
-        before = [0] * len(ids)
+        starts = [0] * len(ids)
         if prompt is not None:
-            given, _ = _render(prompt, tokenizer, {**template, "add_generation_prompt": True})
-            before = [_common_prefix(*pair) for pair in zip(given, ids, strict=True)]
-        return Encoded(ids, real, real, [_after(*p) for p in zip(real, before, strict=True)], False)
-    silent = [index for index, row in enumerate(assistant) if not row.any()]
-    if silent:
+            prompts, _ = _render(prompt, tokenizer, {**template, "add_generation_prompt": True})
+            starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]
+        return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+    empty = [index for index, row in enumerate(assistant) if not row.any()]
+    if empty:
         raise ValueError(
-            f"samples {silent} have no assistant token: add an assistant message, mark it in the "
+            f"samples {empty} have no assistant token: add an assistant message, mark it in the "
             "chat template with {% generation %}, or set assistant_only=False"
         )
     charged = assistant
     if prompt is not None:
         # By count, not by prefix: a template may render an earlier turn in another way.
-        given = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
-        charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, given, strict=True)]
+        earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
+        charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
     return Encoded(ids, real, assistant, charged, False)
 
 
@@ -125,7 +125,7 @@ def _render(history: Any, tokenizer: Any, template: Mapping[str, Any]) -> tuple[
 def encode_text(
     texts: list[str], prompts: list[str] | None, tokenizer: Any, kwargs: Any
 ) -> Encoded:
-    """Tokenise B texts; the tokens after each prompt are charged, all where there is none."""
+    """Tokenise B texts; the tokens after each prompt are charged, or all without a prompt."""
     kept = {key: value for key, value in kwargs.items() if key not in _PADDING_KWARGS}
 
     def encode(strings: list[str]) -> list[Tensor]:
@@ -133,10 +133,10 @@ def encode_text(
 
     ids = encode(texts)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
-    before = [0] * len(ids)
+    starts = [0] * len(ids)
     if prompts is not None:
-        before = [_common_prefix(*pair) for pair in zip(encode(prompts), ids, strict=True)]
-    return Encoded(ids, real, real, [_after(*p) for p in zip(real, before, strict=True)], False)
+        starts = [_common_prefix(*pair) for pair in zip(encode(prompts), ids, strict=True)]
+    return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
 
 
 _PADDING_KWARGS = ("padding", "padding_side", "return_tensors")
@@ -150,8 +150,8 @@ def encode_tokens(
     Args:
         tensordict: batch [B]: ids at ``key`` [B, T] or ragged.
         key: of the ids.
-        attention_key: of an attention mask, where ("masks", "all_attention_mask") has none.
-        tokenizer: tells the pad and EOS tokens, for dense ids without a mask; or None.
+        attention_key: of the attention mask where ("masks", "all_attention_mask") is missing.
+        tokenizer: its pad and EOS tokens mark the padding of dense ids without a mask; or None.
 
     Raises:
         KeyError: no ids.
@@ -181,7 +181,7 @@ def response_mask(
 ) -> list[Tensor] | None:
     """The tokens that the policy produced: the assistant mask, else attention minus the prompt.
 
-    Looks in ``first``, then in ``second``. None where neither has a mask nor a prompt.
+    Read from ``first``, else from ``second``; None where neither has a mask or a prompt.
     """
     for source in (first, second):
         assistant = _mask_rows(source, ASSISTANT_KEY, attention)
@@ -206,7 +206,7 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
 def _not_padding(row: Tensor, tokenizer: Any, ragged: bool) -> Tensor:
     """Real tokens of ids without a mask: all but the runs of pads at both ends.
 
-    Where pad == eos, the first of the run at the right end is the EOS that ended the sequence.
+    Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
     """
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)

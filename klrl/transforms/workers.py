@@ -1,8 +1,8 @@
 """KL transforms inside the workers of a ParallelEnv.
 
 TorchRL's ParallelEnv shares buffers with its workers, and copies into them what its input specs
-name: the action and the state, ``full_action_spec`` and ``full_state_spec``. What else a policy
-writes, its log-prob first of all, stays behind, unless a transform declares it.
+name: the action and the state, ``full_action_spec`` and ``full_state_spec``. Whatever else a policy
+writes, above all its log-prob, does not reach the workers unless a transform declares it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from klrl.kl.policies import Key, as_key
 
 
 class SendToWorkers(Transform):
-    """Make what a policy writes an input of the environment, so that workers get it.
+    """Make a policy's outputs inputs of the environment, so that workers get them.
 
     >>> def make():
     ...     return TransformedEnv(base(), Compose(SendToWorkers(actor), KLRewardTransform(actor)))
     >>> env = ParallelEnv(4, make)
 
-    Each key becomes a state and an observation of the environment, in the shapes that the policy
-    gives it. After a reset and after each step it is NaN until the policy writes it (zero, where it
-    is no float): an action that the policy did not sample has no log-prob, and must not be charged
+    Each key becomes a state and an observation of the environment, in the shape that the policy
+    gives it. After a reset and after each step it is NaN (zero, if not a float) until the policy
+    writes it: an action that the policy did not sample has no log-prob, and must not be charged
     with that of the action before. So a batch holds NaN at ``("next", key)``.
 
     Args:
         actor: a policy that writes the keys; run once on zeros for their shapes, not copied.
-        keys: what to send; default all that it writes, but the action.
+        keys: which to send; default all but the action.
 
     Raises:
         KeyError: a key that the policy does not write, or one that the environment has.
@@ -45,22 +45,22 @@ class SendToWorkers(Transform):
         super().__init__()
         # No submodule: its weights belong to no environment's state.
         self.__dict__["_actor"] = actor
-        self._given = None if keys is None else [as_key(key) for key in keys]
+        self._keys = None if keys is None else [as_key(key) for key in keys]
         self._specs: dict[Key, Unbounded] | None = None
 
     def specs(self) -> dict[Key, Unbounded]:
         """Key -> its spec, in the environment that holds this transform."""
         if self._specs is None:
-            self._specs = self._measure()
+            self._specs = self._infer_specs()
         return self._specs
 
-    def _measure(self) -> dict[Key, Unbounded]:
+    def _infer_specs(self) -> dict[Key, Unbounded]:
         parent, actor = self.parent, self.__dict__["_actor"]
         written = _written(actor, parent.observation_spec.zero())
-        keys = self._given
+        keys = self._keys
         if keys is None:
-            taken = [as_key(key) for key in parent.action_keys]
-            keys = [key for key in map(as_key, actor.out_keys) if key not in taken]
+            actions = [as_key(key) for key in parent.action_keys]
+            keys = [key for key in map(as_key, actor.out_keys) if key not in actions]
         specs = {}
         for key in keys:
             value = written.get(key, None)
@@ -100,7 +100,7 @@ class SendToWorkers(Transform):
 
 
 def _written(actor: ProbabilisticTensorDictSequential, zeros: TensorDictBase) -> TensorDictBase:
-    """What a policy writes beside an observation of zeros; the random state stays as it was."""
+    """A policy's outputs for an observation of zeros; the random state is left unchanged."""
     device = next(actor.parameters()).device
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=cuda):

@@ -98,16 +98,16 @@ def rollout(_ray_on_loopback) -> Iterator[RayRollout]:
 @pytest.fixture(scope="module")
 def story(rollout: RayRollout) -> Story:
     story = Story([], [])
-    agent, ask = rollout._agent, rollout._ask
+    agent, request = rollout._agent, rollout._request
     doomed = []
 
-    def ask_and_kill(worker: int, weights: object) -> object:
-        asked = ask(worker, weights)
+    def request_and_kill(worker: int, weights: object) -> object:
+        pending = request(worker, weights)
         if worker == 1 and doomed:
             os.kill(doomed.pop(), signal.SIGKILL)
-        return asked
+        return pending
 
-    rollout._ask = ask_and_kill
+    rollout._request = request_and_kill
     for number, by in enumerate((0.0, 0.1, -0.3, 0.2, 0.1)):
         move(agent, by)
         said = []
@@ -205,7 +205,7 @@ def test_a_workers_error_keeps_its_type_and_a_mortal_one_ends_in_one_line(
     weight.data.copy_(before)
     nowhere = EnvConfig("Nowhere-v0", {}, COPIES, True, 1.0, name="gym")
     monkeypatch.setattr(rollout, "_env", nowhere)
-    monkeypatch.setattr("klrl.control.ray_rollout.ACCIDENTS", 2)
+    monkeypatch.setattr("klrl.control.ray_rollout.ATTEMPTS", 2)
     os.kill(pids_of(rollout)[0], signal.SIGKILL)
     with pytest.raises(WorkerError, match="was lost 2 times.*Nowhere") as found:
         rollout.collect()
@@ -222,7 +222,7 @@ def test_more_cpus_than_the_cluster_has_are_refused() -> None:
 
 
 def test_what_is_worked_around_is_still_so() -> None:
-    """When this fails, klrl/control/ray_rollout.py may use what TorchRL has mended."""
+    """When this fails, klrl/control/ray_rollout.py may use what TorchRL has fixed."""
     from functools import partial
 
     import ray

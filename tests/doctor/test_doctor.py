@@ -49,7 +49,7 @@ def test_moments_of_sequences_are_those_of_all_sequences() -> None:
 
 
 def test_the_workarounds_are_still_needed(lines) -> None:
-    """A line that changed tells that TorchRL was mended: drop the workaround and this line."""
+    """A changed line shows that TorchRL was fixed: drop the workaround and this line."""
     assert [line.name for line in lines if not line.own and not line.ok] == []
 
 

@@ -19,7 +19,12 @@ from klrl.language.base_model import base_model, cache_dir
 from klrl.language.model import load_causal_lm
 from klrl.language.prompts import Prompt, PromptBatch, left_pad
 from klrl.language.sort_digits import SortDigits, make_tokenizer
-from klrl.language.supervised import Recipe, make_model, recipe_for, sampled_accuracy
+from klrl.language.supervised import (
+    Recipe,
+    make_model,
+    recipe_for,
+    sampled_accuracy,
+)
 from tests.transforms import llm_toys as toys
 
 #: A second's work: four updates of a model of a few thousand parameters.

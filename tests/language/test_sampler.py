@@ -208,7 +208,7 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
 
     def slots(self, *args, init=decoder.SharedCache.__init__):
         init(self, *args)
-        self.place = self.place + 3
+        self.position_ids = self.position_ids + 3
 
     with monkeypatch.context() as patch:
         patch.setattr(decoder.SharedCache, "__init__", slots)
@@ -242,8 +242,8 @@ def test_the_wrapper_leaves_the_models_generation_config_alone() -> None:
     assert model.generation_config.repetition_penalty == 50.0
 
 
-def test_faults_of_the_wrapper_that_are_mended() -> None:
-    """A test that fails here says: the fault is gone; then ``_mended`` may go."""
+def test_faults_of_the_wrapper_that_are_worked_around() -> None:
+    """A failure here shows that the fault is gone; then remove ``_corrected``."""
     from tensordict import TensorDict
 
     from tests.transforms.llm_toys import wrapper

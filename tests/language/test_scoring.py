@@ -242,7 +242,7 @@ def test_the_self_check_refuses_a_model_that_scales_its_logits() -> None:
         return output
 
     model.forward = scaled
-    with pytest.raises(ValueError, match="scales or caps its logits"):
+    with pytest.raises(ValueError, match="does not scale or cap its logits"):
         self_check(model, rollout(), GROUP)
 
 

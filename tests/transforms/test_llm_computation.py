@@ -194,10 +194,10 @@ def test_refusals_name_both_sides() -> None:
         KLComputation()(mixed)
     with pytest.raises(ValueError, match=r"reward has shape \(2, 1\), the KL \(3,\)"):
         KLComputation()(dense(gen, ref, torch.zeros(2, 2, 1)))
-    with pytest.raises(ValueError, match="nothing tells which are the response"):
+    with pytest.raises(ValueError, match="and no mask of the response"):
         KLComputation()(dense(gen, ref, torch.zeros(2, 1, 1)))
     silent = {"all_assistant_mask": torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()}
-    with pytest.raises(ValueError, match="no valid response token"):
+    with pytest.raises(ValueError, match="no response token"):
         KLComputation()(dense(gen, ref, torch.zeros(2, 1), masks=silent))
     longer = {"all_attention_mask": torch.ones(2, 4).bool()}
     with pytest.raises(ValueError, match=r"\[4, 4\].*\[3, 3\]"):

@@ -414,10 +414,7 @@ def test_reward_transforms_detach() -> None:
 
 
 @pytest.mark.integration
-def test_importing_the_transforms_loads_neither_ray_nor_transformers() -> None:
-    code = (
-        "import sys, klrl.kl, klrl.transforms.llm; "
-        "print([m for m in ('klrl.transforms.served', 'transformers.models') if m in sys.modules])"
-    )
+def test_importing_the_transforms_does_not_load_transformers() -> None:
+    code = "import sys, klrl.kl, klrl.transforms.llm; print('transformers.models' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""transformers without its progress bars."""
+"""Silences the progress bars of transformers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers.utils import logging as transformers_logging
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Reading or writing a few shards needs no bar, which would break a run's own lines."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    """Disable the progress bars of loading and saving: they would break a run's own lines."""
+    enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             transformers_logging.enable_progress_bar()
