@@ -9,13 +9,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torch import nn
+from torch import Tensor, nn
 
 from klrl.base.errors import NonFiniteError
 from klrl.config import AdvantageConfig, EnvConfig
 from klrl.control.advantage import gae
 from klrl.control.env import make_env
 from klrl.control.update import ControlSteps
+from klrl.losses.policy import KLPENLoss, PolicyLoss
+from klrl.train.learner import Coefficients, Learner, Steps
 from klrl.train.loop import Training
 
 
@@ -164,6 +166,68 @@ def test_forward_rule_moves_in_every_minibatch(settings) -> None:
     experiment.parts.learner.update(batch, progress=0.0)
     rollout.close()
     assert experiment.parts.learner.beta_rule.beta == 0.5**4, "two epochs of two minibatches"
+
+
+class OneParameter(Steps[Tensor, Tensor]):
+    """Notes what it is asked for; KL(old||new) of a minibatch is 1, far above its target."""
+
+    mode = "false"
+
+    def __init__(self, loss: PolicyLoss) -> None:
+        self.loss, self.parameter = loss, nn.Parameter(torch.zeros(()))
+        self.asked: list[Coefficients] = []
+
+    @property
+    def actor_parameters(self) -> list[nn.Parameter]:
+        return [self.parameter]
+
+    def lay_out(self, batch: Tensor) -> Tensor:
+        return batch
+
+    def minibatches(self, frames: Tensor) -> tuple[Tensor, ...]:
+        return frames.chunk(3)
+
+    def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
+        self.asked.append(coefficients)
+        with torch.no_grad():
+            self.parameter += coefficients.lr
+        return torch.ones(len(self.loss.measures) + 1)
+
+    def kl_old(self, frames: Tensor) -> float:
+        return self.parameter.item() ** 2
+
+
+@pytest.mark.parametrize(
+    ("words", "betas", "after", "alpha"),
+    [
+        ((), [1.0] * 6, 2.0, 1.0),
+        (("loss.beta_rule=forward",), [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 64.0, 1.0),
+        (("loss.line_search=back",), [1.0] * 6, 2.0, 1 / 6),
+    ],
+)
+def test_the_algorithm_on_one_parameter(settings, words, betas, after, alpha) -> None:
+    """Two epochs of three steps of 0.1, KL 0.36; a line search scales them to dtarg, 0.01."""
+    config = settings("optim.lr=0.1", "optim.lr_floor=0.1", *words)
+    steps = OneParameter(KLPENLoss(config.loss))
+    learner = Learner(config, steps)
+    learned = learner.update(torch.zeros(6), 0.0, kl_coef=0.25)
+    assert [c.beta for c in steps.asked] == betas
+    assert {(c.lr, c.kl_ref) for c in steps.asked} == {(0.1, 0.25)}
+    assert learner.beta_rule.beta == after
+    assert learned.alpha == pytest.approx(alpha, rel=1e-3)
+    assert learned.kl_old == pytest.approx(0.36 * alpha**2, rel=1e-3)
+    assert learned.objective == -1.0
+    assert learned.epochs == 2
+
+
+def test_each_update_steps_at_its_own_learning_rate(made) -> None:
+    experiment, batch, _ = made
+    learner = experiment.parts.learner
+    learner.update(batch, progress=0.0)
+    experiment.config.optim.lr_floor = 0.0
+    before = learner.steps.optimizer.flat.clone()
+    learner.update(batch, progress=1.0)
+    assert torch.equal(learner.steps.optimizer.flat, before)
 
 
 def test_learning_rate_falls_linearly_to_its_floor(made) -> None:
