@@ -80,7 +80,7 @@ CONTROL = Domain(
     digits=5,
     plays=20,
     does={
-        "preflight": "klrl.control.preflight:check_control",
+        "preflight": "klrl.control.preflight:check_job",
         "parts": "klrl.control.parts:ControlParts",
         "load": "klrl.control.load:trained_actor",
         "on_task": "klrl.control.other_task:control_on_task",
@@ -97,7 +97,7 @@ LANGUAGE = Domain(
     digits=4,
     plays=512,
     does={
-        "preflight": "klrl.language.preflight:check_language",
+        "preflight": "klrl.language.preflight:check_job",
         "parts": "klrl.language.parts:LanguageParts",
         "load": "klrl.language.load:trained_causal_lm",
         "on_task": "klrl.language.other_task:language_on_task",

@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 from klrl.base.seeds import derived_seed
 from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.control.actor import make_agent
+from klrl.control.checks import preflight_checks
 from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
@@ -61,6 +62,9 @@ class ControlParts(Parts):
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.modules.to(self.device)
         self.kl = self._make_kl()
+        self.preflight = preflight_checks(
+            self.agent, self.reference, self._copies, fresh=before is None
+        )
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config.advantage, self.agent.critic, config.env.reward_scale
         )

@@ -174,7 +174,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
 
 
-def check_control(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
+def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """The part of a control job; arguments as :func:`check_machine`."""
     if config.collector.elsewhere:
         check_ray_machine()

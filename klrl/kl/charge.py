@@ -1,7 +1,7 @@
 """Where KL(policy||reference) is charged: who says so, the only minus, the sums still to come.
 
-Pure functions of tensors; KLs are in nats, coefficients in reward units per nat. Which estimator
-may be charged where is :data:`klrl.config.placement.VERDICTS`.
+The functions are pure. KLs are in nats, coefficients in reward units per nat. Which estimator may
+be charged where is :data:`klrl.config.placement.VERDICTS`.
 """
 
 from __future__ import annotations

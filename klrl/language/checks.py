@@ -1,11 +1,8 @@
-"""What must hold before a language run is believed: each check is one line with a number.
-
-Nothing here prints or raises on a failed check; the caller decides.
-"""
+"""What must hold before a language run is believed: how it samples and scores, and its layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,53 +10,131 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.kl.estimators import masked_mean
-from klrl.language.batch import response_mask
-from klrl.language.sampler import SpecialTokens
-from klrl.language.scoring import AGREEMENT
+from klrl.base.errors import ConfigError
+from klrl.config import LanguageConfig
+from klrl.domains import LANGUAGE
+from klrl.language.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.causal_lm import head, model_dtype
+from klrl.language.exact import exact_token_kl
+from klrl.language.policy import Policy
+from klrl.language.prompts import PromptBatch
+from klrl.language.reference import Reference, starts_at_reference
+from klrl.language.rollout import STATES, sample
+from klrl.language.sampler import CacheSampler, Sampler, SpecialTokens
+from klrl.language.scoring import AGREEMENT, Layout, self_check
+from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.train.preflight import Check, kl_at_start, run_checks
 from klrl.transforms.tokens import MARKS_ASSISTANT
 
-#: Largest KL(pi_0 || pi_ref) in nats per token of two equal policies, by dtype.
-SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+#: Prompts that are answered for it.
+PROMPTS = 4
 
 
 @dataclass(frozen=True)
-class Check:
-    """One line of the preflight.
+class Layouts:
+    """How policy and reference are scored.
 
     Attributes:
-        name: what was checked.
-        value: what was found.
-        threshold: the largest value that is right.
-        detail: a word on it, or empty.
+        policy: the layout of the policy's batches.
+        reference: of the reference's, which may be another network.
     """
 
-    name: str
-    value: float
-    threshold: float
-    detail: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the value is at most the threshold; NaN is not."""
-        return self.value <= self.threshold
-
-    def __str__(self) -> str:
-        verdict = "ok" if self.ok else "FAILED"
-        detail = f"; {self.detail}" if self.detail else ""
-        return f"{self.name}: {self.value:.3g} (at most {self.threshold:g}) {verdict}{detail}"
+    policy: Layout
+    reference: Layout
 
 
-def kl_at_start(kl: Tensor, mask: Tensor, dtype: torch.dtype) -> Check:
-    """KL(pi_0 || pi_ref), mean per token: 0 where the reference is the policy as it starts.
+def preflight_checks(
+    config: LanguageConfig,
+    policy: Policy,
+    reference: Reference | None,
+    sampler: Sampler,
+    prompts: PromptBatch,
+    *,
+    fresh: bool,
+) -> tuple[Layouts, list[str]]:
+    """Sample a few responses, score them in every way that the run will use, and compare.
 
     Args:
-        kl: exact or sampled, per token [B, R] nats.
-        mask: [B, R].
-        dtype: of the model.
+        config: the job.
+        policy: as it starts.
+        reference: pi_ref, None for ``kl=none``.
+        sampler: of the run; may be set to the slower way where the faster is wrong.
+        prompts: a few.
+        fresh: not resumed: the policy may have to equal its reference.
+
+    Returns:
+        How the run is to score, and the lines to open it with.
+
+    Raises:
+        ConfigError: a check failed, or no way to score this model is right.
     """
-    value = abs(float(masked_mean(kl.detach(), mask)))
-    return Check("KL(policy||reference) at the start, nats/token", value, SAME_POLICY[dtype])
+    notes: list[Check | str] = []
+    try:
+        if isinstance(sampler, CacheSampler):
+            device = next(policy.model.parameters()).device
+            ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+            notes.append(sampler.self_check(ids, mask, config.collector.group_size))
+        batch = sample(policy, sampler, prompts, config, seed=0)
+        layout = _layout(config, policy.model, batch)
+        layouts = Layouts(layout, layout)
+        if reference is not None and reference.own:
+            layouts = Layouts(layout, _layout(config, reference.module, batch))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
+    notes.append(f"scoring: {layout.reason}")
+    checks = _checks(config, policy, reference, layouts, batch, prompts, fresh)
+    return layouts, run_checks([*notes, *checks])
+
+
+def _layout(config: LanguageConfig, model: torch.nn.Module, batch: TensorDictBase) -> Layout:
+    size = config.collector.group_size
+    layout = self_check(model, batch, size)
+    if config.collector.scoring == "padded":
+        return Layout(size, False, "one row per response: collector.scoring=padded")
+    return layout
+
+
+@torch.no_grad()
+def _checks(
+    config: LanguageConfig,
+    policy: Policy,
+    reference: Reference | None,
+    layouts: Layouts,
+    batch: TensorDictBase,
+    prompts: PromptBatch,
+    fresh: bool,
+) -> Iterator[Check]:
+    dtype, mask = model_dtype(policy.model), response_mask(batch)
+    temperature = config.collector.temperature
+    scored = layouts.policy.next_tokens(policy.model, batch, temperature)
+    recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
+    sampled = on_response(batch, LOG_PROBS)
+    yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
+    scoring = {"policy": scored.temperature}
+    if reference is not None:
+        states = reference.states(batch, layouts.reference, PROMPTS)
+        ref = reference.next_tokens(states, temperature)
+        scoring["reference"] = ref.temperature
+        if fresh and starts_at_reference(config):
+            # As the run measures it: the states kept while sampling against the reference's.
+            kept = NextTokens(batch[STATES], head(policy.model), temperature)
+            kl = exact_token_kl(kept, ref, mask)
+            remedy = "a fresh policy must be its reference; look at actor.dtype"
+            yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
+    yield same_temperature(temperature, **scoring)
+    yield endings(batch, policy.special)
+    conversation = next(
+        (p.content for p in prompts.prompts if not isinstance(p.content, str)), None
+    )
+    if conversation is not None:
+        answer = str(prompts.prompts[0].row.get("answer", "1234"))
+        tokenizer = policy.causal.tokenizer
+        ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
+        # A template ends turns with one of them: the one that fits best.
+        checks = (template_marks(tokenizer, conversation, answer, eos) for eos in ends)
+        yield min(checks, key=lambda check: check.value)
 
 
 def sampled_against_recomputed(
@@ -70,7 +145,8 @@ def sampled_against_recomputed(
     A temperature, a top-p, a forgotten first token or dropout on one side alone shows here.
     """
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
-    return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype])
+    remedy = "sampling and scoring disagree; try collector.sampler=wrapper, actor.dtype=float32"
+    return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype], "", remedy)
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
@@ -86,7 +162,8 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     ended = ends.gather(1, last).squeeze(1)
     wrong = (ended == batch["next", "truncated"].squeeze(-1)) | (ends.sum(1) > ended.long())
     detail = "pad == eos: masks go by position" if special.pad in special.eos else ""
-    return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail)
+    remedy = "report this: a response must end with its EOS"
+    return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
 
 
 def same_temperature(sampling: float, **scoring: float) -> Check:
@@ -99,7 +176,8 @@ def same_temperature(sampling: float, **scoring: float) -> Check:
     off = {name: abs(value - sampling) for name, value in scoring.items()}
     worst = max(off, key=lambda name: off[name])
     detail = f"sampling at {sampling:g}, " + ", ".join(f"{k} at {v:g}" for k, v in scoring.items())
-    return Check("temperature of scoring - of sampling", off[worst], 0.0, detail)
+    remedy = "report this: one temperature must serve both"
+    return Check("temperature of scoring - of sampling", off[worst], 0.0, detail, remedy)
 
 
 def template_marks(
@@ -136,7 +214,8 @@ def template_marks(
         _at(marks, i) != _at(expected, i) or (_at(expected, i) == 1 and _at(ids, i) != mine[i])
         for i in range(width)
     )
-    return Check(name, float(wrong), 0.0)
+    remedy = "fix the {% generation %} marks of the chat template, or take them out"
+    return Check(name, float(wrong), 0.0, remedy=remedy)
 
 
 def _ids(tokenizer: Any, messages: Sequence[Mapping[str, str]], **kwargs: Any) -> Any:

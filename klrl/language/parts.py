@@ -13,6 +13,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig, factory
 from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
+from klrl.language.checks import PROMPTS, preflight_checks
 from klrl.language.evaluate import evaluate_policy
 from klrl.language.kl import annotate, charge, make_reference_kl, measure
 from klrl.language.load import load_reference
@@ -20,7 +21,6 @@ from klrl.language.model import prompt_limit
 from klrl.language.record import ShownSamples, rewards_of
 from klrl.language.reference import Reference, checkpointed, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
-from klrl.language.start import PROMPTS, look
 from klrl.language.tasks import make_task
 from klrl.language.update import LanguageSteps, prompts_at_a_time
 from klrl.language.vocabulary import NextTokens
@@ -67,12 +67,13 @@ class LanguageParts(Parts):
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.sampler = make_sampler(config, self.policy)
         few = self.task.stream(self.policy.causal.tokenizer, self.limit).take(PROMPTS)
-        fresh = before is None
-        self.ways = look(config, self.policy, self.reference, self.sampler, few, fresh=fresh)
+        self.layouts, self.preflight = preflight_checks(
+            config, self.policy, self.reference, self.sampler, few, fresh=before is None
+        )
         self.kl = make_reference_kl(config.kl)
         self.estimate_advantage = make_token_advantage(config, self.policy, self.kl)
         charged = None if self.kl is None else self.kl.loss_estimator
-        steps = LanguageSteps(config, self.policy, self.ways.policy, self.reference, charged)
+        steps = LanguageSteps(config, self.policy, self.layouts.policy, self.reference, charged)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
@@ -83,7 +84,7 @@ class LanguageParts(Parts):
         if self.reference is not None:
             temperature = self.config.collector.temperature
             at_a_time = prompts_at_a_time(self.config)
-            states = self.reference.states(batch, self.ways.reference, at_a_time)
+            states = self.reference.states(batch, self.layouts.reference, at_a_time)
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
             annotate(batch, policy, self.reference.next_tokens(states, temperature))
@@ -111,10 +112,6 @@ class LanguageParts(Parts):
         """Shows some responses."""
         tokenizer = self.policy.causal.tokenizer
         return (ShownSamples(self.config.collector, tokenizer, lambda: self.collector),)
-
-    def opening_lines(self) -> Sequence[str]:
-        """What the preflight found."""
-        return self.ways.lines
 
     # --------------------------------------------------------------------------------- parts
 

@@ -10,7 +10,7 @@ from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
 
 
-def check_language(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
+def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
     """The part of a language job; arguments as :func:`klrl.runs.machine.check_machine`."""
     check_language_packages(config)
     _check_files(config, resumed=resumed)

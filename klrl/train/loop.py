@@ -54,10 +54,12 @@ class Parts(ABC):
         estimate_advantage: writes the advantages of a rollout.
         reference: pi_ref, None for ``kl=none``.
         reference_rule: what it starts as, and how it moves.
+        preflight: what its checks say, to open the run with.
     """
 
     kl: ReferenceKL | None
     reference: FrozenReference | None
+    preflight: Sequence[str]
     learner: Learner
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
 
@@ -98,10 +100,6 @@ class Parts(ABC):
 
     def callbacks(self) -> Sequence[Callback]:
         """Hooks of the domain's own."""
-        return ()
-
-    def opening_lines(self) -> Sequence[str]:
-        """What to say before the first iteration."""
         return ()
 
 
@@ -305,7 +303,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, resume: bool) -> list[str]:
-        lines = [*self.parts.opening_lines()]
+        lines = [*self.parts.preflight]
         if resume:
             lines.append(f"resumed at {self.counters.frames:,} {self.domain.axis}")
         if self.parts.reference is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
+from klrl.domains import LANGUAGE
 from klrl.language import checks as preflight
 from klrl.language.batch import (
     ASSISTANT,
@@ -27,6 +26,7 @@ from klrl.language.exact import exact_token_kl
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.scoring import Layout, padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.train.preflight import kl_at_start
 from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
 
@@ -152,12 +152,12 @@ def test_kl_at_the_start() -> None:
     mask, layout = response_mask(batch), Layout(GROUP, True, "")
     policy = layout.next_tokens(model, batch, 0.7)
     same = exact_token_kl(policy, layout.next_tokens(copy, batch, 0.7), mask)
-    assert preflight.kl_at_start(same, mask, torch.float32).ok
+    assert kl_at_start(same, LANGUAGE, torch.float32, "", mask).ok
     far = exact_token_kl(policy, layout.next_tokens(other, batch, 0.7), mask)
-    assert not preflight.kl_at_start(far, mask, torch.float32).ok
-    assert not preflight.kl_at_start(-far, mask, torch.float32).ok
+    assert not kl_at_start(far, LANGUAGE, torch.float32, "", mask).ok
+    assert not kl_at_start(-far, LANGUAGE, torch.float32, "", mask).ok
     warm = exact_token_kl(policy, layout.next_tokens(copy, batch, 1.0), mask)
-    assert not preflight.kl_at_start(warm, mask, torch.bfloat16).ok
+    assert not kl_at_start(warm, LANGUAGE, torch.bfloat16, "", mask).ok
 
 
 def test_lost_endings_are_counted() -> None:
@@ -207,9 +207,3 @@ def test_a_template_that_marks_otherwise_is_found() -> None:
     check = preflight.template_marks(tokenizer(template=silent), chat[:-1], "one")
     assert check.ok
     assert "positions are used" in check.detail
-
-
-def test_a_check_is_a_line() -> None:
-    check = preflight.Check("x", 0.25, 0.5, "y")
-    assert str(check) == "x: 0.25 (at most 0.5) ok; y"
-    assert str(dataclasses.replace(check, value=1.0)) == "x: 1 (at most 0.5) FAILED; y"

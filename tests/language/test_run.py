@@ -469,15 +469,15 @@ def test_a_reward_function_that_fails_loses_nothing(exits, body: str, line: str)
 
 
 def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monkeypatch) -> None:
-    from klrl.language import start
+    from klrl.language import checks
 
-    layout = start._layout
+    layout = checks._layout
 
     def at_another_temperature(config, model, batch):
         batch.set(LOG_PROBS, batch[LOG_PROBS] * 1.5)
         return layout(config, model, batch)
 
-    monkeypatch.setattr(start, "_layout", at_another_temperature)
+    monkeypatch.setattr(checks, "_layout", at_another_temperature)
     code, _, err = exits()
     assert (code, len(err.splitlines())) == (2, 1)
     assert "preflight: sampled - recomputed log-probs, nats:" in err

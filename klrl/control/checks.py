@@ -1,0 +1,58 @@
+"""What must hold before a control run is believed: a fresh policy is its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torchrl.envs import EnvBase
+
+from klrl.control.actor import Agent
+from klrl.domains import CONTROL
+from klrl.kl.reference import THE_POLICY, FrozenReference
+from klrl.train.preflight import Check, kl_at_start, run_checks
+
+#: Observations, drawn from a standard normal, at which the two are compared.
+OBSERVATIONS = 64
+
+
+def preflight_checks(
+    agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
+) -> list[str]:
+    """Compare policy and reference, where the run begins with equal ones.
+
+    Args:
+        agent: as it starts.
+        reference: pi_ref, None for ``kl=none``.
+        env: whose observations they see; it is not stepped.
+        fresh: not resumed.
+
+    Returns:
+        The lines to open the run with.
+
+    Raises:
+        ConfigError: a check failed.
+    """
+    return run_checks(_checks(agent, reference, env, fresh))
+
+
+@torch.no_grad()
+def _checks(
+    agent: Agent, reference: FrozenReference | None, env: EnvBase, fresh: bool
+) -> Iterator[Check]:
+    if reference is None or not fresh or reference.rule.source != THE_POLICY:
+        return
+    size = env.observation_spec_unbatched["observation"].shape[-1]
+    generator = torch.Generator().manual_seed(0)  # its own: a check moves none of the run's draws
+    like = next(agent.actor.parameters())
+    seen = torch.randn(OBSERVATIONS, size, generator=generator).to(like)
+    policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
+    remedy = "report this: a fresh policy must be its reference"
+    yield kl_at_start(agent.family.kl(policy, ref), CONTROL, like.dtype, remedy)
+
+
+def _params(actor: ProbabilisticTensorDictSequential, seen: torch.Tensor) -> TensorDict:
+    """The parameters of pi(.|s) at observations [B, D]."""
+    return actor.get_dist_params(TensorDict({"observation": seen}, seen.shape[:1]))

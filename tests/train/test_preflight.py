@@ -1,0 +1,68 @@
+"""Checks before the first iteration: a line with a number each, fatal where one fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from klrl.base.errors import ConfigError
+from klrl.control.checks import preflight_checks
+from klrl.control.env import make_copies
+from klrl.domains import CONTROL, LANGUAGE
+from klrl.kl.reference import OTHER_RUN, FrozenReference, ReferenceRule
+from klrl.train.loop import Training
+from klrl.train.preflight import Check, kl_at_start, run_checks
+
+
+def test_a_check_is_a_line() -> None:
+    check = Check("x", 0.25, 0.5, "y", "do z")
+    assert str(check) == "x: 0.25 (at most 0.5) ok; y"
+    assert str(dataclasses.replace(check, value=1.0)) == "x: 1 (at most 0.5) FAILED; y"
+    assert run_checks(["a note", check]) == ["preflight: a note", f"preflight: {check}"]
+
+
+@pytest.mark.parametrize("value", [0.51, math.inf, math.nan])
+def test_the_first_check_that_fails_ends_the_run_with_its_remedy(value: float) -> None:
+    checks = iter([Check("x", value, 0.5, remedy="do z"), Check("later", 0.0, 0.0)])
+    with pytest.raises(ConfigError) as error:
+        run_checks(checks)
+    assert str(error.value) == f"preflight: x: {value:g} (at most 0.5) FAILED; do z"
+    assert next(checks).name == "later", "what costs time is not run any more"
+
+
+def test_kl_at_the_start_is_a_mean_over_what_is_real() -> None:
+    kl = torch.tensor([[0.5, -0.25], [0.25, math.nan]])
+    mask = kl.isfinite()
+    check = kl_at_start(kl, LANGUAGE, torch.float32, "", mask)
+    assert check.name == "KL(policy||reference) at the start, nats/token"
+    assert check.value == pytest.approx(0.5 / 3)
+    assert not kl_at_start(kl, CONTROL, torch.float32, "").ok
+    assert kl_at_start(kl[:1], CONTROL, torch.float32, "").value == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("actor", ["normal", "tanh_normal"])
+def test_a_control_run_says_that_it_starts_at_its_reference(actor: str, settings) -> None:
+    training = Training(settings(f"actor={actor}"))
+    line = "preflight: KL(policy||reference) at the start, nats/frame: 0 (at most 1e-05) ok"
+    assert training.parts.preflight == [line]
+    assert Training(settings("kl=none")).parts.preflight == []
+
+
+def test_a_reference_that_is_not_the_policy_is_refused(settings) -> None:
+    """A mean that is .01 off, at a standard deviation of 1: KL = .01^2 / 2 = 5e-5 nats."""
+    config = settings("actor=normal", "actor.init_std=1")
+    parts = Training(config).parts
+    env = make_copies(config.env, seed=0, num_envs=1)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        parts.agent.policy_net.head.bias += 0.01
+    with pytest.raises(ConfigError, match=r"nats/frame: 5e-05 \(at most 1e-05\) FAILED; report"):
+        preflight_checks(parts.agent, parts.reference, env, fresh=True)
+    assert preflight_checks(parts.agent, parts.reference, env, fresh=False) == []
+    other = FrozenReference(ReferenceRule(OTHER_RUN), parts.reference.module)
+    assert preflight_checks(parts.agent, other, env, fresh=True) == []
+    assert torch.equal(torch.get_rng_state(), state), "the run draws what it would have drawn"
+    env.close()
