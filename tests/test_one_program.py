@@ -19,15 +19,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from klrl.control.step_learner import Learner
-from klrl.language.step import LanguageLearner
 from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -42,26 +40,28 @@ from klrl.config.compose import Composer, checked_config
 from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical
-from klrl.control.kl import KL_KEY, make_reference_kl
+from klrl.control.kl import KL_KEY
 from klrl.control.mlp import PolicyNet, ValueNet
 from klrl.control.networks import Networks
 from klrl.control.parts import ControlParts
 from klrl.control.step import Columns, Problem, loss_terms
-from klrl.kl.measure import AnnotatedReference
-from klrl.kl.reference import freeze
+from klrl.control.update import ControlSteps
+from klrl.domains import domain_of
 from klrl.language import batch as layout
 from klrl.language.advantage import make_token_advantage
-from klrl.language.kl import CHARGED, make_token_kl
+from klrl.language.kl import CHARGED, make_reference_kl
 from klrl.language.parts import LanguageParts
 from klrl.language.policy import Policy
-from klrl.language.reference import CopiedReference
 from klrl.language.rollout import STATES
 from klrl.language.scoring import Layout
+from klrl.language.update import LanguageSteps
 from klrl.language.value_head import ValueHead
+from klrl.losses.policy import LossTerms
 from klrl.runs.checkpoint import Counters
-from klrl.train.learner import Learned
+from klrl.train.learner import Coefficients, Learned, Learner
+from klrl.train.loop import Parts, Training
 
-DOUBLE = torch.float64
+DOUBLE, CPU = torch.float64, torch.device("cpu")
 BOUND = 1e-12
 Numbers = dict[str, Tensor]
 
@@ -90,7 +90,7 @@ SCORE = _random(D, V)
 OLD_VALUE = _random(D)
 VALUE = OLD_VALUE + torch.tensor([0.05, -0.3, 0.2], dtype=DOUBLE)
 
-COEF, BETA, LR = 0.3, 0.7, 3e-4
+COEF, BETA, LR, GRAD_NORM = 0.3, 0.7, 3e-4, 2.0
 #: KL(old||new) after an update, for the rule that moves beta: above 1.5 times dtarg = 0.01.
 FAR = 0.03
 
@@ -103,8 +103,8 @@ def chosen(table: Tensor) -> Tensor:
 # --------------------------------------------------------------------------- the closed form
 
 
-def the(table: dict[str, Any], group: str, name: str) -> Any:
-    """What this test knows of a choice."""
+def known(table: dict[str, Any], group: str, name: str) -> Any:
+    """What this file says of a choice."""
     if name not in table:
         pytest.fail(f"{group}={name} is compared nowhere: write its closed form in this file")
     return table[name]
@@ -119,23 +119,95 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
     return (log_p(p).exp() * (log_p(p) - log_p(q))).sum(-1)
 
 
-#: The estimators, of every choice [D, V], from the log-ratio [D, V] and the exact KL [D].
-APPLIED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": lambda r, exact: r,
-    "k2": lambda r, exact: r * r / 2,
-    "k3": lambda r, exact: 1 / r.exp() - 1 + r,
-    "exact": lambda r, exact: exact[:, None].expand_as(r),
+def entropy(p: Tensor) -> Tensor:
+    """-sum_a p(a) log p(a) of logits [D, V], [D]."""
+    return -(log_p(p).exp() * log_p(p)).sum(-1)
+
+
+def mean(table: Tensor) -> Tensor:
+    """Over rows of a table [D, V]: the expectation under pi_old, contexts alike."""
+    return (COUNTS * table).sum() / B
+
+
+#: What an estimator gives for every choice [D, V], from its log-ratio [D, V] and the exact KL [D].
+ESTIMATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": lambda ratio, exact: ratio,
+    "k2": lambda ratio, exact: ratio * ratio / 2,
+    "k3": lambda ratio, exact: 1 / ratio.exp() - 1 + ratio,
+    "exact": lambda ratio, exact: exact[:, None].expand_as(ratio),
 }
-#: Whether the own step's KL stands in the reward, and whether in the loss.
-CHARGES = {"reward": (True, False), "loss": (False, True), "split": (True, True)}
-#: What of the own step's KL an advantage without a critic is charged with.
-TO_GO = {"reward": 1.0, "loss": 0.0, "split": 0.0}
-#: (estimator, placement); None where there is no reference.
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Where a placement charges the KL of the only step.
+
+    ``to_go``: whether an advantage without a critic, which reads the score, is charged with it.
+    """
+
+    reward: bool
+    loss: bool
+    to_go: bool
+
+
+PLACED = {
+    "reward": Charge(reward=True, loss=False, to_go=True),
+    "loss": Charge(reward=False, loss=True, to_go=False),
+    "split": Charge(reward=True, loss=True, to_go=False),
+}
+#: kl -> (estimator, placement); None where there is no reference.
 REFERENCE: dict[str, Callable[[Any], tuple[str, str] | None]] = {
     "none": lambda c: None,
     "legacy": lambda c: ("k1", "reward"),
     "retrieve": lambda c: (c.estimator, c.placement),
 }
+
+
+def charge_of(config: JobConfig) -> tuple[str | None, Charge]:
+    """(the estimator, None for kl=none; where it is charged)."""
+    pair = known(REFERENCE, "kl", config.kl.name)(config.kl)
+    if pair is None:
+        return None, Charge(reward=False, loss=False, to_go=False)
+    return pair[0], known(PLACED, "kl.placement", pair[1])
+
+
+def gae(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
+    """r - V(s): the step is terminated, so neither gamma nor lambda counts."""
+    return reward - OLD_VALUE[:, None]
+
+
+def group(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
+    """Against the scores of the context's G rows; then the KL to go."""
+    average = (COUNTS * SCORE).sum(-1, keepdim=True) / G
+    if c.baseline == "leave_one_out":
+        return SCORE - (G * average - SCORE) / (G - 1) - COEF * kl_to_go
+    variance = (COUNTS * (SCORE - average) ** 2).sum(-1, keepdim=True) / (G - 1)
+    return (SCORE - average) / variance.sqrt() - COEF * kl_to_go
+
+
+ADVANTAGE = {"gae": gae, "group": group}
+
+
+def rollout_numbers(config: JobConfig) -> Numbers:
+    """What pi_old's choices are worth: reward and advantage of each, tables [D, V]; the KLs."""
+    estimator, charge = charge_of(config)
+    ratio, exact = log_p(OLD) - log_p(REF), kl(OLD, REF)
+    applied = known(ESTIMATE, "kl.estimator", estimator or "k1")(ratio, exact)
+    reward = SCORE - COEF * applied * charge.reward
+    advantage = known(ADVANTAGE, "advantage", config.advantage.name)
+    numbers = {
+        "reward": reward,
+        "advantage": advantage(config.advantage, reward, applied * charge.to_go),
+    }
+    if config.advantage.name == "gae":
+        numbers |= {"value_target": reward, "state_value": OLD_VALUE[:, None].expand(D, V)}
+    if estimator is not None:
+        numbers["ref_log_prob"] = log_p(REF)
+        for name, estimate in ESTIMATE.items():
+            numbers[f"measured/{name}"] = mean(estimate(ratio, exact))
+    if charge.reward:
+        numbers["applied"] = applied
+    return numbers
 
 
 def klpen_gain(c: Any, w: Tensor, advantage: Tensor, kl_old: Tensor) -> Tensor:
@@ -149,12 +221,6 @@ def clip_gain(c: Any, w: Tensor, advantage: Tensor, kl_old: Tensor) -> Tensor:
 
 #: loss -> what is gained by every choice [D, V].
 GAIN = {"klpen": klpen_gain, "klpen_held": klpen_gain, "clip": clip_gain}
-#: loss -> (beta, beta after an iteration that ended at FAR, line search, dtarg, target_kl).
-TRUST = {
-    "klpen": (BETA, 2 * BETA, "none", 0.01, None),
-    "klpen_held": (BETA, BETA * math.sqrt(FAR / 0.01), "both", 0.01, None),
-    "clip": (0.0, 0.0, "none", math.inf, None),
-}
 DISTANCE: dict[str, Callable[[Tensor], Tensor]] = {
     "l1": lambda x: x.abs(),
     "l2": lambda x: x * x,
@@ -163,8 +229,8 @@ DISTANCE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def critic_distance(c: Any, value: Tensor, target: Tensor) -> Tensor:
-    """[D, V], of values [D] and targets [D, V]; pessimistic where ``clip_value`` is set."""
-    distance = the(DISTANCE, "loss.loss_critic_type", c.loss_critic_type)
+    """[D, V], of values [D] and targets [D, V]; the larger one where ``clip_value`` is set."""
+    distance = known(DISTANCE, "loss.loss_critic_type", c.loss_critic_type)
     far = distance(value[:, None] - target)
     if c.clip_value is None:
         return far
@@ -173,127 +239,101 @@ def critic_distance(c: Any, value: Tensor, target: Tensor) -> Tensor:
     return torch.where(near > far, near, far)
 
 
-def gae(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
-    """r - V(s): the step is terminated, so neither gamma nor lambda is seen."""
-    return reward - OLD_VALUE[:, None]
+def reference_kl(estimator: str, theta: Tensor) -> Tensor:
+    """What the loss charges: the estimator's expectation, with the gradient of the KL itself.
+
+    E_old[w k(r)] = E_theta[k(r)] is the KL for k1 and k3, but not for k2.
+    """
+    exact, ratio = kl(theta, REF), log_p(theta) - log_p(REF)
+    number = (log_p(theta).exp() * ESTIMATE[estimator](ratio, exact)).sum(-1).mean()
+    return number.detach() + exact.mean() - exact.mean().detach()
 
 
-def group(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
-    """Against the scores of the context's G rows; the KL to go after that."""
-    mean = (COUNTS * SCORE).sum(-1, keepdim=True) / G
-    if c.baseline == "leave_one_out":
-        return SCORE - (G * mean - SCORE) / (G - 1) - COEF * kl_to_go
-    variance = (COUNTS * (SCORE - mean) ** 2).sum(-1, keepdim=True) / (G - 1)
-    return (SCORE - mean) / variance.sqrt() - COEF * kl_to_go
-
-
-ADVANTAGE = {"gae": gae, "group": group}
-
-
-def closed_form(config: JobConfig) -> Numbers:
-    """Every number of the problem, by enumeration of its D x V choices."""
-    c, critic = config.loss, config.advantage.name == "gae"
-    share = COUNTS.to(DOUBLE) / B  # of the rows: a sum over [D, V] with it is a mean over rows
-
-    def mean(table: Tensor) -> Tensor:
-        return (share * table).sum()
-
-    # the rollout: pi_old acts
-    ratio, exact = log_p(OLD) - log_p(REF), kl(OLD, REF)
-    charged = the(REFERENCE, "kl", config.kl.name)(config.kl)
-    estimator, placement = charged or ("k1", "loss")
-    applied = the(APPLIED, "kl.estimator", estimator)(ratio, exact)
-    in_reward, in_loss = the(CHARGES, "kl.placement", placement)
-    reward = SCORE - COEF * applied if in_reward else SCORE
-    to_go = the(TO_GO, "kl.placement", placement) * applied
-    advantage = the(ADVANTAGE, "advantage", config.advantage.name)(config.advantage, reward, to_go)
-    numbers = {"reward": chosen(reward), "advantage": chosen(advantage)}
-    if critic:
-        numbers |= {"value_target": chosen(reward), "state_value": OLD_VALUE[CONTEXT]}
-    measured = {}
-    if charged:
-        numbers |= {"ref_log_prob": chosen(log_p(REF))}
-        if in_reward:
-            numbers |= {"applied": chosen(applied)}
-        measured = {name: mean(of(ratio, exact)) for name, of in APPLIED.items()}
-
-    # the loss: pi_theta learns
+def loss_numbers(config: JobConfig, advantage: Tensor, target: Tensor) -> Numbers:
+    """The loss of a minibatch of all rows, its terms and its gradients."""
+    c, (estimator, charge) = config.loss, charge_of(config)
     theta, value = THETA.clone().requires_grad_(), VALUE.clone().requires_grad_()
     if c.normalize_advantage:
         spread = (COUNTS * (advantage - mean(advantage)) ** 2).sum() / (B - 1)
         advantage = (advantage - mean(advantage)) / spread.sqrt()
     w, kl_old = (log_p(theta) - log_p(OLD)).exp(), kl(OLD, theta)
-    beta, beta_after, line_search, dtarg, target_kl = the(TRUST, "loss", c.name)
-    entropy = -(log_p(theta).exp() * log_p(theta)).sum(-1)
-    terms = {
-        "objective": -mean(the(GAIN, "loss", c.name)(c, w, advantage, kl_old)),
-        "critic": torch.zeros((), dtype=DOUBLE),
-        "entropy": -c.entropy_coeff * entropy.mean(),
-        "kl_ref": torch.zeros((), dtype=DOUBLE),
-    }
-    if critic:
-        distance = critic_distance(c, value, reward)
-        terms["critic"] = c.critic_coeff * mean(distance)
-    if charged and in_loss:
-        # E_old[w k(r)] = E_theta[k(r)], the KL itself but for k2; the gradient is the KL's for all.
-        exact_now = kl(theta, REF)
-        number = mean(w * APPLIED[estimator](log_p(theta) - log_p(REF), exact_now)).detach()
-        if estimator == "exact":
-            number = exact_now.mean().detach()
-        terms["kl_ref"] = COEF * (number + exact_now.mean() - exact_now.mean().detach())
+    terms = dict.fromkeys(("objective", "critic", "entropy", "kl_ref"), torch.zeros(()).to(DOUBLE))
+    terms["objective"] = -mean(known(GAIN, "loss", c.name)(c, w, advantage, kl_old))
+    terms["entropy"] = -c.entropy_coeff * entropy(theta).mean()
+    if config.advantage.name == "gae":
+        terms["critic"] = c.critic_coeff * mean(critic_distance(c, value, target))
+    if estimator is not None and charge.loss:
+        terms["kl_ref"] = COEF * reference_kl(estimator, theta)
     total = torch.stack(list(terms.values())).sum()
-    gradients = torch.autograd.grad(total, [theta, value], allow_unused=True)
-    numbers |= {f"loss/{name}": term for name, term in terms.items()}
-    numbers |= {"loss/total": total, "gradient/logits": gradients[0]}
-    if critic:
-        numbers |= {"gradient/values": gradients[1]}
-    numbers |= {
-        "policy_entropy": entropy.mean(),
-        "kl_old/minibatch": kl_old.mean(),
-        "kl_old/rollout": kl_old.mean(),
-    }
-    numbers |= {f"measured/{name}": value for name, value in measured.items()}
-    rule = {"beta": beta, "beta_after": beta_after, "dtarg": dtarg}
-    rule |= {"target_kl": -1.0 if target_kl is None else target_kl}
-    rule |= {"line_search": float(["none", "back", "both"].index(line_search))}
-    numbers |= {
-        f"trust/{name}": torch.tensor(number, dtype=DOUBLE) for name, number in rule.items()
-    }
+    of_logits, of_values = torch.autograd.grad(total, [theta, value], allow_unused=True)
+    numbers = {f"loss/{name}": term for name, term in terms.items()}
+    numbers |= {"loss/total": total, "gradient/logits": of_logits}
+    if of_values is not None:
+        numbers["gradient/values"] = of_values
+    numbers |= {"kl_old/minibatch": kl_old.mean(), "kl_old/rollout": kl_old.mean()}
+    return numbers | {"policy_entropy": entropy(theta).mean()}
 
-    # the row
+
+#: loss -> (beta, beta after an iteration that ended at FAR, line search, dtarg, target_kl).
+TRUST_REGION = {
+    "klpen": (BETA, 2 * BETA, "none", 0.01, None),
+    "klpen_held": (BETA, BETA * math.sqrt(FAR / 0.01), "both", 0.01, None),
+    "clip": (0.0, 0.0, "none", math.inf, None),
+}
+
+
+def trust_region(
+    beta: float, after: float, line_search: str, dtarg: float, target_kl: float | None
+) -> Numbers:
+    """What holds an update near pi_old, as numbers."""
+    numbers = {"beta": beta, "beta_after": after, "dtarg": dtarg, "target_kl": target_kl or -1.0}
+    numbers["line_search"] = float(["none", "back", "both"].index(line_search))
+    return {f"trust/{name}": torch.tensor(n, dtype=DOUBLE) for name, n in numbers.items()}
+
+
+def row_numbers(config: JobConfig, numbers: Numbers) -> Numbers:
+    """The line of metrics.jsonl: the same numbers under their names."""
+    estimator, charge = charge_of(config)
     row = {
         "iteration": 1,
         "reward/episode": mean(SCORE),
         "reward/episode_length": 1,
         "reward/episodes": B,
         "reward/raw": mean(SCORE),
-        "reward/shaped": mean(reward),
-        "kl/ref/coef": COEF if charged else 0,
-        "kl/ref/penalty": COEF * mean(applied) if charged and in_reward else 0,
-        "kl/old/exact": kl_old.mean(),
-        "policy/entropy": entropy.mean(),
-        "learner/grad_norm": 2,
+        "reward/shaped": mean(numbers["reward"]),
+        "kl/ref/coef": 0 if estimator is None else COEF,
+        "kl/ref/penalty": COEF * mean(numbers["applied"]) if charge.reward else 0,
+        "kl/old/exact": numbers["kl_old/rollout"],
+        "policy/entropy": numbers["policy_entropy"],
+        "learner/grad_norm": GRAD_NORM,
         "learner/lr": LR,
         "learner/epochs": 1,
-        **{f"kl/ref/{name}": value for name, value in measured.items()},
-        **{f"loss/{name}": terms[name] for name in ("objective", "critic", "entropy")},
     }
-    if charged and in_loss:
-        row["loss/kl_ref"] = terms["kl_ref"]
-    if beta:
-        row |= {"kl/old/beta": beta, "learner/alpha": 1}
-    numbers |= {f"row/{k}": torch.as_tensor(v, dtype=DOUBLE) for k, v in row.items()}
-    return {name: value.detach() for name, value in numbers.items()}
+    terms = ["objective", "critic", "entropy", *(["kl_ref"] if charge.loss else [])]
+    row |= {f"loss/{name}": numbers[f"loss/{name}"] for name in terms}
+    if estimator is not None:
+        row |= {f"kl/ref/{name}": numbers[f"measured/{name}"] for name in ESTIMATE}
+    if numbers["trust/beta"]:
+        row |= {"kl/old/beta": numbers["trust/beta"], "learner/alpha": 1}
+    return {f"row/{name}": torch.as_tensor(n, dtype=DOUBLE) for name, n in row.items()}
 
 
-def in_row(row: dict[str, float], *own: str) -> Numbers:
-    """A line of metrics.jsonl without its times and what only this domain records."""
-    both = {k: v for k, v in row.items() if not k.startswith("time/") and k not in own}
-    return {f"row/{name}": torch.tensor(value, dtype=DOUBLE) for name, value in both.items()}
+def closed_form(config: JobConfig) -> Numbers:
+    """Every number of the problem, by enumeration of its D x V choices."""
+    numbers = rollout_numbers(config)
+    numbers |= loss_numbers(config, numbers["advantage"], numbers["reward"])
+    numbers |= trust_region(*known(TRUST_REGION, "loss", config.loss.name))
+    numbers |= row_numbers(config, numbers)
+    per_row = {name for name, n in numbers.items() if n.ndim == 2 and "gradient" not in name}
+    numbers |= {name: chosen(numbers[name]) for name in per_row}
+    return {name: n.detach() for name, n in numbers.items()}
+
+
+# ---------------------------------------------------------------- what both domains hand over
 
 
 def learned(numbers: Numbers) -> Learned:
-    """What a learner would have told of an update that ends at THETA."""
+    """What a learner tells of an update that ends at THETA."""
     names = ("objective", "critic", "entropy", "kl_ref")
     terms = {name: float(numbers[f"loss/{name}"]) for name in names}
     return Learned(
@@ -302,25 +342,41 @@ def learned(numbers: Numbers) -> Learned:
         kl_old=float(numbers["kl_old/rollout"]),
         alpha=1.0,
         beta=float(numbers["trust/beta"]),
-        grad_norm=2.0,
+        grad_norm=GRAD_NORM,
         lr=LR,
         epochs=1,
     )
 
 
-def trust(learner: Any) -> Numbers:
-    """What holds an update near pi_old, from a learner's loss and its rule."""
+def minibatch(learner: Learner, terms: LossTerms, mask: Tensor | None, kl_old: float) -> Numbers:
+    """The terms of a minibatch as a learner tells them; KL(old||new) of the whole rollout."""
+    loss = learner.loss
+    measured = loss.measure(tuple(value.detach() for value in terms.measured), mask)
+    means = dict(zip(loss.measures, measured.tolist(), strict=True))
+    weighted = loss.weighted(means, COEF)
+    numbers = {"policy_entropy": weighted.pop("policy_entropy")}
+    numbers |= {f"loss/{name}": value for name, value in weighted.items()}
+    numbers |= {"loss/total": float(terms.total.detach())}
+    numbers |= {"kl_old/minibatch": means["kl_old"], "kl_old/rollout": kl_old}
+    return {name: torch.tensor(value, dtype=DOUBLE) for name, value in numbers.items()}
+
+
+def trust_region_of(learner: Learner) -> Numbers:
+    """The same of a learner's loss and rule; beta moves."""
     loss, rule = learner.loss, learner.beta_rule
-    numbers = {"beta": rule.beta, "dtarg": loss.dtarg, "target_kl": loss.target_kl or -1.0}
-    numbers |= {"line_search": float(["none", "back", "both"].index(loss.line_search))}
-    numbers |= {"beta_after": rule.update(FAR)}
-    return {f"trust/{name}": torch.tensor(number, dtype=DOUBLE) for name, number in numbers.items()}
+    beta = rule.beta
+    return trust_region(beta, rule.update(FAR), loss.line_search, loss.dtarg, loss.target_kl)
 
 
-def counters() -> Counters:
-    counted = Counters()
-    counted.iteration, counted.frames = 1, B
-    return counted
+def row_of(parts: Any, batch: TensorDict, measured: Any, numbers: Numbers, *own: str) -> Numbers:
+    """A line of metrics.jsonl without its times and what only this domain records."""
+    training = Training.__new__(Training)
+    training.config, training.parts, training.domain = parts.config, parts, domain_of(parts.config)
+    training.counters = Counters()
+    training.counters.iteration, training.counters.frames = 1, B
+    row = training.make_row(batch, measured, learned(numbers), seconds=1.0)
+    both = {k: v for k, v in row.items() if not k.startswith("time/") and k not in own}
+    return {f"row/{name}": torch.tensor(value, dtype=DOUBLE) for name, value in both.items()}
 
 
 @torch.no_grad()
@@ -382,16 +438,17 @@ def control_batch() -> TensorDict:
 def control_parts(config: Any) -> ControlParts:
     """The parts of a run as ControlParts builds them, but for the environment."""
     parts = ControlParts.__new__(ControlParts)
+    Parts.__init__(parts, config, CPU)
     parts.config, parts.agent = config, control_agent()
     heads = parts.agent.policy_net.head, parts.agent.value_net.head
     load(*heads, REF, VALUE)
-    parts.reference = freeze(parts.agent.actor)
-    parts.kl = make_reference_kl(config.kl, parts.agent.actor, AnnotatedReference(parts.reference))
+    parts.reference = parts._make_reference(None)
+    parts.kl = parts._make_kl()
     parts.estimate_advantage = factory("advantage", config.advantage, CONTROL)(
         config.advantage, parts.agent.critic, config.env.reward_scale
     )
     estimator = None if parts.kl is None else parts.kl.loss_estimator
-    parts.learner = Learner(config, parts.agent, estimator)
+    parts.learner = Learner(config, ControlSteps(config, parts.agent, estimator))
     load(*heads, OLD, OLD_VALUE)
     return parts
 
@@ -402,29 +459,19 @@ def control_loss(parts: ControlParts, batch: TensorDict) -> Numbers:
     A run packs a minibatch into float32 (``Columns``), and a step gives float32 metrics. The loss
     is taken where its type is free: of the frames as they are before they are packed.
     """
-    learner, agent = parts.learner, parts.agent
+    steps, agent = parts.learner.steps, parts.agent
     heads = agent.policy_net.head, agent.value_net.head
     load(*heads, THETA, VALUE)
-    frames = learner._flatten(batch)
-    if "old_sample" in learner.loss.draw(frames):
+    frames = steps.lay_out(batch)
+    if steps.loss.kl_old == "sampled":
         frames["old_sample"] = CHOSEN[:, None]  # for the draws of pi_old, its own choices
-    problem = Problem(agent, learner.loss, learner.optimizer.settings, columns=Columns({}))
-    coefficients = torch.tensor([LR, learner.beta_rule.beta, COEF], dtype=DOUBLE)
-    outputs = Networks(agent)(frames["observation"])
-    terms = loss_terms(problem, outputs, frames, coefficients)
+    problem = Problem(agent, steps.loss, steps.optimizer.settings, columns=Columns({}))
+    coefficients = torch.tensor([LR, parts.learner.beta_rule.beta, COEF], dtype=DOUBLE)
+    terms = loss_terms(problem, Networks(agent)(frames["observation"]), frames, coefficients)
     gradients = torch.autograd.grad(terms.total, [head.weight for head in heads])
-    means = [float(frame.detach().mean()) for frame in terms.frames]
-    named = dict(zip(learner.loss.measures, means, strict=True))
-    weighted = learner.loss.weighted(named, B, COEF)
-    entropy = torch.tensor(weighted.pop("policy_entropy"), dtype=DOUBLE)
-    return {
-        **{f"loss/{k}": torch.tensor(v, dtype=DOUBLE) for k, v in weighted.items()},
-        "loss/total": terms.total.detach(),
+    return minibatch(parts.learner, terms, None, steps.kl_old(frames)) | {
         "gradient/logits": gradients[0].T,
         "gradient/values": gradients[1][0],
-        "policy_entropy": entropy,
-        "kl_old/minibatch": torch.tensor(named["kl_old"], dtype=DOUBLE),
-        "kl_old/rollout": torch.tensor(learner.kl_old(frames), dtype=DOUBLE),
     }
 
 
@@ -438,13 +485,12 @@ def control(config: JobConfig) -> Numbers:
         numbers[key] = batch[key]
     if parts.kl is not None:
         numbers["ref_log_prob"] = batch["ref", "log_prob"]
-        if parts.kl.transform is not None:
+        if parts.kl.charges_reward:
             numbers["applied"] = batch["next", KL_KEY]
     numbers = {name: value.flatten() for name, value in numbers.items()}
     numbers |= {f"measured/{name}": value for name, value in measured.items()}
-    numbers |= control_loss(parts, batch) | trust(parts.learner)
-    row = parts.row(counters(), batch, measured, learned(numbers), seconds=1.0)
-    return numbers | in_row(row, "frames")
+    numbers |= control_loss(parts, batch) | trust_region_of(parts.learner)
+    return numbers | row_of(parts, batch, measured, numbers, "frames")
 
 
 # ----------------------------------------------------------------- language: what calls which
@@ -509,44 +555,40 @@ def spoil(batch: TensorDict, fill: float | None) -> None:
 def language_parts(config: Any, fill: float | None) -> LanguageParts:
     """The parts of a run as LanguageParts builds them, but for the files and the preflight."""
     parts = LanguageParts.__new__(LanguageParts)
+    Parts.__init__(parts, config, CPU)
     model = OneHotLM()
     critic = ValueHead(model) if config.advantage.name == "gae" else None
     parts.config, parts.policy = config, Policy(SimpleNamespace(model=model), None, critic)
     load(model.head, None, REF, VALUE)
-    frozen = freeze(model)
-    if fill is not None:
+    parts.reference = parts._make_reference(None)
+    if parts.reference is not None and fill is not None:
         # Of pi_ref alone: NaN in the learning policy's states would reach its weights by itself.
-        frozen.base_model.of_token[:V] = fill
-    parts.reference = None if config.kl.name == "none" else CopiedReference(frozen)
+        parts.reference.module.base_model.of_token[:V] = fill
     padded = Layout(G, shared=False, reason="")
-    parts.ways = SimpleNamespace(policy=padded, reference=padded)
-    parts.kl = make_token_kl(config.kl)
+    parts.layouts = SimpleNamespace(policy=padded, reference=padded)
+    parts.kl = make_reference_kl(config.kl)
     parts.estimate_advantage = make_token_advantage(config, parts.policy, parts.kl)
     estimator = None if parts.kl is None else parts.kl.loss_estimator
-    parts.learner = LanguageLearner(config, parts.policy, padded, parts.reference, estimator)
+    steps = LanguageSteps(config, parts.policy, padded, parts.reference, estimator)
+    parts.learner = Learner(config, steps)
     load(model.head, None if critic is None else critic.linear, OLD, OLD_VALUE)
     return parts
 
 
 def language_loss(parts: LanguageParts, batch: TensorDict) -> Numbers:
     """One minibatch of all rows."""
-    learner, policy = parts.learner, parts.policy
+    steps, policy = parts.learner.steps, parts.policy
     critic = None if policy.value_head is None else policy.value_head.linear
-    learner._old_head = learner._keep_head()  # as an update starts
+    batch = steps.lay_out(batch)
     load(policy.model.head, critic, THETA, VALUE)
-    terms = learner.loss_terms(batch, COEF)
+    terms = steps.loss_terms(batch, Coefficients(LR, parts.learner.beta_rule.beta, COEF))
     heads = [policy.model.head] if critic is None else [policy.model.head, critic]
-    gradients = torch.autograd.grad(terms["total"], [head.weight for head in heads])
-    names = ("total", "objective", "critic", "entropy", "kl_ref")
-    numbers = {f"loss/{name}": terms[name].detach() for name in names}
+    gradients = torch.autograd.grad(terms.total, [head.weight for head in heads])
+    mask = layout.response_mask(batch)
+    numbers = minibatch(parts.learner, terms, mask, steps.kl_old(batch))
     if critic is not None:
         numbers["gradient/values"] = gradients[1][0]
-    return numbers | {
-        "gradient/logits": gradients[0].T,
-        "policy_entropy": terms["policy_entropy"],
-        "kl_old/minibatch": terms["kl_old"],
-        "kl_old/rollout": torch.tensor(learner.kl_old(batch), dtype=DOUBLE),
-    }
+    return numbers | {"gradient/logits": gradients[0].T}
 
 
 def language(config: JobConfig, fill: float | None = None) -> Numbers:
@@ -562,17 +604,16 @@ def language(config: JobConfig, fill: float | None = None) -> Numbers:
         numbers |= {key: batch[key][:, 0] for key in ("value_target", "state_value")}
     if parts.kl is not None:
         numbers["ref_log_prob"] = layout.on_response(batch, layout.REF_LOG_PROBS)[:, 0]
-        if parts.kl.placement != "loss":
+        if parts.kl.charges_reward:
             numbers["applied"] = batch[CHARGED][:, 0]
     numbers = {name: value.flatten() for name, value in numbers.items()}
     per_response = {f"{name}_seq" for name in ESTIMATORS}  # of one token: the same again
     for name in per_response & set(measured):
         assert close(measured[name], measured[name.removesuffix("_seq")])
     numbers |= {f"measured/{k}": v for k, v in measured.items() if k not in per_response}
-    numbers |= language_loss(parts, batch) | trust(parts.learner)
-    row = parts.row(counters(), batch, measured, learned(numbers), seconds=1.0)
+    numbers |= language_loss(parts, batch) | trust_region_of(parts.learner)
     own = {f"kl/ref/{name}" for name in per_response} | {"samples", "reward/truncated"}
-    return numbers | in_row(row, *own)
+    return numbers | row_of(parts, batch, measured, numbers, *own)
 
 
 # ------------------------------------------------------------------------------ the settings
@@ -633,7 +674,7 @@ def job(domain: str, loss: str, kl: str, advantage: str, settings: str, *more: s
     words = [*JOB[domain], f"loss={loss}", f"loss.reduction={REDUCTION[domain][settings]}"]
     words += [f"loss.beta={BETA}"] if "beta" in has else []
     words += ["loss.kl_old=sampled"] if "kl_old" in has and settings == "other" else []
-    words += [f"advantage={advantage}", *the(ADVANTAGE_WORDS, "advantage", advantage)[settings]]
+    words += [f"advantage={advantage}", *known(ADVANTAGE_WORDS, "advantage", advantage)[settings]]
     return checked_config([*words, *SHARED[settings], *kl.split(), *more], COMPOSER, None)
 
 
@@ -650,11 +691,11 @@ def close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a - b).abs() < BOUND)).all())
 
 
-def assert_same(found: Numbers, expected: Numbers) -> None:
+def assert_same(numbers: Numbers, expected: Numbers) -> None:
     """The same names and numbers."""
-    assert set(found) == set(expected)
-    off = [name for name in found if not close(found[name], expected[name])]
-    far = {name: float((found[name] - expected[name]).abs().max()) for name in off}
+    assert set(numbers) == set(expected)
+    wrong = [name for name in numbers if not close(numbers[name], expected[name])]
+    far = {name: float((numbers[name] - expected[name]).abs().max()) for name in wrong}
     assert not far, f"largest differences: {far}"
 
 
@@ -672,11 +713,11 @@ def test_control_and_language_give_the_same_numbers(loss, kl, advantage, setting
     """Loss, gradient, reward, advantage, measures, row: the closed form's, and each other's."""
     having = domains(loss=loss, kl=kl.split()[0].partition("=")[2], advantage=advantage)
     jobs = {domain: job(domain, loss, kl, advantage, settings) for domain in having}
-    found = {domain: NUMBERS[domain](config) for domain, config in jobs.items()}
+    numbers = {domain: NUMBERS[domain](config) for domain, config in jobs.items()}
     for domain in having:
-        assert_same(found[domain], closed_form(jobs[domain]))
+        assert_same(numbers[domain], closed_form(jobs[domain]))
     if len(having) == 2:
-        assert_same(found[CONTROL], found[LANGUAGE])
+        assert_same(numbers[CONTROL], numbers[LANGUAGE])
 
 
 @LOSS
@@ -694,13 +735,11 @@ def test_padding_changes_no_number(loss, kl, advantage, settings) -> None:
 @LOSS
 def test_without_a_bonus_entropies_differ(loss) -> None:
     """Control measures pi_theta's; language pi_old's, which its own tokens give at no cost."""
-    expected = {CONTROL: THETA, LANGUAGE: OLD}
-    for domain, logits in expected.items():
+    for domain, logits in {CONTROL: THETA, LANGUAGE: OLD}.items():
         config = job(domain, loss, "kl=none", "gae", "plain", "loss.entropy_coeff=0")
-        found = NUMBERS[domain](config)
-        entropy = -(log_p(logits).exp() * log_p(logits)).sum(-1).mean()
-        assert close(found["policy_entropy"], entropy), domain
-        assert found["loss/entropy"] == 0
+        numbers = NUMBERS[domain](config)
+        assert close(numbers["policy_entropy"], entropy(logits).mean()), domain
+        assert numbers["loss/entropy"] == 0
 
 
 def test_a_choice_without_a_closed_form_is_named() -> None:
