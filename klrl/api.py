@@ -111,8 +111,6 @@ class Run(os.PathLike[str]):
 
     def policy(self, which: str = "last", device: str = "cpu") -> Any:
         """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
-        from klrl.api import load_policy
-
         return load_policy(self.folder, which, device)
 
     def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluation:

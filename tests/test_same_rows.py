@@ -10,20 +10,22 @@ import pytest
 from omegaconf import DictConfig
 
 from benchmarks.same_rows import (
+    compare,
+    differences,
+    picked,
+    read_record,
+    read_rows,
+    run_jobs,
+    write_record,
+)
+from benchmarks.small_jobs import (
     JOBS,
     LEFT_OUT,
     SLOW_JOBS,
     Job,
     choices,
     closed_lists,
-    compare,
-    differences,
     not_covered,
-    picked,
-    read_record,
-    read_rows,
-    run_jobs,
-    write_record,
 )
 from klrl.__main__ import compose
 from klrl.config import GROUPS, conf_dir

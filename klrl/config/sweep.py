@@ -15,19 +15,9 @@ class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
     @property
-    def parallel(self) -> bool:
-        """Whether jobs run in processes of their own, and talk into ``log.txt``."""
-        return self.name != "local"
-
-    @property
     def on_this_machine(self) -> bool:
         """Whether the jobs run where the sweep does."""
         return True
-
-    @property
-    def fresh_processes(self) -> bool:
-        """Whether every job gets a new process, and pays its start."""
-        return False
 
     def at_once(self, jobs: int, cores: int) -> int:
         """How many jobs of so many run at a time, where this machine has so many cores."""
@@ -62,11 +52,6 @@ class SubmititConfig(LauncherConfig):
     def on_this_machine(self) -> bool:
         """Only with submitit's own stand-in for SLURM."""
         return self.cluster == "local"
-
-    @property
-    def fresh_processes(self) -> bool:
-        """Always."""
-        return True
 
     def at_once(self, jobs: int, cores: int) -> int:
         """As many as the array runs; submitit's stand-in starts all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError
@@ -13,6 +12,7 @@ from klrl.report.measures import final
 from klrl.report.runs import Run, read_run
 from klrl.report.settings import differing, show
 from klrl.report.sweeps import Unreadable
+from klrl.runs.find import find_manifest
 from klrl.runs.metrics import Metric, metric_of
 
 #: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
@@ -96,12 +96,7 @@ def read(path: str) -> Run:
     Raises:
         ConfigError: no folder, no run in it, or a broken one.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"{path}: no such folder; give a run folder below outputs/")
-    if not (folder / "manifest.json").is_file():
-        raise ConfigError(f"{path}: no manifest.json in it; give a run folder")
     try:
-        return read_run(folder)
+        return read_run(find_manifest(path, "RUN"))
     except Unreadable as error:
         raise ConfigError(str(error)) from error

@@ -14,12 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from klrl.base.errors import ConfigError, first_line
 from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep
-from klrl.runs.folder import BrokenManifest, RunFolder
+from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
+from klrl.runs.folder import BrokenRun, RunFolder, read_settings
 from klrl.runs.metrics import final_return
 from klrl.sweep.ledger import SWEEP_FILE
 
@@ -74,7 +72,9 @@ def entries(folder: Path) -> list[Entry]:
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")
     if (folder / SWEEP_FILE).is_file():
         return _jobs_of(folder)
-    found = [_run(path) if is_run else _sweep(path) for path, is_run in _walk(folder)]
+    found = [
+        _run(path) if is_run else _sweep(path) for path, is_run in walk(folder, into_sweeps=False)
+    ]
     return sorted(found, key=lambda entry: (_seconds(entry), entry.path))
 
 
@@ -91,15 +91,6 @@ def _jobs_of(folder: Path) -> list[Entry]:
 
 def _runs_in(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob("*/manifest.json"))
-
-
-def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Folders of runs (True) and of sweeps (False); nothing below either is looked at."""
-    for name, below, files in os.walk(root):
-        if "manifest.json" in files or SWEEP_FILE in files:
-            below.clear()
-            yield Path(name), "manifest.json" in files
-        below[:] = sorted(each for each in below if not each.startswith("."))
 
 
 def _seconds(entry: Entry) -> float:
@@ -144,7 +135,7 @@ def _state(job: Planned) -> tuple[str, dict[str, Any]]:
     run = RunFolder(job.folder)
     try:
         return run.status, run.manifest
-    except (OSError, BrokenManifest):
+    except (OSError, BrokenRun):
         return BROKEN, {}
 
 
@@ -161,7 +152,7 @@ def _job(job: Planned) -> Entry:
 def _run(folder: Path) -> Entry:
     try:
         return _read_run(folder)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         return Entry(folder, BROKEN, note=first_line(error))
 
 
@@ -169,12 +160,12 @@ def _read_run(folder: Path) -> Entry:
     """One run.
 
     Raises:
-        ValueError: a file of it is broken; the text names the file.
+        BrokenRun: a file of it is broken; the text names the file.
         OSError: a file of it cannot be read.
     """
     run = RunFolder(folder)
     manifest, state = run.manifest, run.status
-    settings = _settings(folder)
+    settings = read_settings(folder)
     row = last_values(run.metrics, int((settings.get("eval") or {}).get("every") or 0))
     domain = recorded_domain(manifest, row)
     frames = settings.get("frames")
@@ -190,20 +181,6 @@ def _read_run(folder: Path) -> Entry:
         started=manifest.get("started"),
         note=str(manifest.get("error") or "").partition("\n")[0],
     )
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """The run's stored settings."""
-    try:
-        text = (folder / ".hydra" / "config.yaml").read_text(encoding="utf-8")
-        settings = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except FileNotFoundError as error:
-        raise ValueError("it has no .hydra/config.yaml") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"its .hydra/config.yaml is broken ({first_line(error)})") from error
-    if not isinstance(settings, dict):
-        raise ValueError("its .hydra/config.yaml holds no settings")
-    return settings
 
 
 def last_values(path: Path, every: int) -> dict[str, float]:

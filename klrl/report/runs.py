@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,15 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
-from klrl.report.sweeps import Sweep, Unreadable, read_sweep
-from klrl.runs.folder import BrokenManifest, RunFolder, by_dotted_key, read_manifest
+from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
+from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key, read_manifest, read_settings
 
 T = TypeVar("T")
 
@@ -98,7 +96,7 @@ def find_runs(paths: Sequence[str]) -> Found:
         if not root.is_dir():
             what = "a file" if root.exists() else "no such folder"
             raise ConfigError(f"{path}: {what}; give run folders, or a folder of them")
-        for folder, is_run in _walk(root):
+        for folder, is_run in walk(root, into_sweeps=True):
             (folders if is_run else swept)[folder.resolve()] = folder
     if not folders and not swept:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
@@ -106,21 +104,6 @@ def find_runs(paths: Sequence[str]) -> Found:
     runs = _readable(read_run, folders.values(), skipped)
     sweeps = _readable(read_sweep, swept.values(), skipped)
     return Found(runs, skipped, sweeps)
-
-
-def _walk(root: Path) -> Iterable[tuple[Path, bool]]:
-    """Folders of runs (True) and of sweeps (False).
-
-    Nothing below a run is looked at, since checkpoints have manifests of their own.
-    """
-    for folder, below, files in os.walk(root):
-        if "manifest.json" in files:
-            below.clear()
-            yield Path(folder), True
-            continue
-        below.sort()
-        if "sweep.json" in files:
-            yield Path(folder), False
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
@@ -140,8 +123,11 @@ def read_run(folder: Path) -> Run:
     Raises:
         Unreadable: a file of it is missing or broken.
     """
-    manifest = _manifest(folder)
-    settings = as_words(_config(folder))
+    try:
+        manifest, stored = read_manifest(folder), read_settings(folder)
+    except (OSError, BrokenRun) as error:
+        raise Unreadable(f"{folder}: {error}") from error
+    settings = as_words(stored)
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 noted none
@@ -178,27 +164,6 @@ def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> 
     if columns and domain.axis not in columns:
         raise Unreadable(f"{folder / 'metrics.jsonl'}: its rows have no {domain.axis}")
     return domain
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        return read_manifest(folder)
-    except (OSError, BrokenManifest) as error:
-        raise Unreadable(f"{folder}: {error}") from error
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        text = (folder / ".hydra" / "config.yaml").read_text(encoding="utf-8")
-        config = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except FileNotFoundError as error:
-        raise Unreadable(f"{folder}: it has no .hydra/config.yaml") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        why = first_line(error)
-        raise Unreadable(f"{folder}: its .hydra/config.yaml is broken ({why})") from error
-    if not isinstance(config, dict):
-        raise Unreadable(f"{folder}: its .hydra/config.yaml holds no settings")
-    return config
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:

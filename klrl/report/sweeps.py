@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import in_one_line
+from klrl.sweep.ledger import SWEEP_FILE
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,27 @@ class Unreadable(ValueError):
     """A run or a sweep that cannot be read; the text names the file and the reason."""
 
 
+def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
+    """Folders of runs (True) and of sweeps (False) at or below a folder, in the order of names.
+
+    Nothing below a run is looked at, since checkpoints have manifests of their own.
+    """
+    for name, below, files in os.walk(root):
+        is_run = "manifest.json" in files
+        if is_run or SWEEP_FILE in files:
+            yield Path(name), is_run
+            if is_run or not into_sweeps:
+                below.clear()
+        below[:] = sorted(each for each in below if not each.startswith("."))
+
+
 def read_sweep(folder: Path) -> Sweep:
     """Read the ``sweep.json`` of a folder.
 
     Raises:
         Unreadable: it is broken.
     """
-    path = folder / "sweep.json"
+    path = folder / SWEEP_FILE
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         jobs = [_planned(folder, job) for job in told["jobs"]]

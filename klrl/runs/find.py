@@ -8,7 +8,7 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import CheckpointReferenceConfig
-from klrl.runs.folder import BrokenManifest, RunFolder, lives_here, read_manifest
+from klrl.runs.folder import BrokenRun, RunFolder, lives_here, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
@@ -38,7 +38,7 @@ def find_manifest(path: str, setting: str) -> Path:
         read_manifest(run)
     except FileNotFoundError as error:
         raise ConfigError(f"{setting}={path}: no manifest.json in it; give a run folder") from error
-    except BrokenManifest as error:
+    except BrokenRun as error:
         raise ConfigError(f"{setting}={path}: {error}; give another run") from error
     return run
 

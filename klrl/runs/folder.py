@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import yaml
 from omegaconf import OmegaConf
 
 from klrl.base.errors import first_line
@@ -44,8 +45,8 @@ _LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 _SILENT = 600
 
 
-class BrokenManifest(ValueError):
-    """A ``manifest.json`` that is no run's, or of a klrl that this one cannot read; says why."""
+class BrokenRun(ValueError):
+    """A file of a run folder that cannot be read; the text says which and why."""
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
@@ -53,26 +54,44 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none.
-        BrokenManifest: it cannot be read; the caller names the folder.
+        BrokenRun: it is no run's, or of a klrl that this one cannot read.
     """
     try:
         manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise BrokenManifest(f"its manifest.json is broken ({first_line(error)})") from error
+        raise BrokenRun(f"its manifest.json is broken ({first_line(error)})") from error
     if not isinstance(manifest, dict) or "status" not in manifest:
-        raise BrokenManifest("its manifest.json is no run's (it has no status)")
+        raise BrokenRun("its manifest.json is no run's (it has no status)")
     for name in ("pid", "numerics"):
         if not isinstance(manifest.get(name), int | None):
             value = manifest[name]
-            raise BrokenManifest(f"its manifest.json is broken ({name} {value!r} is no number)")
+            raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is no number)")
     if manifest.get("domain") not in (None, *DOMAINS):
-        raise BrokenManifest(
+        raise BrokenRun(
             f"its manifest.json names the domain {manifest['domain']!r}, which this klrl does not "
             "know"
         )
     return manifest
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """The stored settings of a run folder as they stand, those of 0.1.0 too.
+
+    Raises:
+        BrokenRun: there are none, or they cannot be read.
+    """
+    try:
+        text = (run / ".hydra" / "config.yaml").read_text(encoding="utf-8")
+        settings = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError as error:
+        raise BrokenRun("it has no .hydra/config.yaml") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise BrokenRun(f"its .hydra/config.yaml is broken ({first_line(error)})") from error
+    if not isinstance(settings, dict):
+        raise BrokenRun("its .hydra/config.yaml holds no settings")
+    return settings
 
 
 class RunFolder:

@@ -80,7 +80,7 @@ def sweep_seconds(
     for job in jobs:
         cost = costs[kind_of(job.config)]
         at, slot = heapq.heappop(queue)
-        if slot in fresh or launcher.fresh_processes:
+        if slot in fresh or launcher.name == "submitit":
             at += cost.start
             fresh.discard(slot)
         at += job_seconds(job, cost)

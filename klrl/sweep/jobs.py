@@ -13,7 +13,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity, settings_hash
-from klrl.runs.folder import BrokenManifest, RunFolder, by_dotted_key
+from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
 from klrl.runs.resume import stored_config
 
 
@@ -110,7 +110,7 @@ def recorded(folder: Path) -> dict[Identity, Path]:
     for path in sorted(folder.glob("*/manifest.json")):
         try:
             found[recorded_identity(RunFolder(path.parent))] = path.parent
-        except BrokenManifest as error:
+        except BrokenRun as error:
             raise ConfigError(f"{path.parent}: {error}; move that folder away") from error
     return found
 

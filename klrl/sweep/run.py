@@ -102,7 +102,7 @@ def run_jobs(
     print(_opening(folder, standing, jobs), flush=True)
     todo = {job.name: job for job in standing.open}
     outcomes: list[Outcome] = []
-    if launcher.parallel:
+    if launcher.name != "local":  # in processes of their own
         with passed_on(folder, lambda: list(todo.values())) as came:
             for outcome in launch(launcher, standing.open, folder):
                 outcomes.append(outcome)

@@ -15,7 +15,7 @@ from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.runs.loggers import read_rows
 from tests.conftest import QUICK
-from tests.runs.test_run import exits
+from tests.runs.commands import exits
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,72 +14,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import klrl
-from klrl.__main__ import compose, main
-from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
-from klrl.config import LanguageConfig
-from klrl.config.checks import to_config
-from klrl.config.combinations import BASE_CONTEXT
-from klrl.language.base_model import build
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
-from klrl.language.supervised import Recipe
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
-from tests.runs.test_run import manifest_of, rows_of, timeless
+from tests.runs.commands import manifest_of, rows_of, timeless
 
 pytestmark = pytest.mark.integration
-
-QUICK_MODEL = Recipe(
-    hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64
-)
-QUICK = (
-    "experiment=sort_digits",
-    "env.reward=proxy",  # which an untrained model earns sometimes
-    "frames=32",
-    "collector.prompts=4",
-    "collector.group_size=4",
-    "collector.max_new_tokens=6",
-    "collector.samples_every=1",
-    "learner.minibatches=2",
-    "learner.epochs=1",
-    "optim.lr=0.01",
-    "optim.lr_floor=0.01",
-    "eval.every=0",
-    "checkpoint.every=1",
-    "logger=none",
-)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    build(QUICK_MODEL, folder)
-    return str(folder)
-
-
-@pytest.fixture
-def job(model: str) -> Callable[..., LanguageConfig]:
-    return lambda *words: to_config(compose([*QUICK, f"actor.model={model}", *words]))
-
-
-@pytest.fixture
-def exits(model: str, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """Run the command line in ``run``: exit code, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        if not any(word.startswith("resume=") for word in words):
-            named = () if "actor=mlp" in words else (f"actor.model={model}",)
-            words = (*QUICK, *named, "hydra.run.dir=run", *words)
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return call
 
 
 # -------------------------------------------------------------------------------------- one run
@@ -330,116 +275,6 @@ def test_ctrl_c_writes_a_checkpoint_to_go_on_from(exits) -> None:
     assert [row["samples"] for row in rows_of(Path("run"))] == [16, 32, 48, 64]
 
 
-# -------------------------------------------------------------------------------------- refusals
-
-WRONG = [
-    (["actor=mlp"], "actor=mlp: env=sort_digits is a language task; choose actor=causal_lm"),
-    (
-        ["collector=vector"],
-        "experiment=sort_digits: sets collector.prompts, which collector=vector has not",
-    ),
-    (["env=pendulum"], "env=pendulum: sets advantage.gamma, which experiment=sort_digits's"),
-    (["collector.group_size=1"], "collector.group_size=1: advantage=group compares"),
-    (["learner.minibatches=3"], "learner.minibatches=3: does not divide collector.prompts=4"),
-    (["kl.apply=step"], "kl.apply=step: the KL of a response is known when it is complete"),
-    (["reference=adapter_off"], "actor.lora.r=0 has no adapters"),
-    (["actor.lora.r=2", "actor.lora.dropout=0.1"], "actor.lora.dropout=0.1: the updated policy"),
-    (["actor.lora.alpha=8"], "actor.lora.alpha: nothing reads it here"),
-    (["actor.lora.r=2", "actor.lora.target_modules=[nope]"], "actor.lora.target_modules=['nope']"),
-    (["loss.reduction=mean"], "loss.reduction=mean: control only"),
-    (["loss.critic_coeff=1"], "loss.critic_coeff: nothing reads it here: advantage=group"),
-    (["learner.compile=jit"], "learner.compile=jit: a language model's update runs eagerly"),
-    (["kl.estimator=k3"], "kl.estimator=k3: in the reward only k1"),
-    (["env.reward=best"], "env.reward=best: choose exact or proxy, or name a function"),
-    (["env.reward=nowhere:f"], "env.reward=nowhere:f: importing nowhere fails"),
-    (["env.shortest=9"], "env.longest=8: give env.shortest=9 .. 64"),
-    (["env.name=text"], "env.name: set by the choice"),
-    (["collector.max_new_tokens=64"], "collector.max_new_tokens=64: leaves no room for a prompt"),
-    (["collector.max_new_tokens=52"], "leaves 12; shorten the prompt or the response"),
-    (["actor.model=nowhere/at/all"], "actor.model=nowhere/at/all: no such folder"),
-    (["actor.init=nowhere"], "actor.init=nowhere: no such folder"),
-    (["collector.temperature=0"], "collector.temperature=0.0: out of range"),
-    (["collector.temprature=1"], "did you mean collector.temperature?"),
-]
-
-
-@pytest.mark.parametrize(("words", "line"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_what_cannot_run_is_refused_in_one_line(exits, words: list[str], line: str) -> None:
-    code, _, err = exits(*words)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert line in err
-    assert not Path("run").exists()
-
-
-def text_job(model: str, rows: list[str], reward: str = "mine:score") -> list[str]:
-    Path("data.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    Path("mine.py").write_text(
-        "def score(prompts, responses, rows):\n    return [0.0] * len(rows)\n"
-    )
-    return [
-        *("experiment=text", "frames=32", "collector.prompts=4", "collector.group_size=4"),
-        *("collector.max_new_tokens=6", "logger=none", "eval.every=2", "eval.episodes=9"),
-        *("env.data=data.jsonl", f"env.reward={reward}", "hydra.run.dir=run"),
-        f"actor.model={model}",
-    ]
-
-
-def refused_text(capsys, model: str, rows: list[str], **more: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as stop:
-        main(text_job(model, rows, **more))
-    return int(stop.value.code or 0), capsys.readouterr().err
-
-
-def test_prompts_from_a_file_plain_and_as_conversations(capsys, model: str) -> None:
-    turns = [{"role": "user", "content": "21"}, {"role": "assistant", "content": "12"}]
-    chat = json.dumps({"messages": [*turns, {"role": "user", "content": "43"}], "answer": "34"})
-    assert refused_text(capsys, model, ['{"prompt": "user12"}', chat]) == (0, "")
-    row = rows_of(Path("run"))[-1]
-    assert (row["reward/episode"], row["eval/return"]) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        ([""], "env.data=data.jsonl: holds no prompt"),
-        (['{"prompt": "1"}', "{"], "env.data=data.jsonl line 2: not JSON"),
-        (
-            ['{"prompt": "' + "1" * 70 + '"}'],
-            "data.jsonl line 1: 70 tokens, and the model's context",
-        ),
-    ],
-    ids=["empty", "broken", "long"],
-)
-def test_a_data_set_that_cannot_be_used_is_refused(capsys, model, rows, line) -> None:
-    code, err = refused_text(capsys, model, rows)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert line in err
-    assert not Path("run").exists()
-
-
-@pytest.mark.parametrize("lacking", ["chat_template", "pad_token"])
-def test_a_tokenizer_without_template_or_pad(capsys, model: str, lacking: str) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    setattr(tokenizer, lacking, None)
-    network = AutoModelForCausalLM.from_pretrained(model)
-    network.save_pretrained("other")
-    tokenizer.save_pretrained("other")
-    chat = json.dumps({"messages": [{"role": "user", "content": "43"}]})
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(text_job("other", [chat]))
-    said = capsys.readouterr()
-    if lacking == "pad_token":
-        assert stop.value.code in (0, None)
-        assert "padding with EOS, told apart by position" in said.out
-        assert "pad == eos: masks go by position" in said.out
-    else:
-        assert (stop.value.code, len(said.err.splitlines())) == (2, 1)
-        assert "no chat template" in said.err
-
-
 #: body of a reward function that works once -> what the failed run says
 FAILING = {
     "raise ValueError('no verdict')": "raised ValueError: no verdict",
@@ -507,14 +342,6 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
     assert "frames" not in axes
     assert [row["samples"] for row in logged] == [16, 32]
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
-
-
-def test_the_base_model_has_the_context_that_the_checks_count_on() -> None:
-    assert Recipe().context == BASE_CONTEXT
-    words = ("experiment=sort_digits", "env.longest=8", "collector.max_new_tokens=20")
-    assert to_config(compose([*words, "env.shots=11"])).env.shots == 11  # 8 + 8 + 220 + 20 = 256
-    with pytest.raises(ConfigError, match=r"env.shots=12: with env.longest=8 leaves 0 of"):
-        to_config(compose([*words, "env.shots=12"]))
 
 
 def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:

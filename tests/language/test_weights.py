@@ -16,7 +16,7 @@ from klrl.base.errors import ConfigError
 from klrl.language.base_model import build
 from klrl.language.lora import LoraSettings, add_lora
 from klrl.language.weights import base_digest
-from tests.language.test_run import QUICK, QUICK_MODEL
+from tests.language.conftest import QUICK, QUICK_MODEL
 from tests.transforms.llm_toys import network
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from klrl.losses import line_search
 from klrl.losses.beta import make_beta_rule
 from tests.conftest import QUICK
 from tests.losses.test_functional import KLPEN
-from tests.runs.test_run import exits, rows_of
+from tests.runs.commands import exits, rows_of
 
 
 @pytest.mark.parametrize("power", [2.0, 1.2, 3.0])

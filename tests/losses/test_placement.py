@@ -14,7 +14,7 @@ from klrl.losses.functional import reference_kl
 from klrl.losses.policy import KLPENLoss
 from tests.conftest import QUICK
 from tests.losses.test_functional import KLPEN
-from tests.runs.test_run import exits, rows_of
+from tests.runs.commands import exits, rows_of
 
 DOUBLE = torch.float64
 ACTIONS = 7

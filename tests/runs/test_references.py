@@ -22,7 +22,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
-from tests.runs.test_run import exits, rows_of, timeless
+from tests.runs.commands import exits, rows_of, timeless
 
 
 def network() -> torch.nn.Module:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,52 +12,18 @@ import pytest
 import torch
 
 import klrl
-from klrl.__main__ import main
-from klrl.base.errors import Interrupted, NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.control.evaluate import evaluate_policy
 from klrl.domains import CONTROL
 from klrl.runs.curves import draw_curves
-from klrl.runs.loggers import read_rows, wandb_mode
-from klrl.runs.metrics import METRICS, TIMES, metrics_of
+from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import METRICS
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
+from tests.runs.commands import exits, manifest_of, only_run, rows_of, timeless
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-
-
-def rows_of(folder: Path) -> list[dict]:
-    return read_rows(folder / "metrics.jsonl")
-
-
-def timeless(rows: list[dict]) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
-
-
-def manifest_of(folder: Path) -> dict:
-    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-
-
-def only_run() -> Path:
-    (folder,) = Path("outputs").iterdir()
-    return folder
-
-
-def exits(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return int(stop.value.code or 0)
-
-
-def child(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "klrl", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "WANDB_MODE": "offline"},
-    )
 
 
 @pytest.mark.parametrize(
@@ -136,54 +98,6 @@ def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) ->
     assert told["last"]["frames"] == 192
 
 
-def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
-    """As after kill -9: the manifest says running, rows are there that no checkpoint covers."""
-    exits(*QUICK, "frames=256", "hydra.run.dir=run", "checkpoint.every=2")
-    rows = rows_of(Path("run"))
-    with Path("run/metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**rows[-1], "frames": 320, "iteration": 5, "reward/raw": 99.0}))
-        file.write('\n{"frames": 38')
-    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1, "pid_started": "0"}
-    Path("run/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    assert exits("resume=run", "frames=384") == 0
-    after = rows_of(Path("run"))
-    assert [row["frames"] for row in after] == [64, 128, 192, 256, 320, 384]
-    assert after[:4] == rows
-    assert all(row["reward/raw"] < 0 for row in after)
-
-
-def test_a_live_run_is_not_resumed_twice(capsys) -> None:
-    from klrl.runs.folder import process_start
-
-    exits(*QUICK, "hydra.run.dir=run")
-    parent = os.getppid()
-    live = {"status": "running", "pid": parent, "pid_started": process_start(parent)}
-    Path("run/manifest.json").write_text(json.dumps(manifest_of(Path("run")) | live))
-    assert exits("resume=run") == 2
-    assert f"process {parent} is still running it" in capsys.readouterr().err
-
-
-def test_what_a_resume_changed_holds_for_the_next_one() -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    exits("resume=run", "frames=192", "checkpoint.every=3")
-    assert stored_config(Path("run")).frames == 192
-    assert exits("resume=run", "frames=256") == 0
-    assert stored_config(Path("run")).checkpoint.every == 3
-    assert rows_of(Path("run"))[-1]["frames"] == 256
-
-
-def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    capsys.readouterr()
-    Path("run/manifest.json").write_text('{"status": "fin', encoding="utf-8")
-    assert exits("resume=run") == 2
-    assert "manifest.json is broken" in capsys.readouterr().err
-    Path("run/.hydra/config.yaml").unlink()
-    Path("run/manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
-    assert exits("resume=run") == 2
-    assert "no .hydra/config.yaml" in capsys.readouterr().err
-
-
 def test_two_runs_never_share_a_folder(capsys, settings) -> None:
     from klrl.base.errors import ConfigError
 
@@ -236,83 +150,6 @@ def test_an_environment_of_a_users_module_trains_and_is_evaluated(monkeypatch, c
     gymnasium.registry.pop("lab/Pole-v0")
 
 
-def test_resume_restores_all_and_appends() -> None:
-    exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
-    before, rows = Training(stored_config(Path("run"))), rows_of(Path("run"))
-    assert exits("resume=run", "frames=512") == 0
-    after = rows_of(Path("run"))
-    assert after[:4] == rows
-    assert [row["frames"] for row in after] == list(range(64, 513, 64))
-    assert after[4]["kl/old/beta"] in (rows[3]["kl/old/beta"] * f for f in (0.5, 1, 2))
-    assert after[4]["kl/ref/exact"] > 1e-6, "the reference is that of the start, not of the resume"
-    manifest = manifest_of(Path("run"))
-    assert manifest["status"] == "finished"
-    assert manifest["frames"] == 512
-    assert len(manifest["resumed"]) == 1
-    assert before.counters.frames == 0
-
-
-def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(settings) -> None:
-    from klrl.runs.folder import RunFolder
-
-    config = settings("frames=256", "kl.coef=0.3")
-    first = Training(config)
-    first.train(RunFolder(Path("run")))
-    state = torch.random.get_rng_state()
-    second = Training(config)
-    torch.manual_seed(99)
-    second.load(second.checkpoints(RunFolder(Path("run"))))
-    for mine, theirs in (
-        (first.parts.agent.modules, second.parts.agent.modules),
-        (first.parts.reference.module, second.parts.reference.module),
-    ):
-        for name, value in mine.state_dict().items():
-            assert torch.equal(value, theirs.state_dict()[name]), name
-    assert first.parts.agent.normalizer.count == second.parts.agent.normalizer.count == 256
-    assert second.parts.reference.module is not first.parts.reference.module
-    moments = [e.parts.learner.steps.optimizer.state_dict()["exp_avg"] for e in (first, second)]
-    assert torch.equal(*moments)
-    assert float(moments[0].abs().max()) > 0
-    assert second.parts.learner.beta_rule.beta == first.parts.learner.beta_rule.beta != 1.0
-    assert second.parts.kl.coef == 0.3
-    assert vars(second.counters) == vars(first.counters)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: str) -> None:
-    import shutil
-
-    exits(*QUICK, "hydra.run.dir=ref", "actor.hidden=[12]", "seed=9")
-    words = ("reference=checkpoint", "reference.path=ref", "kl.coef=0.2", f"kl={mode}")
-    exits(*QUICK, "hydra.run.dir=run", *words)
-    rows = rows_of(Path("run"))
-    assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
-    policy = klrl.load_policy("ref")
-    from klrl.train.loop import Training
-
-    reference = Training(stored_config(Path("run"))).parts.reference.module
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(policy.state_dict().values(), reference.state_dict().values(), strict=True)
-    )
-    shutil.rmtree("ref")
-    assert exits("resume=run", "frames=256") == 0
-    last = rows_of(Path("run"))[-1]
-    assert last["kl/ref/exact"] > 1e-5
-    assert last["kl/ref/penalty"] == pytest.approx(0.2 * last["kl/ref/k1"], abs=1e-6), (
-        "what is charged and what is measured have one reference"
-    )
-    from klrl.control.load import describe_policy
-    from klrl.runs.folder import RunFolder
-
-    resumed = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-    resumed.load(resumed.checkpoints(RunFolder(Path("run"))))
-    assert describe_policy(stored_config(Path("run")))["normalize"] is True
-    for name, value in policy.state_dict().items():
-        assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name
-
-
 def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None:
     exits(*QUICK, "hydra.run.dir=ref", "actor=tanh_normal")
     capsys.readouterr()
@@ -321,137 +158,6 @@ def test_a_reference_of_another_kind_is_refused_and_nothing_left(capsys) -> None
     assert "choose actor=tanh_normal" in capsys.readouterr().err
     assert exits(*QUICK, *words, "env=cartpole") == 2
     assert not any(Path("outputs").glob("*"))
-
-
-@pytest.mark.parametrize(
-    ("signum", "code", "logger"),
-    [
-        (signal.SIGINT, 130, "none"),
-        (signal.SIGTERM, 143, "wandb"),
-        pytest.param(signal.SIGINT, 130, "wandb", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 143, "none", marks=pytest.mark.slow),
-    ],
-)
-def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(
-    signum: int, code: int, logger: str
-) -> None:
-    words = [w for w in QUICK if not w.startswith("frames")]
-    words += [f"logger={logger}", "learner.compile=false"]
-    process = child(*words, "frames=10_000_000", "hydra.run.dir=run", "checkpoint.every=100000")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (
-        Path("run/metrics.jsonl").exists() and rows_of(Path("run"))
-    ):
-        time.sleep(0.1)
-    process.send_signal(signum)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode == code, told
-    assert "Traceback" not in told
-    assert manifest_of(Path("run"))["status"] == "interrupted"
-    done = rows_of(Path("run"))[-1]["frames"]
-    if logger == "wandb":
-        assert inspect(Path("run"))["exit"][0]["exit_code"] == code
-        return
-    assert exits("resume=run", f"frames={int(done) + 64}") == 0
-    assert rows_of(Path("run"))[-1]["frames"] == done + 64
-
-
-def test_a_run_that_diverges_stops_with_the_place_and_keeps_its_checkpoint(settings) -> None:
-    from klrl.runs.folder import RunFolder
-
-    experiment = Training(settings("frames=1024", "checkpoint.every=1"))
-    charge = experiment.parts.charge_kl
-
-    def poisoned(batch):
-        if experiment.counters.iteration == 3:
-            batch["next", "reward"][0, 0] = float("inf")
-        return charge(batch)
-
-    experiment.parts.charge_kl = poisoned
-    with pytest.raises(NonFiniteError):
-        experiment.train(RunFolder(Path("run")))
-    assert manifest_of(Path("run"))["status"] == "failed"
-    assert len(rows_of(Path("run"))) == 3
-    good = Training(settings("frames=1024"))
-    good.checkpoints(RunFolder(Path("run"))).load_last(torch.device("cpu"))
-    assert good.counters.iteration == 3
-    assert all(p.isfinite().all() for p in good.parts.agent.modules.parameters())
-
-
-def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
-    code = exits("-m", *QUICK[:-1], "kl=legacy,retrieve", "seed=0,1")
-    assert code == 0
-    folder = only_run()
-    jobs = sorted(p for p in folder.iterdir() if p.is_dir())
-    assert [job.name for job in jobs] == [
-        f"kl={kl},seed={seed}" for kl in ("legacy", "retrieve") for seed in (0, 1)
-    ]
-    assert len({manifest_of(job)["wandb_id"] for job in jobs}) == 4
-    told = [inspect(job) for job in jobs]
-    assert {t["run"][0]["run_group"] for t in told} == {folder.name}
-    modes = [(stored_config(j).kl.name, stored_config(j).seed) for j in jobs]
-    assert modes == [("legacy", 0), ("legacy", 1), ("retrieve", 0), ("retrieve", 1)]
-
-
-def inspect(job: Path) -> dict[str, list[dict]]:
-    """The records of a run's file by type, as wandb's own reader tells them."""
-    (path,) = job.glob("wandb/offline-run-*/run-*.wandb")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", path],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, list[dict]] = {}
-    for line in filter(None, done.stdout.splitlines()):
-        record = json.loads(line)
-        found.setdefault(record["type"], []).append(record[record["type"]])
-    return found
-
-
-def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None:
-    exits(*QUICK[:-1], "hydra.run.dir=run", "frames=256", "kl.coef=0.25")
-    rows, told = rows_of(Path("run")), inspect(Path("run"))
-    assert len(told["history"]) == len(rows) == 4
-    names = ("frames", "reward/raw", "reward/shaped", "kl/ref/exact", "kl/ref/coef", "kl/old/beta")
-    for record, row in zip(told["history"], rows, strict=True):
-        assert {name: record["item"][name] for name in names} == {name: row[name] for name in names}
-    defined = {m.get("name", m.get("glob_name")): m for m in told["metric"]}
-    assert {name: each.get("step_metric") for name, each in defined.items()} == {
-        **dict.fromkeys(metrics_of(CONTROL), "frames"),
-        "frames": None,
-        "*": "frames",
-    }
-    hidden = [name for name, each in defined.items() if each["options"].get("hidden")]
-    assert sorted(hidden) == ["frames", "iteration"]
-    assert told["run"][0]["config"]["update"]["kl"]["coef"] == 0.25
-    assert told["exit"][0]["exit_code"] == 0
-
-
-def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
-    from klrl.runs.folder import RunFolder
-
-    experiment = Training(settings("logger=wandb"))
-
-    def fail(batch):
-        raise NonFiniteError("reward of nothing")
-
-    experiment.parts.charge_kl = fail
-    with pytest.raises(NonFiniteError):
-        experiment.train(RunFolder(Path("run")))
-    assert inspect(Path("run"))["exit"][0]["exit_code"] == 1
-
-
-def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    assert wandb_mode("auto") == "offline"
-    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    assert wandb_mode("auto") == "online"
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert wandb_mode("auto") == "disabled"
-    assert wandb_mode("online") == "online"
 
 
 def test_evaluation_is_gymnasiums_return_of_the_same_policy(settings) -> None:
@@ -517,59 +223,6 @@ def test_curves_draw_what_rows_hold(tmp_path: Path) -> None:
     rows = [{"frames": 10, "reward/episode": 1.0, "kl/old/exact": 0.0}]
     draw_curves(rows, tmp_path / "c.png", "t", CONTROL)
     assert (tmp_path / "c.png").stat().st_size > 5000
-
-
-def test_interrupted_is_no_exception() -> None:
-    assert not issubclass(Interrupted, Exception)
-    assert (Interrupted(2).exit_code, Interrupted(15).exit_code) == (130, 143)
-
-
-def test_a_failing_job_lets_the_sweeps_others_run(capfd) -> None:
-    code = exits("-m", *QUICK, "optim.lr=1e30,1e-3", "loss.normalize_advantage=false")
-    assert code == 1
-    told = capfd.readouterr()
-    assert "NonFiniteError" in told.err
-    jobs = {p.name: manifest_of(p) for p in only_run().iterdir() if p.is_dir()}
-    assert jobs["optim.lr=1e+30"]["status"] == "failed"
-    assert "optim.lr" in jobs["optim.lr=1e+30"]["error"]
-    assert jobs["optim.lr=0.001"]["status"] == "finished"
-    assert "2 jobs: 1 failed, 1 finished" in told.out
-
-
-def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
-    assert exits(*QUICK, "optim.lr=1e30", "loss.normalize_advantage=false") == 1
-    told = capfd.readouterr()
-    assert told.err.startswith("klrl: failed: ")
-    assert "Traceback" not in told.err
-    assert manifest_of(only_run())["status"] == "failed"
-    assert list(only_run().glob("checkpoints/last/*/manifest.json")), "there is one from the start"
-
-
-def test_sigterm_during_start_up_leaves_nothing() -> None:
-    process = child(*QUICK)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not any(Path("outputs").glob("*")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode in (143, 0), told
-    if process.returncode == 143:
-        assert "Traceback" not in told
-        assert not any(Path("outputs").glob("*")) or "interrupted" in told
-
-
-def test_a_second_signal_stops_at_once() -> None:
-    from klrl.base.interrupt import StopRequest
-
-    before = signal.getsignal(signal.SIGINT)
-    with StopRequest() as stop:
-        signal.raise_signal(signal.SIGINT)
-        assert stop.signum == signal.SIGINT
-        with pytest.raises(Interrupted):
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(Interrupted):
-            stop.obey()
-    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_plain_lines_come_in_time_and_a_terminal_gets_one_live_line() -> None:

@@ -1,0 +1,63 @@
+"""A small base model, and quick jobs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from klrl.__main__ import compose, main
+from klrl.config import LanguageConfig
+from klrl.config.checks import to_config
+from klrl.language.base_model import build
+from klrl.language.supervised import Recipe
+
+QUICK_MODEL = Recipe(
+    hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64
+)
+
+
+QUICK = (
+    "experiment=sort_digits",
+    "env.reward=proxy",  # which an untrained model earns sometimes
+    "frames=32",
+    "collector.prompts=4",
+    "collector.group_size=4",
+    "collector.max_new_tokens=6",
+    "collector.samples_every=1",
+    "learner.minibatches=2",
+    "learner.epochs=1",
+    "optim.lr=0.01",
+    "optim.lr_floor=0.01",
+    "eval.every=0",
+    "checkpoint.every=1",
+    "logger=none",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    build(QUICK_MODEL, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def job(model: str) -> Callable[..., LanguageConfig]:
+    return lambda *words: to_config(compose([*QUICK, f"actor.model={model}", *words]))
+
+
+@pytest.fixture
+def exits(model: str, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in ``run``: exit code, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        if not any(word.startswith("resume=") for word in words):
+            named = () if "actor=mlp" in words else (f"actor.model={model}",)
+            words = (*QUICK, *named, "hydra.run.dir=run", *words)
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return call

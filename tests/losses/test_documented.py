@@ -1,0 +1,319 @@
+"""One case per documented argument and error of KLPENPPOLoss and ClipPPOLoss.
+
+TorchRL's values and gradients, the trainer: test_modules. Here every argument is shown to be read,
+by numbers.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.nn import functional
+from torchrl.modules import (
+    ActorValueOperator,
+    IndependentNormal,
+    ProbabilisticActor,
+    TanhNormal,
+    TruncatedNormal,
+    ValueOperator,
+)
+
+from klrl.kl import (
+    KLDivergenceTransform,
+    KLRewardTransform,
+    ReferenceModelLogProbTransform,
+    RetrieveLogProb,
+)
+from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.transforms.toys import COUNT, actor, moved
+
+
+class Problem:
+    """A policy and a critic that moved away from what sampled the batch; all terms by hand."""
+
+    def __init__(self, distribution: type = IndependentNormal) -> None:
+        self.actor = actor(distribution)
+        self.critic = ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
+        batch = TensorDict({"observation": torch.randn(COUNT, 3)}, [COUNT])
+        with torch.no_grad():
+            self.critic(self.actor(batch))
+            batch["advantage"] = torch.randn(COUNT, 1)
+            batch["value_target"] = batch["state_value"] + 2 * torch.randn(COUNT, 1)
+        self.batch = batch
+        moved(self.actor), moved(self.critic)
+        with torch.no_grad():
+            self.new = self.actor.get_dist(batch.select("observation"))
+            self.old = distribution(batch["loc"], batch["scale"])
+            self.value = self.critic(batch.select("observation"))["state_value"]
+            log_p = self.new.log_prob(batch["action"])
+            self.ratio = (log_p - batch["action_log_prob"]).exp().unsqueeze(-1)
+
+    def kl(self) -> torch.Tensor:
+        """KL(old||new) of two diagonal Gaussians, [N, 1]."""
+        (m0, s0), (m1, s1) = ((d.base_dist.loc, d.base_dist.scale) for d in (self.old, self.new))
+        terms = (s1 / s0).log() + (s0**2 + (m0 - m1) ** 2) / (2 * s1**2) - 0.5
+        return terms.sum(-1, keepdim=True)
+
+    def loss(self, **kwargs) -> TensorDict:
+        return KLPENPPOLoss(self.actor, self.critic, **kwargs)(self.batch.copy())
+
+
+def test_the_formula_and_beta() -> None:
+    """loss_objective = -(w A - beta KL(old||new)); beta defaults to 1."""
+    known = Problem()
+    gain = known.ratio * known.batch["advantage"]
+    for kwargs, beta in (({}, 1.0), ({"beta": 0.25}, 0.25), ({"beta": 3}, 3.0)):
+        out = known.loss(**kwargs)
+        expected = (beta * known.kl() - gain).mean()
+        torch.testing.assert_close(out["loss_objective"], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(out["kl"].mean(), known.kl().mean(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "kl", "expected"),
+    [
+        ({}, 0.016, 2.0),
+        ({}, 0.014, 1.0),
+        ({}, 0.006, 0.5),
+        ({"dtarg": 0.1}, 0.016, 0.5),
+        ({"dtarg": 0.1}, 0.16, 2.0),
+        ({"dtarg": 0.001}, 0.006, 2.0),
+        ({"increment": 3.0}, 0.016, 3.0),
+        ({"increment": 1.0}, 0.016, 1.0),
+        ({"decrement": 0.25}, 0.006, 0.25),
+        ({"decrement": 1.0}, 0.006, 1.0),
+    ],
+)
+def test_dtarg_increment_and_decrement(kwargs, kl: float, expected: float) -> None:
+    known = Problem()
+    assert KLPENPPOLoss(known.actor, known.critic, **kwargs).update_beta(kl) == expected
+
+
+# TorchRL tells of every estimate that it draws.
+@pytest.mark.filterwarnings("ignore:.*(KL|kl|entropy).*:UserWarning")
+@pytest.mark.parametrize("samples", [1, 7])
+def test_samples_mc_kl_are_drawn_where_no_closed_form_exists(samples: int) -> None:
+    known = Problem(TruncatedNormal)
+    torch.manual_seed(5)
+    out = known.loss(samples_mc_kl=samples, entropy_bonus=False)
+    torch.manual_seed(5)
+    x = known.old.rsample((samples,))
+    by_hand = (known.old.log_prob(x) - known.new.log_prob(x)).mean()
+    torch.testing.assert_close(out["kl"].mean(), by_hand, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*(KL|kl|entropy).*:UserWarning")
+@pytest.mark.parametrize("samples", [1, 7])
+def test_samples_mc_entropy_are_drawn_where_no_closed_form_exists(samples: int) -> None:
+    known = Problem(TanhNormal)
+    torch.manual_seed(5)
+    out = known.loss(samples_mc_entropy=samples)
+    torch.manual_seed(5)
+    x = known.new.rsample((samples,))
+    by_hand = -known.new.log_prob(x).mean()
+    torch.testing.assert_close(out["entropy"], by_hand, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["entropy_coef", "entropy_coeff"])
+def test_the_entropy_bonus_and_its_coefficient(name: str) -> None:
+    known = Problem()
+    entropy = known.new.entropy().mean()
+    for kwargs, coefficient in (({}, 0.01), ({name: 0.4}, 0.4)):
+        out = known.loss(**kwargs)
+        torch.testing.assert_close(out["loss_entropy"].detach(), -coefficient * entropy)
+        torch.testing.assert_close(out["entropy"], entropy)
+    assert not {"loss_entropy", "entropy"} & set(known.loss(entropy_bonus=False).keys())
+
+
+CRITICS = {
+    "l1": functional.l1_loss,
+    "l2": functional.mse_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+}
+
+
+@pytest.mark.parametrize("name", ["critic_coef", "critic_coeff"])
+@pytest.mark.parametrize("kind", [None, *CRITICS])
+def test_the_critics_loss_and_coefficient(kind: str | None, name: str) -> None:
+    known = Problem()
+    value = CRITICS[kind or "smooth_l1"](known.value, known.batch["value_target"])
+    for kwargs, coefficient in (({}, 1.0), ({name: 0.3}, 0.3)):
+        more = {} if kind is None else {"loss_critic_type": kind}
+        out = known.loss(**kwargs, **more)
+        torch.testing.assert_close(out["loss_critic"].detach(), coefficient * value)
+
+
+def test_clip_value() -> None:
+    """The worse of the plain error and that of a value at most clip_value from the old one."""
+    known = Problem()
+    old, target = known.batch["state_value"], known.batch["value_target"]
+    near = old + (known.value - old).clamp(-0.1, 0.1)
+    assert ((known.value - old).abs() > 0.1).any()
+    worse = torch.maximum((known.value - target) ** 2, (near - target) ** 2).mean()
+    found = known.loss(clip_value=0.1, loss_critic_type="l2")["loss_critic"].detach()
+    torch.testing.assert_close(found, worse)
+
+
+def test_normalize_advantage() -> None:
+    known = Problem()
+    advantage = known.batch["advantage"]
+    for asked in (False, True):
+        used = (advantage - advantage.mean()) / advantage.std() if asked else advantage
+        expected = (known.kl() - known.ratio * used).mean()
+        found = known.loss(normalize_advantage=asked)["loss_objective"].detach()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_reduction() -> None:
+    known = Problem()
+    each = (known.kl() - known.ratio * known.batch["advantage"]).squeeze(-1)
+    expected = {"none": each, "mean": each.mean(), "sum": each.sum()}
+    for name, value in expected.items():
+        found = known.loss(reduction=name)["loss_objective"].detach().squeeze(-1)
+        torch.testing.assert_close(found.reshape(value.shape), value, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("functional_", [True, False])
+def test_functional_keeps_the_parameters_outside_the_networks(functional_: bool) -> None:
+    known = Problem()
+    loss = KLPENPPOLoss(known.actor, known.critic, functional=functional_)
+    out = loss(known.batch.copy())
+    (out["loss_objective"] + out["loss_critic"]).backward()
+    grads = [p.grad for p in known.actor.parameters()]
+    assert all(grad is not None and grad.any() for grad in grads)
+    owners = {name.split(".")[0] for name, _ in loss.named_parameters()}
+    suffix = "_params" if functional_ else ""
+    assert owners == {f"actor_network{suffix}", f"critic_network{suffix}"}
+
+
+def test_keys_are_set() -> None:
+    known = Problem()
+    plain = known.loss()
+    renamed = known.batch.copy()
+    names = {"advantage": "adv", "value_target": "target", "state_value": "v"}
+    for old, new in names.items():
+        renamed.rename_key_(old, new)
+    critic = ValueOperator(known.critic.module, in_keys=["observation"], out_keys=["v"])
+    loss = KLPENPPOLoss(known.actor, critic)
+    loss.set_keys(advantage="adv", value_target="target", value="v")
+    out = loss(renamed)
+    for key in ("loss_objective", "loss_critic"):
+        torch.testing.assert_close(out[key], plain[key])
+
+
+@pytest.mark.parametrize("name", ["advantage_key", "value_target_key", "value_key"])
+def test_deprecated_key_arguments_are_refused_by_name(name: str) -> None:
+    """The documentation calls them deprecated; TorchRL 0.14.1 refuses them."""
+    with pytest.raises(RuntimeError, match=f"'{name.removesuffix('_key')}'.*set_keys"):
+        Problem().loss(**{name: "x"})
+
+
+def test_the_output_is_scalars_named_loss() -> None:
+    out = Problem().loss()
+    assert out.batch_size == torch.Size([])
+    assert {key for key in out.keys() if key.startswith("loss")} == {
+        "loss_objective",
+        "loss_entropy",
+        "loss_critic",
+    }
+    assert all(out[key].shape == () for key in out.keys() if key.startswith("loss"))
+
+
+def shared_operator() -> ActorValueOperator:
+    common = TensorDictModule(nn.Linear(3, 5), ["observation"], ["hidden"])
+    head = ProbabilisticActor(
+        TensorDictModule(
+            nn.Sequential(nn.Linear(5, 4), NormalParamExtractor()), ["hidden"], ["loc", "scale"]
+        ),
+        ["loc", "scale"],
+        distribution_class=IndependentNormal,
+        return_log_prob=True,
+    )
+    return ActorValueOperator(common, head, ValueOperator(nn.Linear(5, 1), in_keys=["hidden"]))
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_separate_losses_keep_the_critics_gradient_from_a_shared_trunk(separate: bool) -> None:
+    model = shared_operator()
+    policy = model.get_policy_operator()
+    batch = Problem().batch.select("observation", "advantage", "value_target")
+    with torch.no_grad():
+        policy(batch)
+    batch = batch.exclude("hidden")
+    loss = KLPENPPOLoss(policy, model.get_value_operator(), separate_losses=separate)
+    loss(batch)["loss_critic"].backward()
+    trunk = model.module[0].module.weight.grad
+    assert bool(trunk is not None and trunk.any()) is not separate
+    assert model.module[2].module.weight.grad.any()
+
+
+def test_a_shared_trunk_may_be_called_once() -> None:
+    """The documented second way, repaired: the head unpacked, as the next test tells why."""
+    model = shared_operator()
+    batch = Problem().batch.select("observation", "advantage", "value_target")
+    with torch.no_grad():
+        model.get_policy_operator()(batch)
+    batch = batch.exclude("hidden")
+    moved(model)
+    common, head, value_head = model.module
+    twice = KLPENPPOLoss(model.get_policy_operator(), model.get_value_operator())
+    once = KLPENPPOLoss(ProbabilisticTensorDictSequential(common, *head.module), value_head)
+    outs = [loss(batch.copy()) for loss in (twice, once)]
+    assert outs[0]["kl"].mean() > 0.01
+    for key in ("loss_objective", "loss_critic", "kl"):
+        torch.testing.assert_close(outs[1][key], outs[0][key])
+
+
+def test_a_policy_inside_a_policy_is_refused() -> None:
+    """tensordict 0.14.3 skips the inner network: drop refuse_nested_policy when this fails."""
+    model = shared_operator()
+    common, head, value_head = model.module
+    nested = ProbabilisticTensorDictSequential(common, head)
+    data = TensorDict({"observation": torch.randn(4, 3), "loc": torch.zeros(4, 2)}, [4])
+    data["scale"] = torch.ones(4, 2)
+    assert not nested.get_dist(data.copy()).base_dist.loc.any()
+    assert model.get_policy_operator().get_dist(data.copy()).base_dist.loc.any()
+    for make, name in (
+        (lambda: KLPENPPOLoss(nested, value_head), "actor_network"),
+        (lambda: ClipPPOLoss(nested, value_head), "actor_network"),
+        (lambda: KLRewardTransform(nested), "actor"),
+        (lambda: ReferenceModelLogProbTransform(nested), "frozen_model"),
+        (lambda: KLDivergenceTransform(nested, estimator="exact"), "reference"),
+        (lambda: RetrieveLogProb(nested), "model"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name}: .*\*head"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"increment": 0.9}, "increment=0.9"),
+        ({"decrement": 1.1}, "decrement=1.1"),
+        ({"decrement": 0.0}, "decrement=0.0"),
+        ({"beta": 0.0}, "beta=0.0"),
+        ({"beta": 1e5}, "beta=100000.0"),
+        ({"beta_update": "daily"}, "beta_update=daily"),
+        ({"entropy_coef": 1.0, "entropy_coeff": 1.0}, "entropy_coef"),
+        ({"critic_coef": 1.0, "critic_coeff": 1.0}, "critic_coef"),
+        ({"loss_critic_type": "l3"}, "l3"),
+        ({"reduction": "median"}, "median"),
+    ],
+)
+def test_what_the_loss_refuses(kwargs, words: str) -> None:
+    with pytest.raises((ValueError, NotImplementedError), match=words):
+        Problem().loss(**kwargs)
+
+
+def test_data_without_the_sampling_distribution_is_refused() -> None:
+    known = Problem()
+    for key in ("loc", "scale"):
+        with pytest.raises(KeyError, match=rf"lacks \['{key}'\]"):
+            KLPENPPOLoss(known.actor, known.critic)(known.batch.exclude(key))

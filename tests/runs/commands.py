@@ -1,0 +1,64 @@
+"""klrl as a user starts it, and what its run folders hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klrl.__main__ import main
+from klrl.runs.loggers import read_rows
+from klrl.runs.metrics import TIMES
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return read_rows(folder / "metrics.jsonl")
+
+
+def timeless(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+
+def manifest_of(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def only_run() -> Path:
+    (folder,) = Path("outputs").iterdir()
+    return folder
+
+
+def exits(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return int(stop.value.code or 0)
+
+
+def child(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "klrl", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "WANDB_MODE": "offline"},
+    )
+
+
+def wandb_records(job: Path) -> dict[str, list[dict]]:
+    """The records of a run's file by type, as wandb's own reader tells them."""
+    (path,) = job.glob("wandb/offline-run-*/run-*.wandb")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, list[dict]] = {}
+    for line in filter(None, done.stdout.splitlines()):
+        record = json.loads(line)
+        found.setdefault(record["type"], []).append(record[record["type"]])
+    return found

@@ -1,0 +1,143 @@
+"""A run that goes on: with what it had, from where it was, in its own folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import klrl
+from klrl.runs.resume import stored_config
+from klrl.train.loop import Training
+from tests.conftest import QUICK
+from tests.runs.commands import exits, manifest_of, rows_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
+    """As after kill -9: the manifest says running, rows are there that no checkpoint covers."""
+    exits(*QUICK, "frames=256", "hydra.run.dir=run", "checkpoint.every=2")
+    rows = rows_of(Path("run"))
+    with Path("run/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**rows[-1], "frames": 320, "iteration": 5, "reward/raw": 99.0}))
+        file.write('\n{"frames": 38')
+    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1, "pid_started": "0"}
+    Path("run/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert exits("resume=run", "frames=384") == 0
+    after = rows_of(Path("run"))
+    assert [row["frames"] for row in after] == [64, 128, 192, 256, 320, 384]
+    assert after[:4] == rows
+    assert all(row["reward/raw"] < 0 for row in after)
+
+
+def test_a_live_run_is_not_resumed_twice(capsys) -> None:
+    from klrl.runs.folder import process_start
+
+    exits(*QUICK, "hydra.run.dir=run")
+    parent = os.getppid()
+    live = {"status": "running", "pid": parent, "pid_started": process_start(parent)}
+    Path("run/manifest.json").write_text(json.dumps(manifest_of(Path("run")) | live))
+    assert exits("resume=run") == 2
+    assert f"process {parent} is still running it" in capsys.readouterr().err
+
+
+def test_what_a_resume_changed_holds_for_the_next_one() -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    exits("resume=run", "frames=192", "checkpoint.every=3")
+    assert stored_config(Path("run")).frames == 192
+    assert exits("resume=run", "frames=256") == 0
+    assert stored_config(Path("run")).checkpoint.every == 3
+    assert rows_of(Path("run"))[-1]["frames"] == 256
+
+
+def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    capsys.readouterr()
+    Path("run/manifest.json").write_text('{"status": "fin', encoding="utf-8")
+    assert exits("resume=run") == 2
+    assert "manifest.json is broken" in capsys.readouterr().err
+    Path("run/.hydra/config.yaml").unlink()
+    Path("run/manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
+    assert exits("resume=run") == 2
+    assert "no .hydra/config.yaml" in capsys.readouterr().err
+
+
+def test_resume_restores_all_and_appends() -> None:
+    exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
+    before, rows = Training(stored_config(Path("run"))), rows_of(Path("run"))
+    assert exits("resume=run", "frames=512") == 0
+    after = rows_of(Path("run"))
+    assert after[:4] == rows
+    assert [row["frames"] for row in after] == list(range(64, 513, 64))
+    assert after[4]["kl/old/beta"] in (rows[3]["kl/old/beta"] * f for f in (0.5, 1, 2))
+    assert after[4]["kl/ref/exact"] > 1e-6, "the reference is that of the start, not of the resume"
+    manifest = manifest_of(Path("run"))
+    assert manifest["status"] == "finished"
+    assert manifest["frames"] == 512
+    assert len(manifest["resumed"]) == 1
+    assert before.counters.frames == 0
+
+
+def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(settings) -> None:
+    from klrl.runs.folder import RunFolder
+
+    config = settings("frames=256", "kl.coef=0.3")
+    first = Training(config)
+    first.train(RunFolder(Path("run")))
+    state = torch.random.get_rng_state()
+    second = Training(config)
+    torch.manual_seed(99)
+    second.load(second.checkpoints(RunFolder(Path("run"))))
+    for mine, theirs in (
+        (first.parts.agent.modules, second.parts.agent.modules),
+        (first.parts.reference.module, second.parts.reference.module),
+    ):
+        for name, value in mine.state_dict().items():
+            assert torch.equal(value, theirs.state_dict()[name]), name
+    assert first.parts.agent.normalizer.count == second.parts.agent.normalizer.count == 256
+    assert second.parts.reference.module is not first.parts.reference.module
+    moments = [e.parts.learner.steps.optimizer.state_dict()["exp_avg"] for e in (first, second)]
+    assert torch.equal(*moments)
+    assert float(moments[0].abs().max()) > 0
+    assert second.parts.learner.beta_rule.beta == first.parts.learner.beta_rule.beta != 1.0
+    assert second.parts.kl.coef == 0.3
+    assert vars(second.counters) == vars(first.counters)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
+def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: str) -> None:
+    import shutil
+
+    exits(*QUICK, "hydra.run.dir=ref", "actor.hidden=[12]", "seed=9")
+    words = ("reference=checkpoint", "reference.path=ref", "kl.coef=0.2", f"kl={mode}")
+    exits(*QUICK, "hydra.run.dir=run", *words)
+    rows = rows_of(Path("run"))
+    assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
+    policy = klrl.load_policy("ref")
+    from klrl.train.loop import Training
+
+    reference = Training(stored_config(Path("run"))).parts.reference.module
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(policy.state_dict().values(), reference.state_dict().values(), strict=True)
+    )
+    shutil.rmtree("ref")
+    assert exits("resume=run", "frames=256") == 0
+    last = rows_of(Path("run"))[-1]
+    assert last["kl/ref/exact"] > 1e-5
+    assert last["kl/ref/penalty"] == pytest.approx(0.2 * last["kl/ref/k1"], abs=1e-6), (
+        "what is charged and what is measured have one reference"
+    )
+    from klrl.control.load import describe_policy
+    from klrl.runs.folder import RunFolder
+
+    resumed = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
+    resumed.load(resumed.checkpoints(RunFolder(Path("run"))))
+    assert describe_policy(stored_config(Path("run")))["normalize"] is True
+    for name, value in policy.state_dict().items():
+        assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name

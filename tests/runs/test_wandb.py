@@ -1,0 +1,78 @@
+"""``logger=wandb``: a run per job, in a group per sweep, without a key offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from klrl.base.errors import NonFiniteError
+from klrl.domains import CONTROL
+from klrl.runs.loggers import wandb_mode
+from klrl.runs.metrics import metrics_of
+from klrl.runs.resume import stored_config
+from klrl.train.loop import Training
+from tests.conftest import QUICK
+from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
+    code = exits("-m", *QUICK[:-1], "kl=legacy,retrieve", "seed=0,1")
+    assert code == 0
+    folder = only_run()
+    jobs = sorted(p for p in folder.iterdir() if p.is_dir())
+    assert [job.name for job in jobs] == [
+        f"kl={kl},seed={seed}" for kl in ("legacy", "retrieve") for seed in (0, 1)
+    ]
+    assert len({manifest_of(job)["wandb_id"] for job in jobs}) == 4
+    told = [wandb_records(job) for job in jobs]
+    assert {t["run"][0]["run_group"] for t in told} == {folder.name}
+    modes = [(stored_config(j).kl.name, stored_config(j).seed) for j in jobs]
+    assert modes == [("legacy", 0), ("legacy", 1), ("retrieve", 0), ("retrieve", 1)]
+
+
+def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None:
+    exits(*QUICK[:-1], "hydra.run.dir=run", "frames=256", "kl.coef=0.25")
+    rows, told = rows_of(Path("run")), wandb_records(Path("run"))
+    assert len(told["history"]) == len(rows) == 4
+    names = ("frames", "reward/raw", "reward/shaped", "kl/ref/exact", "kl/ref/coef", "kl/old/beta")
+    for record, row in zip(told["history"], rows, strict=True):
+        assert {name: record["item"][name] for name in names} == {name: row[name] for name in names}
+    defined = {m.get("name", m.get("glob_name")): m for m in told["metric"]}
+    assert {name: each.get("step_metric") for name, each in defined.items()} == {
+        **dict.fromkeys(metrics_of(CONTROL), "frames"),
+        "frames": None,
+        "*": "frames",
+    }
+    hidden = [name for name, each in defined.items() if each["options"].get("hidden")]
+    assert sorted(hidden) == ["frames", "iteration"]
+    assert told["run"][0]["config"]["update"]["kl"]["coef"] == 0.25
+    assert told["exit"][0]["exit_code"] == 0
+
+
+def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
+    from klrl.runs.folder import RunFolder
+
+    experiment = Training(settings("logger=wandb"))
+
+    def fail(batch):
+        raise NonFiniteError("reward of nothing")
+
+    experiment.parts.charge_kl = fail
+    with pytest.raises(NonFiniteError):
+        experiment.train(RunFolder(Path("run")))
+    assert wandb_records(Path("run"))["exit"][0]["exit_code"] == 1
+
+
+def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    assert wandb_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    assert wandb_mode("auto") == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_mode("auto") == "disabled"
+    assert wandb_mode("online") == "online"
