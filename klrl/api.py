@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -184,7 +184,7 @@ def run(
     words: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
         config = check_config(overrides[0])
-    elif len(overrides) == 1 and isinstance(overrides[0], Mapping):
+    elif len(overrides) == 1 and _is_config(overrides[0]):
         config = _typed(overrides[0])
     else:
         words = _words(overrides, config_dir)
@@ -203,6 +203,12 @@ def load_run(folder: str | Path) -> Run:
     if not isinstance(folder, str | os.PathLike):
         raise ConfigError(f"load_run: {folder!r} is no path; give a run folder")
     return Run(Path(folder))
+
+
+def _is_config(given: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether something is a config of Hydra's, or a stored one, and not words in a dictionary."""
+    stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
+    return stored or isinstance(given, DictConfig)
 
 
 def _typed(settings: Mapping[str, Any]) -> JobConfig:

@@ -17,6 +17,7 @@ import pytest
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.control.ray_machine import check_ray_machine
+from klrl.runs.machine import check_machine
 from tests.conftest import QUICK
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -150,7 +151,7 @@ def test_settings_that_the_workers_cannot_serve_are_refused(word, reason, capsys
     assert not Path("outputs").exists()
 
 
-def test_a_missing_package_or_cluster_is_told_before_the_run(monkeypatch) -> None:
+def test_a_missing_package_or_cluster_is_told_before_the_run(monkeypatch, settings) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers"):
         check_ray_machine()
@@ -161,4 +162,4 @@ def test_a_missing_package_or_cluster_is_told_before_the_run(monkeypatch) -> Non
     check_ray_machine()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="collector=ray: the package ray is not installed"):
-        check_ray_machine()
+        check_machine(settings("collector=ray", "collector.workers=1"))
