@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -68,6 +69,34 @@ def test_the_table_of_files_is_that_of_the_tree() -> None:
         if not path.name.startswith("_"):
             tree.setdefault(path.parent.relative_to(ROOT), set()).add(path.name)
     assert named == tree
+
+
+def defined_in(path: Path) -> set[str]:
+    """Functions and classes of a module, methods as Class.method."""
+    names = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names |= {node.name}
+        if isinstance(node, ast.ClassDef):
+            inner = (x.name for x in node.body if isinstance(x, ast.FunctionDef))
+            names |= {f"{node.name}.{name}" for name in inner}
+    return names
+
+
+def test_one_iteration_walks_through_functions_that_are_there() -> None:
+    page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
+    walked = re.findall(r"`(?:klrl/)?([\w/]+\.py)(?:: ([\w.]+))?`", page)
+    assert len(walked) > 30
+    for name, function in walked:
+        if name.startswith("tests/"):
+            assert (ROOT / name).exists(), name
+            continue
+        paths = [ROOT / "klrl" / name]
+        if not paths[0].exists():  # the same file of both domains
+            paths = [ROOT / "klrl" / domain / name for domain in ("control", "language")]
+        for path in paths:
+            assert path.exists(), name
+            assert not function or function in defined_in(path) or name == "parts.py", function
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
