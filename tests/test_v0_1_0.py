@@ -193,7 +193,7 @@ def test_the_jobs_of_a_stored_sweep_come_back() -> None:
 @pytest.mark.parametrize("run", EXPECTED["evaluated"])
 def test_a_run_is_evaluated(run, call) -> None:
     how = ["--episodes", "32", "--sampled"] if run == "language/run" else ["--episodes", "4"]
-    told = json.loads(call("klrl.control.evaluate", run, *how, "--json"))
+    told = json.loads(call("klrl.evaluate", run, *how, "--json"))
     assert told == pytest.approx(EXPECTED["evaluated"][run], rel=1e-4)
 
 
@@ -235,7 +235,7 @@ def test_a_run_is_the_reference_and_the_start_of_a_new_one(call) -> None:
 
 
 def test_two_runs_are_compared(call) -> None:
-    told = call("klrl.report.diff", "run", "klpen_held")
+    told = call("klrl.diff", "run", "klpen_held")
     assert "loss.target_kl" in told
     assert "0.1.0" in told or "klrl" not in told
 
