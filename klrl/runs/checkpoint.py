@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -91,15 +90,12 @@ class Checkpoints:
         try:
             write_entry(staging, chosen, step, metadata)
             self._publish(staging, destination)
+            self._prune(destination)
         except OSError as error:
             error.filename = error.filename or str(destination)
             raise
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        refused = [path for path in self._refused if path.parent.name == which]
-        whole = [path for path in _newest_first(destination.parent) if path not in refused]
-        for path in [*whole[_KEPT[which] :], *refused]:
-            self._remove(path)
 
     def load_last(self, device: torch.device, say: Say = warn) -> None:
         """Restore every component from the newest whole entry of ``last``.
@@ -122,17 +118,25 @@ class Checkpoints:
     def _publish(self, staging: Path, destination: Path) -> None:
         """Give an entry its name; the disk then holds it by that name."""
         destination.parent.mkdir(exist_ok=True)
-        self._remove(destination)
+        if destination.exists():
+            self._remove(destination)
         staging.rename(destination)
         sync_folder(destination.parent)
         sync_folder(self._folder)
 
+    def _prune(self, written: Path) -> None:
+        """Remove what is older than the entries that are kept, and what was refused."""
+        entries = _newest_first(written.parent)
+        refused = [path for path in entries if path in self._refused and path != written]
+        whole = [path for path in entries if path not in refused]
+        for path in [*whole[_KEPT[written.parent.name] :], *refused]:
+            self._remove(path)
+
     def _remove(self, path: Path) -> None:
         """Take an entry's name away first, so that there is never a half of it."""
         gone = self._staging()
-        with suppress(FileNotFoundError):
-            path.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _remove_staging(self) -> None:
         """What killed processes left: those of format 1 in ``last`` and ``best``."""
@@ -187,11 +191,14 @@ def _load(
             if path.exists():  # else the run, which goes on, has dropped it
                 refused[path] = error
             continue
-        for other, why in refused.items():
-            say(f"checkpoint {other} is refused ({why}); {path.name} is taken")
+        for other, damage in refused.items():
+            say(f"checkpoint {other} is refused ({damage}); {path.name} is taken")
         return entry, list(refused)
-    reasons = [f"{path.name}/{error}" for path, error in refused.items()] or ["there is none"]
-    raise ConfigError(f"{setting}: {folder}: no whole checkpoint ({'; '.join(reasons)})")
+    why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["none at all"]
+    raise ConfigError(
+        f"{setting}: {folder}: no whole checkpoint ({'; '.join(why)}); put those files back, or "
+        "give another"
+    )
 
 
 def _restore(component: Any, state: Any, place: str, name: str) -> None:

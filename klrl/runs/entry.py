@@ -31,6 +31,11 @@ _VERSION = 2
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
 #: In the manifest's place of its own digest while that is computed.
 _BLANK = "0" * 64
+#: What parsing a file raises where it does not hold what it should.
+_UNREADABLE = (
+    *(AttributeError, LookupError, TypeError, ValueError),
+    *(RuntimeError, SafetensorError),
+)
 
 
 class DamagedEntry(Exception):
@@ -117,7 +122,7 @@ class Entry:
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(MANIFEST):
-            raw = (path / MANIFEST).read_bytes()
+            raw = manifest_bytes(path)
             manifest = json.loads(raw)
             if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):
                 raise ValueError("its format is unknown to this version of klrl")
@@ -166,11 +171,22 @@ def reading(name: str) -> Iterator[None]:
     """What reading a file raises, as a DamagedEntry that names the file."""
     try:
         yield
-    except (
-        *(OSError, SafetensorError, RuntimeError),
-        *(AttributeError, LookupError, TypeError, ValueError),
-    ) as error:
+    except OSError as error:
+        raise DamagedEntry(f"{name}: {error.strerror or error}") from error
+    except _UNREADABLE as error:
         raise DamagedEntry(f"{name}: {first_line(error)}") from error
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """The manifest of an entry of any format.
+
+    Raises:
+        OSError, ValueError: there is none, or it is no plain file.
+    """
+    path = folder / MANIFEST
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no plain file")
+    return path.read_bytes()
 
 
 def lengths(folder: Path, names: Collection[str], ours: re.Pattern[str]) -> dict[str, int]:

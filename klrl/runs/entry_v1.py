@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klrl.runs.entry import MANIFEST, DamagedEntry, check_length, lengths, reading
+from klrl.runs.entry import MANIFEST, DamagedEntry, check_length, lengths, manifest_bytes, reading
 from klrl.runs.state import DTYPES, decode
 
 _NAME = "torchrl.checkpoint"
@@ -32,7 +32,7 @@ _DTYPES = {str(dtype): dtype for dtype in DTYPES}
 def is_v1(path: Path) -> bool:
     """Whether an entry says that it is of format 1."""
     with reading(MANIFEST):
-        return json.loads((path / MANIFEST).read_bytes())["format"] == _NAME
+        return json.loads(manifest_bytes(path))["format"] == _NAME
 
 
 class EntryV1:
@@ -45,7 +45,7 @@ class EntryV1:
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(MANIFEST):
-            manifest = json.loads((path / MANIFEST).read_bytes())
+            manifest = json.loads(manifest_bytes(path))
             if manifest["format_version"] != 1:
                 raise ValueError("its format is unknown to this version of klrl")
             self.frames = int(manifest["metadata"]["frames"])
@@ -63,6 +63,7 @@ class EntryV1:
         names = [name for listed in self._files.values() for name in listed]
         present = lengths(self.path, names, _OURS)
         for component in self._files:
+            self._shape(component)
             for name, (dtype, shape) in self._tensors(component).items():
                 if size := math.prod(shape) * dtype.itemsize:  # an empty tensor has no file
                     check_length(name, present.get(name, 0), size)
@@ -83,9 +84,14 @@ class EntryV1:
                     raw = bytearray((self.path / name).read_bytes())
                     tensor = torch.frombuffer(raw, dtype=dtype).reshape(shape)
             tensors[Path(name).stem] = tensor.to(device)
+        with reading(self._file(component, "state.json")):
+            return decode(self._shape(component), tensors)
+
+    def _shape(self, component: str) -> Any:
+        """What :func:`klrl.runs.state.decode` reads."""
         name = self._file(component, "state.json")
         with reading(name):
-            return decode(json.loads((self.path / name).read_bytes()), tensors)
+            return json.loads((self.path / name).read_bytes())
 
     def _tensors(self, component: str) -> dict[str, tuple[torch.dtype, list[int]]]:
         """File below the entry -> dtype and shape of its tensor."""
