@@ -3,8 +3,8 @@
 Per component ``state.json`` (the state's shape, see :func:`klrl.runs.state.decode`) and a folder
 ``state`` with the tensors as they lie in memory, described by its ``meta.json``. TorchRL and
 tensordict would map those files for writing, which lengthens one that was cut, and would unpickle
-others beside them (``other.pickle``, ``pickle.pkl``, ``state.pt``) or import a module that
-``meta.json`` names. Here only those three kinds of file are opened, for reading.
+others beside them (``other.pickle``, ``pickle.pkl``, ``state.pt``). Here only those three kinds of
+file are opened, for reading.
 
 This format has no checksums: a file of the right length is taken.
 """
