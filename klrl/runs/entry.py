@@ -34,7 +34,7 @@ _BLANK = "0" * 64
 #: What parsing a file raises where it does not hold what it should.
 _UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError),
-    *(RuntimeError, SafetensorError),
+    *(ArithmeticError, RuntimeError, SafetensorError),
 )
 
 
