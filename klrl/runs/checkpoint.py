@@ -24,7 +24,7 @@ from klrl.runs.entry_v1 import EntryV1, is_v1
 
 Say = Callable[[str], None]
 
-#: How many entries are kept, and what they hold all components but.
+#: How many entries are kept, and which components they leave out.
 _KEPT = {"last": 2, "best": 1}
 _LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer"}}
 #: Folders that have no name yet, or had one; a kill leaves them to the next save.
@@ -112,7 +112,7 @@ class Checkpoints:
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:
-        # Not in last or best: what looks for checkpoints/*/*/manifest.json must not see it.
+        # Not in last or best, where checkpoints/*/*/manifest.json would match it.
         return self._folder / f"{_STAGING}{uuid4().hex}"
 
     def _publish(self, staging: Path, destination: Path) -> None:
@@ -139,7 +139,7 @@ class Checkpoints:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _remove_staging(self) -> None:
-        """What killed processes left: those of format 1 in ``last`` and ``best``."""
+        """Remove what killed processes left; those of 0.1.0 left it in ``last`` and ``best``."""
         for path in (*self._folder.glob(f"{_STAGING}*"), *self._folder.glob("*/.frames-*")):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -225,7 +225,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Entries, the newest first; looked for again after each, since the run may be going on."""
+    """Entries, the newest first; listed anew after each, since the run may be going on."""
     seen: set[Path] = set()
     while new := [path for path in _newest_first(folder) if path not in seen]:
         seen.add(new[0])

@@ -173,6 +173,8 @@ def reading(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DamagedEntry(f"{name}: {error.strerror or error}") from error
+    except KeyError as error:
+        raise DamagedEntry(f"{name}: has no {error}") from error
     except _UNREADABLE as error:
         raise DamagedEntry(f"{name}: {first_line(error)}") from error
 
