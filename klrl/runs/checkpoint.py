@@ -1,20 +1,39 @@
-"""Checkpoints of a run, through ``torchrl.checkpoint`` in its pickle-free formats.
+"""Checkpoints of a run: the last two as it went, and the best.
 
-``checkpoints/last`` and ``checkpoints/best`` are rotations that keep one entry each. A new entry is
-complete before the old one goes, so a run that is killed at any moment keeps a whole one. (Saving
-over one folder leaves a moment without it: torchrl's replacement is two renames.)
+``checkpoints/last`` and ``checkpoints/best`` hold entries, ``frames-N``, written by
+:mod:`klrl.runs.entry`. An entry is complete, and on the disk, before it gets its name, and the old
+one goes after that: a run that is killed at any moment keeps whole ones. Of ``last`` there are two,
+so that a run whose newest entry was damaged later goes on from the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
-from torchrl.checkpoint import Checkpoint, CheckpointRotation, GlobalRNGState
+from torchrl.checkpoint import GlobalRNGState
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.runs.entry import DamagedEntry, Entry, sync_folder, write_entry
+from klrl.runs.entry_v1 import EntryV1, is_v1
+
+Say = Callable[[str], None]
+
+#: How many entries are kept, and which components they leave out.
+_KEPT = {"last": 2, "best": 1}
+_LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer"}}
+#: Folders that have no name yet, or had one; a kill leaves them to the next save.
+_STAGING = ".staging-"
+
+
+def warn(line: str) -> None:
+    """Print a line for the user on stderr."""
+    print(line, file=sys.stderr)
 
 
 class Counters:
@@ -44,7 +63,7 @@ class Counters:
 
 
 class Checkpoints:
-    """The two rotations of a run.
+    """``last`` and ``best`` of a run.
 
     Args:
         folder: ``checkpoints`` of the run folder.
@@ -52,29 +71,82 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, components: Mapping[str, Any]) -> None:
-        self._checkpoint = Checkpoint(**components, rng=GlobalRNGState())
-        self._rotations = {name: _rotation(folder / name) for name in ("last", "best")}
+        self._folder = folder
+        self._components = {**components, "rng": GlobalRNGState()}
+        self._refused: list[Path] = []
 
     def save(self, which: str, step: int, metadata: Mapping[str, Any]) -> None:
-        """Write ``last`` or ``best``; ``step`` is the run's frames."""
-        rotation = self._rotations[which]
-        latest = rotation.latest()
-        if latest is None or Checkpoint.manifest(latest)["metadata"].get("frames") != step:
-            rotation.save(self._checkpoint, step=step, metadata={**metadata, "frames": step})
+        """Write ``last`` or ``best``; ``step`` is the run's frames.
 
-    def load_last(self, device: torch.device) -> None:
-        """Restore every component from ``last``.
+        Raises:
+            OSError: as on a full disk; the entries before are kept.
+        """
+        self._remove_staging()
+        destination = self._folder / which / f"frames-{step:012d}"
+        if _is_whole(destination):
+            return
+        chosen = {n: c for n, c in self._components.items() if n not in _LEFT_OUT[which]}
+        staging = self._staging()
+        try:
+            write_entry(staging, chosen, step, metadata)
+            self._publish(staging, destination)
+            self._prune(destination)
+        except OSError as error:
+            error.filename = error.filename or str(destination)
+            raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def load_last(self, device: torch.device, say: Say = warn) -> None:
+        """Restore every component from the newest whole entry of ``last``.
+
+        Args:
+            device: where tensors go.
+            say: takes a line for every newer entry, which is refused.
 
         Raises:
             ConfigError: there is none, or it was made with other settings.
         """
-        try:
-            self._rotations["last"].load_latest(self._checkpoint, map_location=device)
-        except (FileNotFoundError, RuntimeError) as error:
-            raise ConfigError(f"resume: {error}; the checkpoint does not fit this run") from error
+        _, self._refused = _load(self._folder / "last", self._components, device, say, "resume")
+
+    # ----------------------------------------------------------------------------------- files
+
+    def _staging(self) -> Path:
+        # Not in last or best, where checkpoints/*/*/manifest.json would match it.
+        return self._folder / f"{_STAGING}{uuid4().hex}"
+
+    def _publish(self, staging: Path, destination: Path) -> None:
+        """Give an entry its name; the disk then holds it by that name."""
+        destination.parent.mkdir(exist_ok=True)
+        if destination.exists():
+            self._remove(destination)
+        staging.rename(destination)
+        sync_folder(destination.parent)
+        sync_folder(self._folder)
+
+    def _prune(self, written: Path) -> None:
+        """Remove what is older than the entries that are kept, and what was refused."""
+        entries = _newest_first(written.parent)
+        refused = [path for path in entries if path in self._refused and path != written]
+        whole = [path for path in entries if path not in refused]
+        for path in [*whole[_KEPT[written.parent.name] :], *refused]:
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Take an entry's name away first, so that there is never a half of it."""
+        gone = self._staging()
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _remove_staging(self) -> None:
+        """Remove what killed processes left; those of 0.1.0 left it in ``last`` and ``best``."""
+        for path in (*self._folder.glob(f"{_STAGING}*"), *self._folder.glob("*/.frames-*")):
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def load_component(run: Path, which: str, name: str, module: Any, device: torch.device) -> int:
+def load_component(
+    run: Path, which: str, name: str, module: Any, device: torch.device, say: Say = warn
+) -> int:
     """Restore one component of another run.
 
     Args:
@@ -83,23 +155,84 @@ def load_component(run: Path, which: str, name: str, module: Any, device: torch.
         name: the component.
         module: takes its state.
         device: where tensors go.
+        say: takes a line for every newer entry, which is refused.
 
     Returns:
         The frames that the run had seen.
 
     Raises:
-        ConfigError: no such checkpoint, or the state does not fit the module.
+        ConfigError: no such checkpoint, none that is whole, or the state does not fit the module.
     """
-    latest = _rotation(run / "checkpoints" / which).latest()
-    if latest is None:
+    folder = run / "checkpoints" / which
+    if not _newest_first(folder):
         raise ConfigError(f"{run}: has no checkpoint '{which}'; choose another of last, best")
+    entry, _ = _load(folder, {name: module}, device, say, str(run))
+    return entry.frames
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def _load(
+    folder: Path, components: Mapping[str, Any], device: torch.device, say: Say, setting: str
+) -> tuple[Entry | EntryV1, list[Path]]:
+    """Restore components from the newest whole entry; that entry, and those refused.
+
+    Raises:
+        ConfigError: none is whole, or it was made with other settings.
+    """
+    refused: dict[Path, DamagedEntry] = {}
+    for path in _candidates(folder):
+        try:
+            entry = _checked(path)
+            for name, component in components.items():
+                _restore(component, entry.state(name, device), f"{setting}: {path}", name)
+        except DamagedEntry as error:
+            if path.exists():  # else the run, which goes on, has dropped it
+                refused[path] = error
+            continue
+        for other, damage in refused.items():
+            say(f"checkpoint {other} is refused ({damage}); {path.name} is taken")
+        return entry, list(refused)
+    why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["none at all"]
+    raise ConfigError(
+        f"{setting}: {folder}: no whole checkpoint ({'; '.join(why)}); put those files back, or "
+        "give another"
+    )
+
+
+def _restore(component: Any, state: Any, place: str, name: str) -> None:
+    if state is None:
+        raise ConfigError(f"{place}: the checkpoint does not fit this run: it has no '{name}'")
     try:
-        loaded = Checkpoint(**{name: module}).load(latest, map_location=device)
-    except RuntimeError as error:
-        why = first_line(error)
-        raise ConfigError(f"{latest}: does not fit this network: {why}") from error
-    return int(loaded.manifest["metadata"]["frames"])
+        component.load_state_dict(state)
+    except Exception as error:  # whatever a module raises of a state that is another's
+        raise ConfigError(f"{place}: does not fit this network: {first_line(error)}") from error
 
 
-def _rotation(folder: Path) -> CheckpointRotation:
-    return CheckpointRotation(folder, keep_last=1, prefix="frames")
+def _checked(path: Path) -> Entry | EntryV1:
+    entry = EntryV1(path) if is_v1(path) else Entry(path)
+    entry.check()
+    return entry
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _checked(path)
+    except DamagedEntry:
+        return False
+    return True
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    """Entries, the newest first; listed anew after each, since the run may be going on."""
+    seen: set[Path] = set()
+    while new := [path for path in _newest_first(folder) if path not in seen]:
+        seen.add(new[0])
+        yield new[0]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The entries of ``last`` or ``best``, whole or not."""
+    named = {path.name.removeprefix("frames-"): path for path in folder.glob("frames-*")}
+    return [named[steps] for steps in sorted(filter(str.isdecimal, named), key=int, reverse=True)]

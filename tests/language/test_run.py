@@ -24,6 +24,7 @@ from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
 from tests.runs.commands import manifest_of, rows_of, timeless
+from tests.runs.test_resume_exact import assert_loaded_as_saved
 
 pytestmark = pytest.mark.integration
 
@@ -246,6 +247,18 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> N
     assert timeless(rows_of(Path("run"))) == timeless(rows_of(Path("whole")))
     whole, resumed = (read_rows(Path(p) / "samples.jsonl") for p in ("whole", "run"))
     assert resumed == whole
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["advantage=gae", "reference=ema", "controller=adaptive"],
+        ["actor.dtype=bfloat16", "actor.lora.r=2", "reference=adapter_off"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_loaded_is_what_was_saved_bit_for_bit(job, words) -> None:
+    assert_loaded_as_saved(job(*words))
 
 
 def test_another_run_as_start_and_as_reference(job, exits) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import klrl
+from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, rows_of
+from tests.runs.test_checkpoint import DAMAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -141,3 +143,38 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     assert describe_policy(stored_config(Path("run")))["normalize"] is True
     for name, value in policy.state_dict().items():
         assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_weights_cost_one_checkpoint_and_no_row(damage, capsys) -> None:
+    exits(*QUICK, "frames=192", "hydra.run.dir=run", "checkpoint.every=1")
+    before = rows_of(Path("run"))
+    newest = max(Path("run/checkpoints/last").iterdir())
+    files = [path for path in newest.rglob("*") if "agent" in str(path) and path.is_file()]
+    weights = max(files, key=lambda path: (path.suffix != ".json", path.stat().st_size))
+    weights.write_bytes(damage(weights.read_bytes()))
+    capsys.readouterr()
+    evaluate_main(["run", "--episodes", "1"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert weights.name in line
+    assert "000128 is taken" in line
+    assert exits("resume=run", "frames=256") == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [line]
+    assert "resumed at 128 frames" in said.out
+    assert rows_of(Path("run"))[:2] == before[:2]
+    assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128, 192, 256]
+
+
+def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys) -> None:
+    exits(*QUICK, "checkpoint.every=1", "hydra.run.dir=run")
+    for file in Path("run").rglob("*.safetensors"):
+        file.write_bytes(b"")
+    before, _ = rows_of(Path("run")), capsys.readouterr()
+    assert exits("resume=run", "frames=256") == 2
+    with pytest.raises(SystemExit, match="2"):
+        evaluate_main(["run", "--episodes", "1"])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("no whole checkpoint (frames-000000000128/agent" in line for line in lines)
+    assert rows_of(Path("run")) == before

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from klrl.config import JobConfig
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import TIMES
 from klrl.train.loop import Training
+from tests.runs.test_checkpoint import assert_same
 
 pytestmark = pytest.mark.integration
 
@@ -48,6 +51,37 @@ def next_row(experiment: Training, batch: TensorDict) -> dict[str, float]:
         row = experiment.make_row(copied, measured, learned, 1.0)
         experiment.move_anchor(copied, measured)
     return {key: value for key, value in row.items() if key not in TIMES}
+
+
+def assert_loaded_as_saved(config: JobConfig) -> None:
+    """Every component of a trained run, in a fresh one that loads its checkpoint, bit for bit."""
+
+    def states(run: Training) -> dict[str, Any]:
+        parts = {**run.parts.components(), "counters": run.counters}
+        parts |= {"controller": run.parts.controller, "beta": run.parts.learner.beta_rule}
+        return {name: part.state_dict() for name, part in parts.items()}
+
+    saved, fresh = Training(config), Training(config)
+    saved.train(RunFolder(Path("run")))
+    generator = torch.random.get_rng_state()
+    torch.manual_seed(99)
+    fresh.load(fresh.checkpoints(RunFolder(Path("run"))))
+    assert_same(states(fresh), states(saved))
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    assert saved.counters.iteration > 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl=none", "loss=clip", "optim=adamw"],
+        ["reference=ema", "controller=dual", "loss=klpen_held", "eval.every=1", "eval.episodes=1"],
+        ["env=cartpole", "env.normalize_observation=true", "actor.share_trunk=true"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_loaded_is_what_was_saved_bit_for_bit(words, settings) -> None:
+    assert_loaded_as_saved(settings(*words))
 
 
 @pytest.mark.parametrize(

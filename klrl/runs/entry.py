@@ -1,0 +1,236 @@
+"""A checkpoint entry, format 2: a folder of plain files, each vouched for by the manifest.
+
+``NAME.safetensors`` holds a component's tensors, ``state.json`` all else of all components, and
+``manifest.json``, written last, tells every file's length and SHA-256, and its own digest. Nothing
+is ever unpickled, and reading writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from klrl.base.errors import first_line
+from klrl.runs.state import decode, encode, safetensors_chunks
+
+MANIFEST = "manifest.json"
+_STATE = "state.json"
+_NAME = "klrl.checkpoint"
+_VERSION = 2
+_OURS = re.compile(r"state\.json|\w+\.safetensors")
+#: In the manifest's place of its own digest while that is computed.
+_BLANK = "0" * 64
+#: What parsing a file raises where it does not hold what it should.
+_UNREADABLE = (
+    *(AttributeError, LookupError, TypeError, ValueError),
+    *(ArithmeticError, RuntimeError, SafetensorError),
+)
+
+
+class DamagedEntry(Exception):
+    """An entry that must not be used; the text names the file and what is wrong with it."""
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def write_entry(
+    folder: Path, components: Mapping[str, Any], frames: int, metadata: Mapping[str, Any]
+) -> None:
+    """Write an entry, and have the disk confirm each file.
+
+    Args:
+        folder: made here; it must not be there yet.
+        components: named objects with ``state_dict``; a name is a word.
+        frames: of the run so far.
+        metadata: numbers and texts about the run.
+
+    Raises:
+        OSError: as on a full disk; what was written so far is left.
+    """
+    folder.mkdir(parents=True)
+    files, states = {}, {}
+    for name, component in components.items():
+        tensors: dict[str, Tensor] = {}
+        states[name] = encode(component.state_dict(), tensors)
+        if tensors:
+            file = f"{name}.safetensors"
+            files[file] = _write(folder / file, safetensors_chunks(tensors))
+    files[_STATE] = _write(folder / _STATE, [json.dumps(states).encode()])
+    manifest = {
+        "format": _NAME,
+        "format_version": _VERSION,
+        "frames": frames,
+        "metadata": dict(metadata),
+        "files": files,
+        "sha256": _BLANK,
+    }
+    text = json.dumps(manifest, indent=2) + "\n"
+    _write(folder / MANIFEST, [text.replace(_BLANK, _digest(text.encode())).encode()])
+    sync_folder(folder)
+
+
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file through to the disk; its length and digest."""
+    sha, length = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            sha.update(chunk)
+            length += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": length, "sha256": sha.hexdigest()}
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk confirm which files a folder holds."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+class Entry:
+    """An entry of format 2, to be read.
+
+    Args:
+        path: its folder.
+
+    Attributes:
+        frames: of the run when it was written.
+
+    Raises:
+        DamagedEntry: its manifest is not the one that was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with reading(MANIFEST):
+            raw = manifest_bytes(path)
+            manifest = json.loads(raw)
+            if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):
+                raise ValueError("its format is unknown to this version of klrl")
+            digest = str(manifest["sha256"])
+            if _digest(raw.replace(digest.encode(), _BLANK.encode(), 1)) != digest:
+                raise ValueError("its SHA-256 is another")
+            self.frames = int(manifest["frames"])
+            self._files = {
+                str(name): (int(told["bytes"]), str(told["sha256"]))
+                for name, told in manifest["files"].items()
+            }
+
+    def check(self) -> None:
+        """Compare every file with the manifest.
+
+        Raises:
+            DamagedEntry: a file is missing, superfluous, or not the one that was written.
+        """
+        present = lengths(self.path, self._files, _OURS)
+        for name, (length, digest) in self._files.items():
+            check_length(name, present[name], length)
+            with reading(name), (self.path / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise ValueError("its SHA-256 is another")
+
+    def state(self, component: str, device: torch.device) -> Any:
+        """A component's state, with its tensors on a device; None where the entry has none.
+
+        Raises:
+            DamagedEntry: it cannot be read.
+        """
+        file = f"{component}.safetensors"
+        tensors: dict[str, Tensor] = {}
+        if file in self._files:
+            with reading(file):
+                # With mmap, the default, a file that is cut short meanwhile ends the process.
+                tensors = load_file(self.path / file, backend="pread")
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        with reading(_STATE):
+            state = json.loads((self.path / _STATE).read_bytes())
+            return decode(state.get(component), tensors)
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What reading a file raises, as a DamagedEntry that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedEntry(f"{name}: {error.strerror or error}") from error
+    except KeyError as error:
+        raise DamagedEntry(f"{name}: has no {error}") from error
+    except _UNREADABLE as error:
+        raise DamagedEntry(f"{name}: {first_line(error)}") from error
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """The manifest of an entry of any format.
+
+    Raises:
+        OSError, ValueError: there is none, or it is no plain file.
+    """
+    path = folder / MANIFEST
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no plain file")
+    return path.read_bytes()
+
+
+def lengths(folder: Path, names: Collection[str], ours: re.Pattern[str]) -> dict[str, int]:
+    """The files of an entry, which must be those that its manifest lists, the manifest aside.
+
+    Args:
+        folder: of the entry.
+        names: as the manifest lists them, below the folder.
+        ours: the names that klrl opens.
+
+    Returns:
+        Name -> bytes.
+
+    Raises:
+        DamagedEntry: a file is superfluous, of another kind (as a pickle), or missing.
+    """
+    present = {}
+    with reading(folder.name):
+        for path in folder.rglob("*"):
+            if path.is_dir() and not path.is_symlink():
+                continue
+            name = path.relative_to(folder).as_posix()
+            if not path.is_file() or (name not in names and name != MANIFEST):
+                raise DamagedEntry(f"{name}: is not in its manifest, and is not opened")
+            present[name] = path.stat().st_size
+    for name in names:
+        if not ours.fullmatch(name):
+            raise DamagedEntry(f"{name}: is no file that klrl writes, and is not opened")
+        if name not in present:
+            raise DamagedEntry(f"{name}: is missing")
+    return present
+
+
+def check_length(name: str, length: int, expected: int) -> None:
+    """Refuse a file that was cut or grew.
+
+    Raises:
+        DamagedEntry: it did.
+    """
+    if length != expected:
+        raise DamagedEntry(f"{name}: has {length:,} bytes, not {expected:,}")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

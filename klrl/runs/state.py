@@ -1,0 +1,118 @@
+"""A component's state as files: JSON for its shape and numbers, safetensors for its tensors."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: What safetensors calls them, https://huggingface.co/docs/safetensors#format.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
+    """A state as JSON values; its tensors are put aside.
+
+    Numbers, strings, True, False and None stand for themselves; all else is a mapping with a
+    ``kind``.
+
+    Args:
+        value: the state, or a part of it.
+        tensors: takes the tensors, by the keys that lead to them, joined by ``/``.
+        path: the keys that led here.
+
+    Raises:
+        TypeError: a value that is neither tensor, number, text nor a container of those.
+        ValueError: two tensors by one name.
+    """
+    if isinstance(value, Tensor):
+        name = "/".join(path)
+        if name in tensors:
+            raise ValueError(f"a state has two tensors named {name}")
+        tensors[name] = value.detach()
+        return {"kind": "tensor", "key": name}
+    if isinstance(value, Mapping):
+        items = [[key, encode(item, tensors, (*path, str(key)))] for key, item in value.items()]
+        metadata = getattr(value, "_metadata", None)  # the versions that a module's state tells
+        if metadata is None:
+            return {"kind": "dict", "items": items}
+        return {"kind": "ordered_dict", "items": items, "metadata": encode(metadata, {})}
+    if isinstance(value, list | tuple):
+        items = [encode(item, tensors, (*path, str(i))) for i, item in enumerate(value)]
+        return {"kind": "tuple" if isinstance(value, tuple) else "list", "items": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a state has a {type(value).__name__} at {'/'.join(path)}; no file holds that")
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that :func:`encode` gave, or ``torchrl.checkpoint`` in format 1.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such thing.
+    """
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise TypeError("a state has a list without a kind")
+        return value
+    kind = value["kind"]
+    if kind == "value":  # as format 1 writes numbers and strings
+        return value["value"]
+    if kind == "tensor":
+        return tensors[value["key"]]
+    if kind in ("dict", "ordered_dict"):
+        pairs = [(decode(k, tensors), decode(item, tensors)) for k, item in value["items"]]
+        if kind == "dict":
+            return dict(pairs)
+        state = OrderedDict(pairs)
+        if "metadata" in value:
+            state._metadata = decode(value["metadata"], {})  # type: ignore[attr-defined]
+        return state
+    if kind in ("tuple", "list"):
+        items = [decode(item, tensors) for item in value["items"]]
+        return tuple(items) if kind == "tuple" else items
+    raise ValueError(f"a state has a value of kind {kind!r}")
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, piece by piece: no second copy of the tensors is in memory.
+
+    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors, and does not tell what
+    it writes, which is hashed here.
+
+    Raises:
+        TypeError: a dtype that klrl's policies do not have.
+    """
+    # The widest first, so that each begins at a multiple of its width.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header, end = {}, 0
+    for name, tensor in ordered:
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"the tensor {name} is {tensor.dtype}; no checkpoint holds that")
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:
+        if tensor.numel():
+            yield tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
