@@ -5,7 +5,7 @@
     run = klrl.run("env=pendulum", "kl.coef=0.1")
     run.rows[-1]["kl/ref/exact"]; run.evaluate(episodes=100).row; run.figure()
 
-Nothing here imports torch before it is needed.
+torch is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, LANGUAGE, JobConfig
 from klrl.config.checks import check_config, check_device_name, to_config
-from klrl.config.compose import allow_env_kwargs, check_config_dir, check_words, job_config, keys
+from klrl.config.compose import (
+    allow_env_kwargs,
+    check_config_dir,
+    check_overrides,
+    job_config,
+    keys,
+)
 from klrl.config.overrides import is_own, key_of, quote_paths, value_of
 from klrl.config.stored import typed
 from klrl.domains import domain_of, recorded_domain
@@ -42,12 +48,12 @@ if TYPE_CHECKING:
     from klrl.train.callbacks import Callback
     from klrl.train.evaluate import Evaluation
 
-#: Hydra composes in state of the process's.
+#: Hydra composes in state that is global to the process.
 _composing = threading.Lock()
 
 
 class Run(os.PathLike[str]):
-    """A run folder, read when it is asked.
+    """A run folder, read on access.
 
     Args:
         folder: the run's.
@@ -76,17 +82,17 @@ class Run(os.PathLike[str]):
 
     @property
     def config(self) -> JobConfig:
-        """Its settings, typed."""
+        """The run's settings, typed."""
         return stored_config(self.folder)
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says: versions, device, status, error."""
+        """The contents of ``manifest.json``: versions, device, status, error."""
         return RunFolder(self.folder).manifest
 
     @property
     def rows(self) -> list[Row]:
-        """One dictionary per iteration, as ``metrics.jsonl`` has them; see docs/runs.md."""
+        """One dictionary per iteration, from ``metrics.jsonl``; see docs/runs.md."""
         metrics = RunFolder(self.folder).metrics
         return read_rows(metrics) if metrics.exists() else []
 
@@ -94,8 +100,8 @@ class Run(os.PathLike[str]):
     def summary(self) -> dict[str, Any]:
         """``status``, ``frames`` (language: samples) done, and the last recorded values.
 
-        ``return`` (of the last evaluation, else of training, else the mean reward),
-        ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact``, ``kl/old/beta``: None where the run
+        The values are ``return`` (of the last evaluation, else of training, else the mean reward),
+        ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and ``kl/old/beta``; None where the run
         has none.
         """
         rows = self.rows
@@ -113,12 +119,12 @@ class Run(os.PathLike[str]):
         """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
         return load_policy(self.folder, which, device)
 
-    def evaluate(self, episodes: int | None = None, *words: str, **how: Any) -> Evaluation:
+    def evaluate(self, episodes: int | None = None, *overrides: str, **how: Any) -> Evaluation:
         """Play the policy; arguments as :func:`klrl.train.evaluate.evaluate_run`.
 
         Args:
-            episodes: how many; None: as the command line.
-            words: another task, as in ``"env.kwargs.g=14"``.
+            episodes: how many; None: the default of ``klrl evaluate``.
+            overrides: another task, as in ``"env.kwargs.g=14"``.
             how: ``sampled``, ``which``, ``seed``, ``device``.
 
         Returns:
@@ -128,10 +134,10 @@ class Run(os.PathLike[str]):
 
         if how.get("sampled") and self.config.domain != LANGUAGE:
             raise ConfigError("sampled=True: for language runs; a control policy plays its mode")
-        return evaluate_run(self.folder, words, episodes=episodes, **how)
+        return evaluate_run(self.folder, overrides, episodes=episodes, **how)
 
     def figure(self) -> Figure:
-        """Return, KLs and coefficients, as ``curves.png`` has them."""
+        """Plots of return, KLs and coefficients, as in ``curves.png``."""
         from klrl.runs.curves import curves_figure
 
         rows = self.rows
@@ -143,15 +149,15 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
     """The settings of a job, typed and checked; change them and give them to :func:`run`.
 
     Args:
-        overrides: words as on the command line, as in ``"env=hopper"``, ``"kl.coef=0.1"``.
+        overrides: as on the command line: ``"env=hopper"``, ``"kl.coef=0.1"``.
         config_dir: a folder with choices of your own.
 
     Raises:
-        ConfigError: a word or a value is refused.
+        ConfigError: an override is refused.
     """
-    words = _words(overrides, config_dir)
+    given = _checked_overrides(overrides, config_dir)
     with _composing:
-        return job_config(words, str(config_dir) if config_dir else None)
+        return job_config(given, str(config_dir) if config_dir else None)
 
 
 def run(
@@ -162,46 +168,46 @@ def run(
 ) -> Run:
     """Train one policy and record the run, as ``klrl`` on the command line does.
 
-    It seeds torch's random generator, which is the process's, and leaves it so.
+    Seeds torch's global random generator, and does not restore it.
 
     Args:
-        overrides: words as on the command line; or one config: from :func:`compose`, from Hydra,
-            or as a run stored it in ``.hydra/config.yaml``.
+        overrides: as on the command line; or one config: from :func:`compose`, from Hydra, or as a
+            run stored it in ``.hydra/config.yaml``.
         folder: the run folder; default a new one below ``outputs/``.
         callbacks: hooks of the loop, see :class:`klrl.train.callbacks.Callback`.
-        config_dir: a folder with choices of your own, for words.
+        config_dir: a folder with choices of your own, for overrides.
 
     Returns:
         The run.
 
     Raises:
-        ConfigError: something cannot be run; nothing was recorded.
+        ConfigError: the job is refused; nothing was recorded.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
-        Interrupted: Ctrl-C, SIGTERM or ``training.stop()`` came; the checkpoint is written.
+        Interrupted: stopped by Ctrl-C, SIGTERM or ``training.stop()``, with a checkpoint.
     """
     _check_callbacks(callbacks)
-    words: list[str] | None = None
+    given: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
         config = check_config(overrides[0])
     elif len(overrides) == 1 and _is_config(overrides[0]):
         config = _typed(overrides[0])
     else:
-        words = _words(overrides, config_dir)
-        config = compose(*words, config_dir=config_dir)
-    check_machine(config, keys(words or ()))
-    given = None if folder is None else str(folder)
-    return Run(run_in_folder(given, config, words, setting="folder", callbacks=callbacks))
+        given = _checked_overrides(overrides, config_dir)
+        config = compose(*given, config_dir=config_dir)
+    check_machine(config, keys(given or ()))
+    path = None if folder is None else str(folder)
+    return Run(run_in_folder(path, config, given, setting="folder", callbacks=callbacks))
 
 
 def load_run(folder: str | Path) -> Run:
-    """A run that was made before.
+    """An earlier run.
 
     Raises:
         ConfigError: there is no run in the folder.
     """
     if not isinstance(folder, str | os.PathLike):
-        raise ConfigError(f"load_run: {folder!r} is no path; give a run folder")
+        raise ConfigError(f"load_run: {folder!r} is not a path; give a run folder")
     return Run(Path(folder))
 
 
@@ -212,7 +218,7 @@ def _is_config(given: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _typed(settings: Mapping[str, Any]) -> JobConfig:
-    """A config of Hydra's, or a stored one, typed.
+    """A config that Hydra composed or a run stored, typed.
 
     Raises:
         ConfigError: a value is refused.
@@ -227,7 +233,7 @@ def _typed(settings: Mapping[str, Any]) -> JobConfig:
 
 
 def _check_callbacks(callbacks: Any) -> None:
-    """Refuse what has no hooks, a class among it, before there is a folder."""
+    """Refuse callbacks that are no Callback objects (a class is none), before a folder is made."""
     from klrl.train.callbacks import Callback
 
     listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
@@ -239,29 +245,31 @@ def _check_callbacks(callbacks: Any) -> None:
         )
 
 
-def _words(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
-    """Words as Hydra's grammar wants them.
+def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
+    """Overrides in Hydra's grammar.
 
     Raises:
-        ConfigError: something that is no word, or no setting of a single job.
+        ConfigError: something else than a string, or no setting of a single job.
     """
-    for word in given:
-        if not isinstance(word, str):
+    for each in given:
+        if not isinstance(each, str):
             raise ConfigError(
-                f"{_shown(word)}: not a setting; give words, as in klrl.run('env=pendulum', "
+                f"{_shown(each)}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
-    words = [str(word) for word in given]
+    overrides = [str(each) for each in given]
     folder = str(config_dir) if config_dir else None
     check_config_dir(folder)
-    check_words(words, folder)
-    for word in words:
-        key = key_of(word)
-        if key == "resume" and value_of(word) not in ("", "null"):
-            raise ConfigError(f"{word}: goes on with a run; use klrl {word} on the command line")
-        if is_own(word) or key.startswith("hydra"):
-            raise ConfigError(f"{word}: only the command line reads it; drop it, or see folder=")
-    return quote_paths(allow_env_kwargs(words))
+    check_overrides(overrides, folder)
+    for override in overrides:
+        key = key_of(override)
+        if key == "resume" and value_of(override) not in ("", "null"):
+            raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
+        if is_own(override) or key.startswith("hydra"):
+            raise ConfigError(
+                f"{override}: only the command line reads it; drop it, or see folder="
+            )
+    return quote_paths(allow_env_kwargs(overrides))
 
 
 def _shown(value: Any) -> str:
@@ -278,9 +286,9 @@ def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> An
         device: where to put it.
 
     Returns:
-        Of a control run a ``ProbabilisticTensorDictSequential``: observation in, action out, with
-        its observation normaliser. Of a language run a :class:`klrl.language.model.CausalLM`: the
-        model of ``transformers`` (a ``PeftModel`` with LoRA) and its tokenizer.
+        For control a ``ProbabilisticTensorDictSequential``, from observation to action, with its
+        observation normaliser. For language a :class:`klrl.language.model.CausalLM`: the
+        ``transformers`` model (a ``PeftModel`` with LoRA) and its tokenizer.
 
     Raises:
         ConfigError: no such run, checkpoint or device.

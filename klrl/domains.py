@@ -1,6 +1,6 @@
-"""The two kinds of task that one algorithm serves: the only place that knows both.
+"""The two domains of one algorithm, control and language: the only module that knows both.
 
-Light: no torch. What a domain does is named here and imported when it is asked for.
+No torch: a domain's functions are named here, and imported on first use.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from klrl.config.choices import resolve
 
 @dataclass(frozen=True)
 class Domain:
-    """What one kind of task is told in, and who does what for it.
+    """The terms and the functions of a domain.
 
     Attributes:
         name: control or language.
-        axis: the metric that is the x-axis of all others: what ``frames`` counts.
-        unit: what a mean KL is a mean over.
-        episode: what a return is the return of.
-        score: what that return is called.
-        evaluation: what an evaluation is called.
-        digits: significant ones of a score, for people.
-        plays: episodes (responses) of an evaluation from the command line.
-        does: what it does -> "module:function".
+        axis: the metric on the x-axis of all others, which ``frames`` counts.
+        unit: a mean KL is a mean over these.
+        episode: the name of an episode.
+        score: the name of an episode's return.
+        evaluation: the name of an evaluation.
+        digits: significant digits of a printed score.
+        plays: episodes (responses) of ``klrl evaluate`` by default.
+        functions: method below -> "module:function".
     """
 
     name: str
@@ -40,34 +40,34 @@ class Domain:
     evaluation: str
     digits: int
     plays: int
-    does: Mapping[str, str] = field(compare=False, repr=False)
+    functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
     def module(self) -> str:
-        """Where its parts are."""
-        return self.does["parts"].partition(":")[0]
+        """The module of its parts."""
+        return self.functions["parts"].partition(":")[0]
 
     def preflight(
         self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
     ) -> None:
         """Refuse a job that this machine cannot run; see ``klrl.runs.machine``."""
-        resolve(self.does["preflight"])(config, overridden, resumed=resumed)
+        resolve(self.functions["preflight"])(config, overridden, resumed=resumed)
 
     def parts(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> Any:
-        """Build what a run needs; arguments as :class:`klrl.train.loop.Training`."""
-        return resolve(self.does["parts"])(config, before)
+        """Build the parts of a run; arguments as :class:`klrl.train.loop.Training`."""
+        return resolve(self.functions["parts"])(config, before)
 
     def load(self, run: Path, which: str = "last", device: str = "cpu") -> Any:
         """The trained policy of a run; see :func:`klrl.api.load_policy`."""
-        return resolve(self.does["load"])(run, which, device)
+        return resolve(self.functions["load"])(run, which, device)
 
-    def on_task(self, run: Path, own: JobConfig, words: Sequence[str]) -> JobConfig:
-        """A run's settings with another task; see :mod:`klrl.runs.other_task`."""
-        return resolve(self.does["on_task"])(run, own, words)
+    def on_task(self, run: Path, own: JobConfig, overrides: Sequence[str]) -> JobConfig:
+        """The settings of a run on another task; see :mod:`klrl.runs.other_task`."""
+        return resolve(self.functions["on_task"])(run, own, overrides)
 
     def evaluate(self, run: Path, config: JobConfig, **how: Any) -> Any:
         """Play a run's policy; see :func:`klrl.train.evaluate.evaluate_run`."""
-        return resolve(self.does["evaluate"])(run, config, **how)
+        return resolve(self.functions["evaluate"])(run, config, **how)
 
 
 CONTROL = Domain(
@@ -79,7 +79,7 @@ CONTROL = Domain(
     evaluation="evaluation",
     digits=5,
     plays=20,
-    does={
+    functions={
         "preflight": "klrl.control.preflight:check_job",
         "parts": "klrl.control.parts:ControlParts",
         "load": "klrl.control.load:trained_actor",
@@ -96,7 +96,7 @@ LANGUAGE = Domain(
     evaluation="greedy evaluation",
     digits=4,
     plays=512,
-    does={
+    functions={
         "preflight": "klrl.language.preflight:check_job",
         "parts": "klrl.language.parts:LanguageParts",
         "load": "klrl.language.load:trained_causal_lm",
@@ -113,11 +113,11 @@ def domain_of(config: JobConfig) -> Domain:
 
 
 def recorded_domain(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> Domain:
-    """The domain of a run, by its manifest; of a run of 0.1.0 by the metrics that it recorded.
+    """The domain of a run: from its manifest, or, for 0.1.0, from its recorded metrics.
 
     Args:
-        manifest: what ``manifest.json`` says.
-        metrics: names in ``metrics.jsonl``.
+        manifest: the contents of ``manifest.json``.
+        metrics: a row of ``metrics.jsonl``, or the names in it.
     """
     name = manifest.get("domain")
     if name is None:

@@ -140,7 +140,7 @@ def test_settings_are_composed_changed_and_run() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: klrl.run(["env=pendulum"]), "['env=pendulum']: not a setting; give words"),
+        (lambda: klrl.run(["env=pendulum"]), "['env=pendulum']: not a setting; give overrides"),
         (lambda: klrl.run({"env": "pendulum"}), "{'env': 'pendulum'}: not a setting"),
         (lambda: klrl.run("env=pendulum", 3), "3: not a setting"),
         (lambda: klrl.run("pendulum"), "did you mean env=pendulum?"),
@@ -149,7 +149,7 @@ def test_settings_are_composed_changed_and_run() -> None:
         (lambda: klrl.run("loss=clip", "loss.beta=2"), "loss=clip never reads it"),
         (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
         (lambda: klrl.run("device=cuda:99"), "this machine has"),
-        (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: goes on with a run"),
+        (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: resumes a run"),
         (lambda: klrl.run("hydra.run.dir=x"), "hydra.run.dir=x: only the command line reads it"),
         (lambda: klrl.run("sweep=x"), "sweep=x: only the command line reads it"),
         (lambda: klrl.run("=1"), "=1: not a setting"),
@@ -162,7 +162,7 @@ def test_settings_are_composed_changed_and_run() -> None:
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
         (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),
-        (lambda: klrl.load_run(None), "None is no path"),
+        (lambda: klrl.load_run(None), "None is not a path"),
         (lambda: klrl.load_run("."), "no manifest.json"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from klrl.config.compose import job_config, parse_args
-from klrl.config.overrides import expand, split_words
+from klrl.config.overrides import expand, split_overrides
 from klrl.sweep.check import sweep_settings
 from klrl.sweep.search import space_of
 
@@ -34,7 +34,7 @@ def commands() -> list[str]:
 def test_every_command_of_the_pages_composes(command: str) -> None:
     """Its settings are checked; the runs, models and data that it names need not be here."""
     args = parse_args([word for word in shlex.split(command)[3:] if word not in PRINTS])
-    words = split_words(args.overrides) if args.multirun else None
+    words = split_overrides(args.overrides) if args.multirun else None
     if words is None:
         jobs = [args.overrides]
     else:

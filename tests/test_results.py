@@ -15,7 +15,7 @@ from benchmarks.shipped.__main__ import RESULTS
 from benchmarks.shipped.best_of_n import best_of, chances, kl_bound
 from benchmarks.shipped.sweeps import Sweep, by_labels, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
-from klrl.config.overrides import expand, job_name, quote_paths, split_words, swept_keys
+from klrl.config.overrides import expand, job_name, quote_paths, split_overrides, swept_keys
 from klrl.report.runs import read_run
 from tests.report.toys import ROWS, rows_of, write_run
 
@@ -29,7 +29,7 @@ def jobs_of(sweep: Sweep) -> list[tuple[str, list[str]]]:
     """(name of the folder, words) of each job, as ``python -m klrl -m`` makes them."""
     for other in SWEEPS:  # as after the sweeps before it: paths to their jobs are told by that
         (other.folder / "seed=0").mkdir(parents=True, exist_ok=True)
-    (module, name), words = sweep.command(1)[:2], split_words(quote_paths(sweep.command(1)[3:]))
+    (module, name), words = sweep.command(1)[:2], split_overrides(quote_paths(sweep.command(1)[3:]))
     assert (module, name, words.name) == ("-m", "klrl", sweep.name)
     swept = swept_keys(words.job)
     return [(job_name(job, swept), job) for job in expand(words.job)]

@@ -265,7 +265,7 @@ def test_a_sweep_is_restarted(call) -> None:
     words = shlex.split(json.loads((SWEEP / "sweep.json").read_text())["command"])
     assert words[:3] == ["python", "-m", "klrl"]
     told = call("klrl", *words[3:])
-    assert "6 jobs, 3 finished before, 1 to go on with, 2 to start" in told
+    assert "6 jobs, 3 finished before, 1 to resume, 2 to start" in told
     ran = [line.split()[1] for line in told.splitlines() if line.startswith("[")]
     assert ran == ["seed=1,loss=clip", "seed=2,loss=klpen", "seed=2,loss=clip"]
     assert [name for name in finished if name in ran] == []

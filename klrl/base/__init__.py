@@ -1,1 +1,1 @@
-"""What every part of klrl may use and what uses none of them: texts and files."""
+"""Utilities for every room: errors, files, text, signals. They import nothing else of klrl."""

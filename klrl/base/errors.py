@@ -1,42 +1,42 @@
-"""The errors that klrl raises on purpose. No torch in here: the command line needs them first."""
+"""The errors that klrl raises. No torch in here: the command line imports them first."""
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be run. Its text names the setting, its value and the remedy.
+    """A setting that cannot be run; the message names the setting, its value and the remedy.
 
-    The command line prints it in one or two lines and exits with 2, having written nothing.
+    The command line prints it in one line and exits with 2; nothing was written.
     """
 
 
 class NonFiniteError(FloatingPointError):
-    """NaN or infinity in an observation, a reward, a loss or a gradient; the text names the place.
+    """NaN or infinity in an observation, reward, loss or gradient; the message says in which.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
 
 
 class RewardError(RuntimeError):
-    """A reward function that raised, hung or returned no scores; the text names it and the sample.
+    """A reward function raised, hung or returned no scores; the message names it and the sample.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
 
 
 class WorkerError(RuntimeError):
-    """A rollout worker of ``collector=ray`` that cannot be started, or died again and again.
+    """A rollout worker of ``collector=ray`` cannot be started, or died repeatedly.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
 
 
-#: A run that ends with one of them says so in a line and exits with 1; its checkpoint is kept.
+#: Errors of a run that are printed in one line, with exit code 1; the checkpoint is kept.
 FAILURES = (NonFiniteError, RewardError, WorkerError)
 
 
 class Interrupted(BaseException):
-    """The run was told to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended in good order.
+    """The run was asked to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended cleanly.
 
-    Not an ``Exception``: a sweep must not go on to its next job.
+    Not an ``Exception``, so that a sweep does not start its next job.
 
     Args:
         signum: the signal's number; the exit code is 128 + signum (130 or 143).
@@ -53,12 +53,12 @@ class Interrupted(BaseException):
 
 
 def in_one_line(error: BaseException, limit: int | None = 200) -> str:
-    """An error with its type, cut off after so many characters: ``KeyError: 'answer'``."""
+    """An error with its type, its text cut at ``limit`` characters: ``KeyError: 'answer'``."""
     text = " ".join(str(error).split())[:limit]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its type where it has none."""
+    """The first line of an error's text; its type if the text is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: they are written beside their place and renamed."""
+"""Atomic writes: a file is written under another name in the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a text into a file that one process alone writes; a reader never sees half of it."""
+    """Replace a file that only one process writes; a reader never sees half of it."""
     partial = path.with_suffix(".tmp")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -17,11 +17,11 @@ def replace_file(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The same of a file, or a folder, that several processes may be writing.
+    """Replace a file, or make a folder, that several processes may be writing.
 
     Yields:
-        Where to write it, in a new folder beside ``path``; it takes its place on leaving. Where the
-        writing failed nothing stays. A folder is not replaced, only made.
+        The path to write to, in a temporary folder beside ``path``; on leaving it is renamed to
+        ``path``. If writing fails, nothing is left. An existing folder is not replaced.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         partial = Path(folder) / path.name

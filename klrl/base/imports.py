@@ -1,4 +1,4 @@
-"""Imports of large libraries, and the garbage collector, which they keep busy."""
+"""Imports of large libraries without the garbage collector, which would slow them down."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keep the garbage collector still while modules are imported.
+    """Pause the garbage collector while modules are imported.
 
-    Importing torch and TorchRL makes some hundred thousand objects that stay; looking through them
-    again and again for garbage is a tenth to a fifth of the time.
+    Importing torch and TorchRL makes some hundred thousand objects that stay; searching them for
+    garbage again and again takes a tenth to a fifth of the import time.
     """
-    was = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.enable()
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules into a process that is klrl's own, where they stay until its end.
+    """Import modules into klrl's own process, where they stay until its end.
 
-    What they made is moved out of the collector's sight: each of its full rounds would take half a
-    second to find that all of it is still in use.
+    Their objects are frozen, so that the collector skips them: a full collection would take half a
+    second, and find all of them still in use.
     """
     with collection_paused():
         for module in modules:

@@ -12,10 +12,10 @@ from klrl.base.errors import Interrupted
 
 
 class StopRequest:
-    """While entered, the first SIGINT or SIGTERM only asks; a second one stops at once.
+    """While entered, the first SIGINT or SIGTERM requests a stop; a second one stops at once.
 
-    The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters belong
-    together. Outside the main thread Python gives no signals: there :meth:`request` alone asks.
+    The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters are
+    consistent. Outside the main thread Python delivers no signals; use :meth:`request` there.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether anything asked."""
+        """Whether a stop was requested."""
         return self.signum is not None
 
     def request(self) -> None:
-        """Ask, as Ctrl-C does."""
+        """Request a stop, as Ctrl-C does."""
         self.signum = self.signum or signal.SIGINT
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
@@ -47,13 +47,13 @@ class StopRequest:
             raise Interrupted(signum)
         self.signum = signum
         print(
-            "\nstopping after this iteration, with a checkpoint; once more stops at once",
+            "\nstopping after this iteration, with a checkpoint; a second signal stops at once",
             file=sys.stderr,
             flush=True,
         )
 
     def obey(self) -> None:
-        """Raise what was asked for, if anything was.
+        """Stop if it was requested.
 
         Raises:
             Interrupted: a signal came, or :meth:`request` was called.

@@ -1,4 +1,4 @@
-"""A line that is written anew in place, on a terminal and in a notebook; elsewhere plain lines."""
+"""A line that is updated in place, on a terminal and in a notebook; elsewhere plain lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import TextIO
 
-#: A notebook keeps what it is sent: no more lines than this many seconds apart.
+#: Seconds between updates in a notebook, which keeps all of its output.
 _NOTEBOOK_SECONDS = 0.2
 
 
@@ -15,7 +15,7 @@ class LiveLine:
 
     Args:
         stream: where to write.
-        every: where lines cannot be replaced, seconds between those that :meth:`show` writes.
+        every: seconds between the lines of :meth:`show` where a line cannot be replaced.
 
     Attributes:
         live: whether the stream can replace a line.
@@ -26,7 +26,7 @@ class LiveLine:
         self._notebook = type(stream).__module__.startswith("ipykernel")
         self.live = self._notebook or stream.isatty()
         self._pause = (_NOTEBOOK_SECONDS if self._notebook else 0.0) if self.live else every
-        self._shown = self._wanted = ""
+        self._shown = self._latest = ""
         self._last = time.monotonic()
 
     def __enter__(self) -> LiveLine:
@@ -36,43 +36,43 @@ class LiveLine:
         self.end()
 
     def show(self, text: str) -> None:
-        """Put a text in the place of the last one, unless that was shown a moment ago."""
-        self._wanted = text
+        """Replace the line by a text; updates that come too fast are skipped."""
+        self._latest = text
         now = time.monotonic()
         if now - self._last >= self._pause:
             self._last = now
             self._show()
 
     def say(self, text: str) -> None:
-        """Write a line that stays; the live one comes after it."""
+        """Write a line that stays; the live line follows it."""
         self._stream.write(self._clear() + text + "\n")
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         self._stream.write(self._clear())
         self._stream.flush()
 
     def end(self) -> None:
-        """Leave the last text that was to be shown, and go on below it."""
-        if self._shown != self._wanted:
+        """Write the last text, if it was skipped, and continue on the next line."""
+        if self._shown != self._latest:
             self._show()
         if self.live:
             self._stream.write("\n")
             self._stream.flush()
-        self._shown = self._wanted = ""
+        self._shown = self._latest = ""
 
     def _show(self) -> None:
-        text = self._wanted
+        text = self._latest
         if self.live and not self._notebook:
-            # A wrapped line could not be taken back.
+            # A wrapped line could not be replaced.
             text = text[: shutil.get_terminal_size().columns - 1]
         self._stream.write(self._clear() + text + "\n" * (not self.live))
         self._stream.flush()
         self._shown = text
 
     def _clear(self) -> str:
-        """What takes the line away: a terminal's code, or spaces over it."""
+        """The text that removes the line: a terminal's control code, or spaces over it."""
         if not self.live:
             return ""
         before, self._shown = self._shown, ""

@@ -1,6 +1,6 @@
-"""Import paths that lead elsewhere: public names of modules, and where modules of 0.1.0 went.
+"""Aliases of modules: public names, and the names that modules had in 0.1.0.
 
-Python asks :class:`Moved` for each module; of these names it answers with the module that is meant,
+:class:`Moved` is a finder of Python's import system. For these names it returns the module itself,
 the same object under both names.
 """
 
@@ -15,7 +15,7 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
-#: Names that klrl's pages use, and the modules behind them. ``python -m`` takes them too.
+#: Names that klrl's pages use -> the modules; they work with ``python -m`` too.
 PUBLIC = {
     "klrl.kl.llm": "klrl.transforms.llm",
     "klrl.evaluate": "klrl.cli.evaluate",
@@ -25,7 +25,7 @@ PUBLIC = {
     "klrl.doctor.__main__": "klrl.cli.doctor",
 }
 
-#: Where the modules went that version 0.1.0's architecture page named.
+#: Module names of version 0.1.0's architecture page -> the modules now.
 MOVED = {
     "klrl.advantage": "klrl.control.advantage",
     "klrl.checkpoint": "klrl.runs.checkpoint",
@@ -70,53 +70,53 @@ class Moved(MetaPathFinder, InspectLoader):
         """A spec for another name; None for every other module."""
         if fullname not in PUBLIC and fullname not in MOVED:
             return None
-        meant = _meant(fullname)
+        target_name = _target(fullname)
         if fullname in MOVED:
             warnings.warn(
-                f"{fullname} is {meant} since klrl 0.2; import that",
+                f"{fullname} is {target_name} since klrl 0.2; import that",
                 DeprecationWarning,
                 stacklevel=2,
             )
-        found = importlib.util.find_spec(meant)
-        return ModuleSpec(fullname, self, origin=None if found is None else found.origin)
+        spec = importlib.util.find_spec(target_name)
+        return ModuleSpec(fullname, self, origin=None if spec is None else spec.origin)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module that is meant."""
-        module = importlib.import_module(_meant(spec.name))
+        """The module itself."""
+        module = importlib.import_module(_target(spec.name))
         self._own = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It is imported already; the import system wrote the other name's spec into it."""
+        """Restore the module's own spec, which the import system replaced by the alias's."""
         module.__spec__ = self._own
 
     def get_source(self, fullname: str) -> str | None:
-        """The text of the module that is meant."""
-        spec = importlib.util.find_spec(_meant(fullname))
+        """The module's source."""
+        spec = importlib.util.find_spec(_target(fullname))
         assert spec is not None
         assert isinstance(spec.loader, InspectLoader)
         return spec.loader.get_source(spec.name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The code of the module that is meant, for ``python -m``."""
-        spec = importlib.util.find_spec(_meant(fullname))
+        """The module's code, for ``python -m``."""
+        spec = importlib.util.find_spec(_target(fullname))
         assert spec is not None
         assert isinstance(spec.loader, InspectLoader)
         return spec.loader.get_code(spec.name)
 
     def is_package(self, fullname: str) -> bool:
-        """Whether the module that is meant has submodules: none has."""
+        """Whether the module has submodules: none has."""
         return False
 
 
-def _meant(fullname: str) -> str:
+def _target(fullname: str) -> str:
     return PUBLIC.get(fullname) or MOVED[fullname]
 
 
 def install() -> None:
-    """Ask :class:`Moved` before all other finders, once.
+    """Put :class:`Moved` before all other finders, once.
 
-    Before: a folder of an old version that git left empty would be found as a package.
+    After them, an empty folder that git left of an old version would be found as a package.
     """
     if not any(isinstance(finder, Moved) for finder in sys.meta_path):
         sys.meta_path.insert(0, Moved())

@@ -1,4 +1,4 @@
-"""Ray, started on loopback or joined where an address says. Needs the extra ``klrl[ray]``."""
+"""Starts Ray on loopback, or joins a cluster by its address. Needs the extra ``klrl[ray]``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def start_ray(address: str | None = None, **options: Any) -> Any:
-    """Import Ray, and start it on this machine where it does not run and no cluster is named.
+    """Import Ray; join a cluster, or start Ray on this machine if it is not running.
 
-    It listens on loopback alone, without a dashboard. ``RAY_ADDRESS`` names a cluster to join.
+    A local Ray listens on loopback only, without a dashboard.
 
     Args:
-        address: of a cluster, as ``RAY_ADDRESS``, which it goes before.
+        address: of a cluster to join; default ``RAY_ADDRESS``; without either Ray is local.
         **options: more arguments of ``ray.init``.
 
     Raises:
@@ -38,12 +38,12 @@ def start_ray(address: str | None = None, **options: Any) -> Any:
         return ray
     _keep_to_loopback()
     with _own_sigterm():
-        # "local": without it Ray joins whatever runs on this machine, and refuses the other words.
-        words = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        ray.init(**words, **options)
+        # Without "local" Ray joins a Ray that runs here already, and refuses the other arguments.
+        local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(**local, **options)
     if not ray.util.get_node_ip_address().startswith("127."):
         warnings.warn(
-            "this version of Ray listens on every address of this machine: start it yourself, with "
+            "this version of Ray listens on every address of this machine; start it yourself with "
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment",
             stacklevel=2,
         )
@@ -52,7 +52,7 @@ def start_ray(address: str | None = None, **options: Any) -> Any:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep the program's handler: Ray puts one in its place that exits at once."""
+    """Keep the program's SIGTERM handler: Ray installs one that exits at once."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     if signal.getsignal(signal.SIGTERM) is not handler:
@@ -60,10 +60,10 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _keep_to_loopback() -> None:
-    """Ray 2.60 turns a loopback address, given or in ``RAY_ADDRESS``, into the machine's own,
-    unless this is off.
+    """Stop Ray 2.60 from replacing a loopback address by the machine's own.
 
-    The variable is for Ray's processes; here it was read when ray was imported, which TorchRL does.
+    The variable is for Ray's processes. This process read it when TorchRL imported ray, so here the
+    constant is set too.
     """
     from ray._private import ray_constants
 

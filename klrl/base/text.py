@@ -1,4 +1,4 @@
-"""Texts for people: tables in plain text, numbers without a negative zero."""
+"""Tables in plain text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
     """Columns as wide as their widest cell, two spaces apart; no space at the end of a line.
 
     Args:
-        rows: the cells, the heads among them; a short row is filled up with empty cells.
-        right: the columns that are aligned to the right, counted from 0.
+        rows: the cells, with the heads as first row; a short row is padded with empty cells.
+        right: the columns that are right-aligned, counted from 0.
         indent: spaces before each line.
     """
     count = max(map(len, rows), default=0)

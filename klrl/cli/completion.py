@@ -1,6 +1,6 @@
-"""``klrl completion bash|zsh``: a script that completes klrl's words in a shell.
+"""``klrl completion bash|zsh``: a script that completes klrl's command line in a shell.
 
-The script asks ``klrl completion query -- WORDS...`` at each <TAB>, so that no torch may come in.
+The script runs ``klrl completion query -- WORDS...`` at each <TAB>, so nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _RUN_FLAGS: dict[str, tuple[str, ...]] = {
     "--version": (),
     "-m": (),
 }
-#: Settings whose value is a run folder, and those whose value is any path.
+#: Settings whose value is a run folder, and settings whose value is any path.
 _RUNS = ("resume", "actor.init", "reference.path")
 _PATHS = ("env.data", "env.eval_data", "actor.model", "hydra.run.dir", "hydra.sweep.dir")
-#: Values of settings that are not closed lists, but have usual ones.
+#: Usual values of settings without a closed list.
 _USUAL = {"device": ("auto", "cpu", "cuda")}
 
 
 def completion_command(argv: list[str]) -> int:
-    """Print a shell's script, or what the words of a query can go on with.
+    """Print a shell's script, or the completions of a query.
 
     Raises:
-        ConfigError: another shell.
+        ConfigError: the shell is neither bash nor zsh.
     """
     if argv[:1] == ["query"]:
         words = argv[2:] if argv[1:2] == ["--"] else argv[1:]
@@ -64,21 +64,21 @@ def completion_command(argv: list[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last word can be.
+    """The completions of the last word.
 
     Args:
         words: those behind ``klrl``, up to the cursor.
 
     Returns:
-        Whole words, sorted. After one that ends in ``=``, ``.``, ``/`` or ``,`` more is to come.
+        Whole words, sorted. One that ends in ``=``, ``.``, ``/`` or ``,`` can be completed further.
     """
     *before, current = words
     if before and before[0] in COMMANDS:
         command, before = before[0], before[1:]
-        found = _of_command(command, before, current)
+        listed = _of_command(command, before, current)
     else:
-        found = [*(COMMANDS if not before else ()), *_of_run(before, current)]
-    return sorted({word for word in found if word.startswith(current) and word != current})
+        listed = [*(COMMANDS if not before else ()), *_of_run(before, current)]
+    return sorted({word for word in listed if word.startswith(current) and word != current})
 
 
 def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[str]:
@@ -101,7 +101,7 @@ def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[s
     return run_folders(current) if command != "doctor" else ()
 
 
-# ------------------------------------------------------------------------------- words of a job
+# --------------------------------------------------------------------------- overrides of a job
 
 
 def _of_run(before: Sequence[str], current: str) -> Iterable[str]:
@@ -126,7 +126,7 @@ def _settings(before: Sequence[str], current: str) -> Iterable[str]:
 
 
 def _keys(key: str, before: Sequence[str], config_dir: str | None) -> list[str]:
-    """Groups and settings; those below a group only once its dot is there."""
+    """Groups and settings; a group's settings only once its dot is typed."""
     from klrl.config import SWEEP_GROUPS
     from klrl.config.catalogue import ALL_GROUPS, chosen, schema_of, settings
 
@@ -140,13 +140,13 @@ def _keys(key: str, before: Sequence[str], config_dir: str | None) -> list[str]:
     below = [setting for setting in known if setting.group == group]
     schema = schema_of(group, chosen(group, before, config_dir), config_dir)
     read = [setting for setting in below if not setting.schemas or schema in setting.schemas]
-    # What another choice reads is shown where the chosen one has no such setting.
+    # Settings of other choices are offered where the chosen one has none that fit.
     fitting = [s for s in read if s.key.startswith(key)] or below
     return [f"{s.key}." if s.key == "env.kwargs" else f"{s.key}=" for s in fitting]
 
 
 def _values(key: str, value: str, before: Sequence[str], config_dir: str | None) -> Iterable[str]:
-    """Values of a closed list or paths; in a sweep, further ones behind a comma."""
+    """Values of a closed list, or paths; in a sweep also those after a comma."""
     from klrl.config.catalogue import ALL_GROUPS, choices, settings
 
     if key in _RUNS:
@@ -177,7 +177,7 @@ def _after(flag: str, words: Sequence[str]) -> str | None:
 
 
 def run_folders(current: str) -> list[str]:
-    """Run folders, and with a slash folders that may hold some; without a word, of ``outputs``."""
+    """Run folders, and other folders with a slash; below ``outputs`` if nothing is typed."""
     if not current and Path("outputs").is_dir():
         current = "outputs/"
     return _paths(
@@ -193,20 +193,20 @@ def paths(current: str, *, folders_only: bool = False) -> list[str]:
 def _paths(
     current: str, wanted: Callable[[os.DirEntry[str]], bool], last: Callable[[Path], bool]
 ) -> list[str]:
-    """What lies beside the last part of a path.
+    """The completions of a path's last part.
 
     Args:
         current: the path so far.
-        wanted: which entries count.
-        last: whether a path is a whole word; to others a slash is added.
+        wanted: whether an entry is listed.
+        last: whether a path is complete; others end in a slash.
     """
     head, _, tail = current.rpartition("/")
     shown = f"{head}/" if "/" in current else ""
     try:
-        with os.scandir(Path(shown or ".").expanduser()) as found:
+        with os.scandir(Path(shown or ".").expanduser()) as scanned:
             names = [
                 entry.name
-                for entry in found
+                for entry in scanned
                 if entry.name.startswith(tail)
                 and (tail.startswith(".") or not entry.name.startswith("."))
                 and wanted(entry)

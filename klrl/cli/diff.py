@@ -11,7 +11,7 @@ def diff_command(argv: list[str]) -> int:
     """Print what differs between two runs; returns the exit code.
 
     Raises:
-        ConfigError: a folder that holds no run that can be read.
+        ConfigError: a folder holds no readable run.
     """
     args = parser().parse_args(argv)
 
@@ -24,9 +24,9 @@ def diff_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    made = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
-    made.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
-    return made
+    parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    return parser
 
 
 #: ``python -m klrl.diff``, which is ``klrl diff``.

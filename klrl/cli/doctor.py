@@ -1,4 +1,4 @@
-"""``klrl doctor``: known numbers beside those of this install."""
+"""``klrl doctor``: this install's numbers against known ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klrl.cli.wrapper import DONE, FAILED, Parser, execute
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Run every check and print the tables; returns 1 where a line of klrl's own is off."""
+    """Run every check and print the tables; returns 1 if one of klrl's own numbers is off."""
     args = parser().parse_args(argv)
 
     from klrl.doctor.examine import examine
@@ -19,8 +19,8 @@ def doctor_command(argv: list[str]) -> int:
 
     lines = examine(parity_only=args.parity)
     if args.json:
-        told = [{**asdict(line), "ok": line.ok, "verdict": line.verdict} for line in lines]
-        print(json.dumps(told, indent=1))
+        rows = [{**asdict(line), "ok": line.ok, "verdict": line.verdict} for line in lines]
+        print(json.dumps(rows, indent=1))
     else:
         print(table(lines))
     wrong = off(lines)
@@ -34,18 +34,18 @@ def doctor_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    made = Parser(
+    parser = Parser(
         prog="klrl doctor",
         description="Are this machine's KL numbers true? Estimators, gradients, placements, "
         "controllers and beta rules against enumeration and closed forms.",
     )
-    made.add_argument(
+    parser.add_argument(
         "--parity",
         action="store_true",
         help="only kl=legacy against kl=retrieve, on one trajectory",
     )
-    made.add_argument("--json", action="store_true", help="print one JSON list of lines")
-    return made
+    parser.add_argument("--json", action="store_true", help="print one JSON list of lines")
+    return parser
 
 
 #: ``python -m klrl.doctor``, which is ``klrl doctor``.

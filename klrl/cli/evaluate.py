@@ -34,7 +34,7 @@ def evaluate_command(argv: list[str]) -> int:
     torch.set_num_threads(1)
     result = evaluate_run(
         folder,
-        args.words,
+        args.overrides,
         episodes=args.episodes,
         sampled=args.sampled,
         which=args.checkpoint,
@@ -44,30 +44,30 @@ def evaluate_command(argv: list[str]) -> int:
     if args.json:
         print(json.dumps({**result.row, "episodes": len(result.returns)}))
     else:
-        task = f" on {' '.join(args.words)}" if args.words else ""
+        task = f" on {' '.join(args.overrides)}" if args.overrides else ""
         print(f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})")
     return 0
 
 
 def parser() -> Parser:
     """The argument list."""
-    made = Parser(
+    parser = Parser(
         prog="klrl evaluate",
         description="Play a run's policy; a language policy answers its evaluation split.",
     )
-    made.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
-    made.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help=other)
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
-    made.add_argument("--episodes", type=_positive, default=None, help=many)
-    made.add_argument(
+    parser.add_argument("--episodes", type=_positive, default=None, help=many)
+    parser.add_argument(
         "--sampled", action="store_true", help="language: sample as in training, else greedy"
     )
-    made.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    made.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
-    made.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
-    made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def _positive(text: str) -> int:

@@ -1,4 +1,4 @@
-"""``klrl ls [FOLDER]``: runs and sweeps, and how far they have come."""
+"""``klrl ls [FOLDER]``: the progress of runs and sweeps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def ls_command(argv: list[str]) -> int:
     """
     args = parser().parse_args(argv)
     folder = Path(args.folder).expanduser()
-    found = entries(folder)
+    listed = entries(folder)
     if args.json:
-        print(json.dumps([_told(entry) for entry in found], indent=1))
-    elif found:
-        print(text_table([_HEADS, *(_cells(entry, folder) for entry in found)], right=_RIGHT))
+        print(json.dumps([_as_json(entry) for entry in listed], indent=1))
+    elif listed:
+        print(text_table([_HEADS, *(_cells(entry, folder) for entry in listed)], right=_RIGHT))
     else:
         print(f"{args.folder}: no runs")
     return 0
@@ -37,15 +37,15 @@ def ls_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    made = Parser(
+    parser = Parser(
         prog="klrl ls",
         description="Runs and sweeps of a folder, the newest last; of a sweep's folder, its jobs.",
     )
-    made.add_argument(
+    parser.add_argument(
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="default: outputs"
     )
-    made.add_argument("--json", action="store_true", help="print one JSON list")
-    return made
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    return parser
 
 
 def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
@@ -75,24 +75,24 @@ def _progress(entry: Entry) -> str:
 
 
 def _percent(entry: Entry) -> int:
-    """Rounded down: only what is done says 100. The last rollout is whole, and may go over."""
+    """Rounded down, so that only a finished entry shows 100; the last rollout may overshoot."""
     assert entry.total
     return min(100 * entry.done // entry.total, 100)
 
 
 def _local(started: str | None) -> str:
-    """In this machine's time, to the minute."""
+    """In the local time zone, to the minute."""
     try:
         return datetime.fromisoformat(started or "").astimezone().strftime("%Y-%m-%d %H:%M")
     except ValueError:
         return ""
 
 
-def _told(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON; a sweep's has ``jobs``, a run's the numbers of its last rows."""
-    told: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
-    told |= {"done": entry.done, "total": entry.total, "started": entry.started}
-    more: dict[str, Any] = (
+def _as_json(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON; a sweep has ``jobs``, a run its last recorded ``return`` and ``kl``."""
+    shared: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
+    shared |= {"done": entry.done, "total": entry.total, "started": entry.started}
+    own: dict[str, Any] = (
         {"jobs": entry.jobs} if entry.unit == "jobs" else {"return": entry.score, "kl": entry.kl}
     )
-    return {**told, **more, "note": entry.note}
+    return {**shared, **own, "note": entry.note}

@@ -11,16 +11,16 @@ What a command line would run, and for how long: klrl plan -m ...
 
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
-Takes the words of klrl, checks every job, measures one of each kind for some seconds and prints
-jobs, frames, speed, time and memory. Nothing is written.
+Takes the arguments of klrl, checks every job, measures one of each kind for some seconds and
+prints jobs, frames, speed, time and memory. Nothing is written.
 """
 
 
 def plan_command(argv: list[str]) -> int:
-    """Print what jobs would cost; returns the exit code.
+    """Print the cost of jobs; returns the exit code.
 
     Raises:
-        ConfigError: a job is refused, or the machine is too small for the jobs at a time.
+        ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
     """
     from klrl.config.compose import parse_args
 

@@ -21,14 +21,14 @@ def report_command(argv: list[str]) -> int:
     from klrl.report.runs import find_runs
     from klrl.report.write import write_report
 
-    found = find_runs(args.paths)
-    for line in found.skipped:
+    runs = find_runs(args.paths)
+    for line in runs.skipped:
         print(f"klrl report: skipped {line}", file=sys.stderr)
-    if not found.runs and not found.sweeps:
+    if not runs.runs and not runs.sweeps:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
     folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
     try:
-        write_report(found, folder, unfinished=args.unfinished)
+        write_report(runs, folder, unfinished=args.unfinished)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -38,15 +38,15 @@ def report_command(argv: list[str]) -> int:
 
 def parser() -> Parser:
     """The argument list."""
-    made = Parser(prog="klrl report", description="Compare runs in one offline HTML page.")
-    made.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
-    made.add_argument(
+    parser = Parser(prog="klrl report", description="Compare runs in one offline HTML page.")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
+    parser.add_argument(
         "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
     )
-    return made
+    return parser
 
 
 #: ``python -m klrl.report``, which is ``klrl report``.

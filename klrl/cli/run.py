@@ -1,4 +1,4 @@
-"""``klrl run``: compose, check everything, then run. torch comes in only after the checks."""
+"""``klrl run``: compose, check everything, then run. torch is imported only after the checks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from klrl.sweep.single import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:
-    """Train, sweep, go on with a run, or print settings; returns the exit code.
+    """Train, sweep, resume a run, or print settings; returns the exit code.
 
     Raises:
-        ConfigError: a word, a setting or a job is refused; nothing was written.
+        ConfigError: an override or a job is refused; nothing was written.
         NonFiniteError, RewardError, WorkerError: a run failed.
         Interrupted: a signal came.
     """
@@ -52,23 +52,23 @@ def run_command(argv: list[str]) -> int:
 
 
 def _show(argv: list[str], args: argparse.Namespace) -> int:
-    """The settings with their comments, or what Hydra prints itself; nothing runs."""
-    words = [word for word in args.overrides if not key_of(word).startswith("hydra")]
+    """Print the settings with their comments, or run Hydra's own printing flags; nothing runs."""
+    overrides = [each for each in args.overrides if not key_of(each).startswith("hydra")]
     if args.cfg and args.multirun:
         raise ConfigError(f"--cfg {args.cfg}: prints one job; drop -m")
     if args.cfg == "job":
-        print(show_job(words, args), end="")
+        print(show_job(overrides, args), end="")
         return 0
     if args.cfg:
-        job_config(words, args.config_dir, args.config_name)
-    flags = [word for word in argv if word not in args.given]
+        job_config(overrides, args.config_dir, args.config_name)
+    flags = [each for each in argv if each not in args.given]
     _hydra_main([*flags, *args.overrides], lambda cfg: None)
     return 0
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
-    """The value of a word that klrl reads itself; None where there is none."""
-    given = [value_of(word) for word in overrides if key_of(word) == key]
+    """The value of an override that klrl reads itself; None where it is not given."""
+    given = [value_of(each) for each in overrides if key_of(each) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
 
 
@@ -87,21 +87,21 @@ def _hydra_main(argv: list[str], task: Callable[[DictConfig], None]) -> None:
 
 
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
-    """One job, started as the jobs of a sweep are, in this process."""
-    words = _job_words(overrides)
+    """Run one job in this process, checked as the jobs of a sweep are."""
+    job = _job_overrides(overrides)
     with collection_paused():
-        (checked,) = check_jobs([words], args)
+        (checked,) = check_jobs([job], args)
     given = _run_dir(overrides, checked.config)
     import_for_good("klrl.train.loop", domain_of(checked.config).module)
-    run_in_folder(given, checked.config, words, argv=sys.orig_argv)
+    run_in_folder(given, checked.config, job, argv=sys.orig_argv)
     return 0
 
 
 def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
-    """``hydra.run.dir``, with settings of the job and the time in it, as ``${env.id}_${now:%H%M}``.
+    """``hydra.run.dir``; it may hold settings and the time, as ``${env.id}_${now:%H%M}``.
 
     Raises:
-        ConfigError: it names a setting that the job has not.
+        ConfigError: it names a setting that the job does not have.
     """
     given = _given("hydra.run.dir", overrides)
     if given is None or "${" not in given:
@@ -112,34 +112,34 @@ def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
         raise ConfigError(f"hydra.run.dir={given}: {first_line(error)}") from error
 
 
-def _job_words(overrides: Sequence[str]) -> list[str]:
-    """What a single job reads; of Hydra's own settings that is where its folder shall be.
+def _job_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a single job; of Hydra's own it may have ``hydra.run.dir``, left out here.
 
     Raises:
-        ConfigError: a word that only a sweep, or only Hydra's own runner, reads.
+        ConfigError: an override that only a sweep, or only Hydra's own runner, reads.
     """
-    words = []
-    for word in overrides:
-        key = key_of(word)
-        if is_own(word):
-            raise ConfigError(f"{word}: only a sweep reads it; add -m, or drop it")
+    job = []
+    for override in overrides:
+        key = key_of(override)
+        if is_own(override):
+            raise ConfigError(f"{override}: only a sweep reads it; add -m, or drop it")
         if key == "hydra.sweep.dir":
             raise ConfigError(f"{key}: a single run never reads it; give hydra.run.dir")
         if key.startswith("hydra") and key != "hydra.run.dir":
-            raise ConfigError(f"{word}: a run never reads it; drop it")
+            raise ConfigError(f"{override}: a run never reads it; drop it")
         if key != "hydra.run.dir":
-            words.append(word)
-    return words
+            job.append(override)
+    return job
 
 
 def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
-    """Go on with a run, in its own folder and with its own settings."""
+    """Resume a run in its own folder, with its own settings."""
     if args.multirun:
         raise ConfigError(f"resume={path}: resumes one run; drop -m")
     from klrl.runs.resume import resumed_config
 
-    words = [word for word in overrides if key_of(word) != "resume"]
-    folder, config = resumed_config(path, words)
+    changes = [each for each in overrides if key_of(each) != "resume"]
+    folder, config = resumed_config(path, changes)
     check_machine(config, resumed=True)
     import_for_good("klrl.train.loop", domain_of(config).module)
     from klrl.train.loop import start

@@ -20,18 +20,18 @@ from klrl.config.compose import compose, job_config, keys
 _GLOBAL = ""
 
 
-def show_job(words: list[str], args: argparse.Namespace) -> str:
-    """What ``--cfg job`` prints.
+def show_job(overrides: list[str], args: argparse.Namespace) -> str:
+    """The text that ``--cfg job`` prints.
 
     Args:
-        words: the job's.
+        overrides: the job's.
         args: Hydra's flags: ``config_dir``, ``config_name``, ``package``, ``resolve``.
 
     Raises:
-        ConfigError: the job is refused, or has no part of the name that ``--package`` asks for.
+        ConfigError: the job is refused, or does not have the part that ``--package`` names.
     """
-    job_config(words, args.config_dir, args.config_name)
-    cfg = compose(words, args.config_dir, args.config_name)
+    job_config(overrides, args.config_dir, args.config_name)
+    cfg = compose(overrides, args.config_dir, args.config_name)
     package = None if args.package == "_global_" else args.package
     part = cfg if package is None else OmegaConf.select(cfg, package)
     if part is None:
@@ -41,43 +41,43 @@ def show_job(words: list[str], args: argparse.Namespace) -> str:
     if args.resolve:
         OmegaConf.resolve(part)
     text = OmegaConf.to_yaml(part)
-    found = comments(words, args.config_dir, args.config_name)
+    notes = comments(overrides, args.config_dir, args.config_name)
     if package is None:
-        return annotated(text, found)
+        return annotated(text, notes)
     below = f"{package}."
-    mine = {key[len(below) :]: note for key, note in found.items() if key.startswith(below)}
-    return f"# @package {package}\n{annotated(text, mine)}"
+    notes = {key[len(below) :]: note for key, note in notes.items() if key.startswith(below)}
+    return f"# @package {package}\n{annotated(text, notes)}"
 
 
 def comments(
-    words: Sequence[str], config_dir: str | None = None, config_name: str | None = None
+    overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> dict[str, str]:
-    """Dotted key -> comment, of the YAMLs that a job is composed of.
+    """Dotted key -> comment, from the YAMLs of which a job is composed.
 
-    The last file that sets a value has the say, as in composing. What a preset (``env=hopper``)
-    says of its own value is left out where the words set another one.
+    The last file that sets a value gives its comment, as it gives the value. A preset's comment on
+    its own value (``env=hopper``) is left out where the overrides set another value.
     """
-    given = keys(words)
-    found: dict[str, str] = {}
-    for path, package in _files(words, config_dir, config_name):
+    given = keys(overrides)
+    notes: dict[str, str] = {}
+    for path, package in _files(overrides, config_dir, config_name):
         for key, note in _noted(path.read_text(encoding="utf-8")):
             dotted = f"{package}.{key}" if package else key
-            if not (package == _GLOBAL and dotted in given and dotted in found):
-                found[dotted] = note
-    return found
+            if not (package == _GLOBAL and dotted in given and dotted in notes):
+                notes[dotted] = note
+    return notes
 
 
 def _files(
-    words: Sequence[str], config_dir: str | None, config_name: str | None
+    overrides: Sequence[str], config_dir: str | None, config_name: str | None
 ) -> Iterator[tuple[Path, str]]:
-    """The YAMLs of a job in the order in which Hydra merges them, each with its package."""
+    """The YAMLs of a job, in Hydra's order of merging, each with its package."""
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         merged = loader.compute_defaults_list(
-            config_name or "config", [*words, *extra], RunMode.RUN
+            config_name or "config", [*overrides, *extra], RunMode.RUN
         )
-    # As in Hydra's search path, where klrl's own come first.
+    # As in Hydra's search path, klrl's own choices come first.
     folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
     for each in merged.defaults:
         files = (folder / f"{each.config_path}.yaml" for folder in folders)
@@ -87,7 +87,7 @@ def _files(
 
 
 def _noted(text: str) -> Iterator[tuple[str, str]]:
-    """The settings of a YAML that have a comment behind them on their line."""
+    """Each setting of a YAML that has a comment on its line, with the comment."""
     lines = text.splitlines()
     root = yaml.compose(text, yaml.SafeLoader)
     for key, line, end in _places(root):
@@ -97,20 +97,20 @@ def _noted(text: str) -> Iterator[tuple[str, str]]:
 
 
 def annotated(text: str, notes: dict[str, str]) -> str:
-    """A YAML of :func:`OmegaConf.to_yaml` with a comment behind each setting that has one."""
+    """A YAML of :func:`OmegaConf.to_yaml` with each comment added to its setting's line."""
     lines = text.splitlines()
     for key, line, end in _places(yaml.compose(text, yaml.SafeLoader)):
-        # Nothing may follow on the first line of a text that goes on below.
+        # A comment must not follow the first line of a text over several lines.
         if key in notes and not lines[line][end:].strip():
             lines[line] += f"  # {notes[key]}"
     return "".join(f"{line}\n" for line in lines)
 
 
 def _places(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    """Each setting of a YAML with the line, and the column on it, behind which its comment stands.
+    """Each setting of a YAML with the line and column after which its comment goes.
 
-    A text over several lines has no such place. The comment behind ``actor: {init_std: 0.5}`` is
-    that of ``actor.init_std``.
+    A text over several lines has none. The comment after ``actor: {init_std: 0.5}`` belongs to
+    ``actor.init_std``.
     """
     if not isinstance(node, yaml.MappingNode):
         return
@@ -125,7 +125,7 @@ def _places(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int
 
 
 def _leaves(node: yaml.Node, key: str) -> Iterator[str]:
-    """The settings of a flow mapping; the key itself of anything else, an empty one too."""
+    """The settings of a flow mapping; the key itself for any other node, or an empty mapping."""
     if not isinstance(node, yaml.MappingNode) or not node.value:
         yield key
         return

@@ -1,4 +1,4 @@
-"""What every command shares: its exit code, and each error in one line."""
+"""Runs every command: exit codes, and each error in one line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import NoReturn
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 
-#: From a command's words to its exit code.
+#: From a command's arguments to its exit code.
 Command = Callable[[list[str]], int]
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument list whose errors are a ConfigError like all others."""
+    """An argument list that raises its errors as ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line.
@@ -35,46 +35,46 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def run_command(name: str, words: list[str]) -> int:
+def run_command(name: str, argv: list[str]) -> int:
     """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; returns its exit code."""
     with collection_paused():
         command: Command = getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
-    return command(words)
+    return command(argv)
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command of the command line; leaves the process unless it ended with 0.
+    """Run a command; exits the process unless the exit code is 0.
 
     Args:
-        name: of the command, as ``evaluate``.
-        argv: its words; None: those of this process.
+        name: the command, as ``evaluate``.
+        argv: its arguments; None: those of this process.
 
     Raises:
-        SystemExit: with the exit code, where that is not 0.
+        SystemExit: with the exit code, if it is not 0.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    code = exit_code(f"klrl {name}", partial(run_command, name), words)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
     if code != DONE:
         sys.exit(code)
 
 
-def exit_code(name: str, command: Command, words: list[str]) -> int:
-    """Run a command; its errors become a line on stderr and an exit code.
+def exit_code(name: str, command: Command, argv: list[str]) -> int:
+    """Run a command and return its exit code; an error is printed to stderr in one line.
 
     Returns:
         0 done, 1 failed, 2 refused, 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = command(words)
+        code = command(argv)
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        _say(f"{name}: {error}")
+        _print_error(f"{name}: {error}")
         return REFUSED
     except (*FAILURES, OSError) as error:
-        if not (isinstance(error, BrokenPipeError) and _reader_is_gone()):
-            _say(f"{name}: failed: {error}")
+        if not (isinstance(error, BrokenPipeError) and _stdout_closed()):
+            _print_error(f"{name}: failed: {error}")
         return FAILED
     except Interrupted as stop:
         return stop.exit_code
@@ -86,21 +86,21 @@ def exit_code(name: str, command: Command, words: list[str]) -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM before a run has begun: leave as Ctrl-C does."""
+    """SIGTERM before a run has begun: stop as by Ctrl-C."""
     raise Interrupted(signum)
 
 
-def _say(line: str) -> None:
-    """Say what went wrong, below its traceback where HYDRA_FULL_ERROR asks for one."""
+def _print_error(line: str) -> None:
+    """Print an error, below its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
     print(line, file=sys.stderr)
 
 
-def _reader_is_gone() -> bool:
-    """Whether nobody reads stdout any more, as after ``klrl ls | head -1``.
+def _stdout_closed() -> bool:
+    """Whether stdout's reader has closed the pipe, as in ``klrl ls | head -1``.
 
-    Python would complain once more when it flushes stdout on its way out, hence the null device.
+    If so, stdout becomes the null device: Python flushes it at exit and would fail again.
     """
     try:
         stdout = sys.stdout.fileno()

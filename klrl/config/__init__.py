@@ -1,7 +1,7 @@
-"""The schema of every setting; what takes two settings to be wrong is in ``combinations``.
+"""The schema of every setting; ``combinations`` checks settings against each other.
 
-Values live in ``conf/`` (one YAML per choice); types and ranges live here. Nothing in here imports
-torch or gymnasium, so that help and config errors answer at once.
+Values are in ``conf/`` (one YAML per choice); types and ranges are here. Nothing in here imports
+torch or gymnasium, so that ``--help`` and config errors print at once.
 
 To add a setting: a field in the dataclass of its group (``control``, ``language``, ``kl``,
 ``learning``, ``record``, ``sweep``; outside any group ``jobs.RootConfig``), and a commented line in

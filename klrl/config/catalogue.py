@@ -24,10 +24,10 @@ class Setting:
     """A setting of the command line.
 
     Attributes:
-        key: as in ``kl.estimator``.
-        type: as its dataclass declares it, as ``list[int]``.
-        allowed: its values, where the list of them is closed.
-        schemas: of its group, those that have it; empty outside any group.
+        key: its dotted key, as ``kl.estimator``.
+        type: the declared type, as ``list[int]``.
+        allowed: its values, where there is a closed list of them.
+        schemas: the schemas of its group that have it; empty outside any group.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Setting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAML of each choice of a group; of two with one name Hydra takes klrl's."""
+    """The YAML of each choice of a group; of two with the same name Hydra reads klrl's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 
@@ -59,23 +59,23 @@ def choices(group: str, config_dir: str | None = None) -> list[str]:
 
 @cache
 def settings() -> dict[str, Setting]:
-    """All settings by their keys, those that a choice sets by itself left out."""
-    found: dict[str, Setting] = {}
+    """All settings by key, without the names of choices."""
+    by_key: dict[str, Setting] = {}
     for group, registered in ALL_CHOICES.items():
         for schema, choice in registered.items():
             for name, each in _fields(choice.schema):
                 key = f"{group}.{name}"
-                before = found[key].schemas if key in found else ()
-                found[key] = Setting(key, str(each.type), _allowed(each), (*before, schema))
+                before = by_key[key].schemas if key in by_key else ()
+                by_key[key] = Setting(key, str(each.type), _allowed(each), (*before, schema))
     for name, each in _fields(RootConfig):
         if name not in GROUPS:
-            found[name] = Setting(name, str(each.type), _allowed(each))
+            by_key[name] = Setting(name, str(each.type), _allowed(each))
     of_choices = {f"{group}.{NAME}" for group in ALL_CHOICES}
-    return {key: found[key] for key in sorted(found) if key not in of_choices}
+    return {key: by_key[key] for key in sorted(by_key) if key not in of_choices}
 
 
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """The fields of a schema with their dotted names; of a nested one, its own."""
+    """The fields of a schema by dotted name; a nested schema is replaced by its fields."""
     for each in fields(node):
         nested = each.default_factory
         if nested is not MISSING and isinstance(nested, type) and is_dataclass(nested):
@@ -91,16 +91,13 @@ def _allowed(each: Field[Any]) -> tuple[str, ...]:
 
 
 def readers(setting: Setting, config_dir: str | None = None) -> list[str]:
-    """The choices of its group that have a setting, presets over them left out.
-
-    Empty outside any group.
-    """
+    """The choices of a setting's group that have it, without presets; empty outside any group."""
     files = choice_files(setting.group, config_dir) if setting.schemas else {}
     return sorted(name for name, path in files.items() if _named(path)[0] in setting.schemas)
 
 
 def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | None:
-    """The schema of a choice; of a preset over another choice (``gym@env``), that one's."""
+    """The schema of a choice; of a preset, the schema of the choice below it (``gym@env``)."""
     files = choice_files(group, config_dir)
     seen: set[str] = set()
     name: str | None = choice
@@ -113,7 +110,7 @@ def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | N
 
 
 def _named(path: Path) -> tuple[str | None, str | None]:
-    """The schema, and the other choice, that the YAML of a choice names in its defaults list."""
+    """The schema and the other choice that a choice's YAML names in its defaults list."""
     text = path.read_text(encoding="utf-8")
     schema = re.search(r"/schema/\w+/(\w+)@", text)
     other = re.search(r"^  - (\w+)@", text, re.MULTILINE)
@@ -122,7 +119,7 @@ def _named(path: Path) -> tuple[str | None, str | None]:
 
 @cache
 def defaults() -> dict[str, str]:
-    """The choice of each group where none is given."""
+    """The default choice of each group."""
     texts = [(conf_dir() / f"{name}.yaml").read_text("utf-8") for name in ("config", "sweep")]
     return {
         group: name
@@ -132,17 +129,17 @@ def defaults() -> dict[str, str]:
     }
 
 
-def chosen(group: str, words: Sequence[str], config_dir: str | None = None) -> str:
-    """The choice of a group on a command line: given, of its experiment, or the default."""
-    given = [word.split("=", 1)[1] for word in words if word.startswith(f"{group}=")]
+def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
+    """A command line's choice of a group: the one given, its experiment's, or the default."""
+    given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
     if given:
         return given[-1]
-    return _of_experiment(words, config_dir).get(group, defaults().get(group, "?"))
+    return _of_experiment(overrides, config_dir).get(group, defaults().get(group, "?"))
 
 
-def _of_experiment(words: Sequence[str], config_dir: str | None) -> dict[str, str]:
+def _of_experiment(overrides: Sequence[str], config_dir: str | None) -> dict[str, str]:
     """The choices that ``experiment=NAME`` makes."""
-    names = [word.split("=", 1)[1] for word in words if word.startswith("experiment=")]
+    names = [each.split("=", 1)[1] for each in overrides if each.startswith("experiment=")]
     path = choice_files("experiment", config_dir).get(names[-1]) if names else None
     if path is None:
         return {}

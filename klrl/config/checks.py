@@ -1,7 +1,7 @@
-"""From what Hydra composed to one typed job, or one line that says what is wrong with it.
+"""Types and checks a composed config: one typed job, or an error in one line.
 
-No torch in here. Ranges stand with the fields in ``klrl/config``, what takes two settings to be
-wrong in ``combinations.py``, what a choice leaves unread in ``unread.py``.
+No torch in here. A setting's range is declared with its field; ``combinations.py`` checks settings
+against each other, and ``unread.py`` refuses those that a job never reads.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from klrl.config.combinations import CHECKS
 
 
 def to_config(cfg: DictConfig) -> JobConfig:
-    """Type and check one composed config; its ``env`` decides which domain's job it is.
+    """Type and check one composed config; its ``env`` decides the domain.
 
     Args:
-        cfg: what Hydra composed, without its ``hydra`` node.
+        cfg: as Hydra composed it, without the ``hydra`` node.
 
     Returns:
         The same settings as dataclasses.
 
     Raises:
-        ConfigError: a value is missing, out of range, or does not go with another one.
+        ConfigError: a value is missing, out of range, or in conflict with another one.
     """
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
@@ -65,13 +65,13 @@ _NUMBERS = ("frames", "seed", "device", "threads")
 
 
 def check_config(config: JobConfig) -> JobConfig:
-    """Check typed settings that were put together, or changed, in Python.
+    """Check typed settings that were made or changed in Python.
 
     Returns:
-        The same, with whole floats as ints where an int is meant.
+        The same settings, with whole floats as ints where the setting is an int.
 
     Raises:
-        ConfigError: a value is of another type, out of range, or does not go with another one.
+        ConfigError: a value has the wrong type, is out of range, or conflicts with another one.
     """
     parts: dict[str, Any] = {}
     for group in GROUPS:
@@ -98,7 +98,7 @@ def check_config(config: JobConfig) -> JobConfig:
 
 
 def _retyped(path: str, value: Any) -> Any:
-    """Settings made in Python, through the types of their schema, as composed ones are."""
+    """Settings made in Python, converted by their schema's types as composed ones are."""
     try:
         return _object(path, OmegaConf.structured(value))
     except OmegaConfBaseException as error:
@@ -107,7 +107,7 @@ def _retyped(path: str, value: Any) -> Any:
 
 
 def _root_value(name: str, value: Any, root: DictConfig) -> Any:
-    """The same of a setting outside any group."""
+    """:func:`_retyped` for a setting outside any group."""
     try:
         root[name] = value
     except OmegaConfBaseException as error:
@@ -116,10 +116,10 @@ def _root_value(name: str, value: Any, root: DictConfig) -> Any:
 
 
 def _domain(parts: Mapping[str, Any]) -> str:
-    """The domain of the chosen ``env``, which every other choice must serve.
+    """The domain of the chosen ``env``, which every other choice must support.
 
     Raises:
-        ConfigError: with the choice to make.
+        ConfigError: a choice does not; names those that do.
     """
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
@@ -127,15 +127,15 @@ def _domain(parts: Mapping[str, Any]) -> str:
         name = parts[group].name
         if domain in choice_of(group, name).domains:
             continue
-        serve = " or ".join(f"{group}={other}" for other in choices_for(group, domain))
+        fitting = " or ".join(f"{group}={choice}" for choice in choices_for(group, domain))
         task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
         larger = f", or start from experiment={env.name}" if domain == LANGUAGE else ""
-        raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {serve}{larger}")
+        raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {fitting}{larger}")
     return domain
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
-    """Type and check single groups of a composed config.
+    """Type and check some groups of a composed config.
 
     Raises:
         ConfigError: a value is missing or out of range.
@@ -147,7 +147,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
 
 
 def _check_registered(group: str, value: ChoiceConfig) -> None:
-    """The settings are those of the choice that they name."""
+    """Refuse settings of another choice than the one that they name."""
     schema = choice_of(group, value.name).schema
     if type(value) is not schema:
         raise ConfigError(
@@ -187,17 +187,17 @@ def _object(path: str, node: DictConfig) -> Any:
 
 
 def _check_fields(path: str, value: Any) -> None:
-    """Ranges, of nested settings too; whole floats become ints."""
+    """Check ranges, of nested settings too; whole floats become ints."""
     for f in fields(value):
-        mine = getattr(value, f.name)
-        if is_dataclass(mine):
-            _check_fields(f"{path}.{f.name}", mine)
+        setting = getattr(value, f.name)
+        if is_dataclass(setting):
+            _check_fields(f"{path}.{f.name}", setting)
         elif f.metadata:
-            setattr(value, f.name, _checked(f"{path}.{f.name}", mine, f.metadata))
+            setattr(value, f.name, _checked(f"{path}.{f.name}", setting, f.metadata))
 
 
 def _checked(key: str, value: Any, rule: Any) -> Any:
-    """Return the value, a whole float as an int; raise ConfigError outside the rule."""
+    """The value, a whole float as an int; raises ConfigError where it breaks the rule."""
     if not rule or (value is None and rule.get("optional", True)):
         return value
     if "allowed" in rule:
@@ -226,14 +226,14 @@ def _checked(key: str, value: Any, rule: Any) -> Any:
 
 
 def _check_together(config: JobConfig) -> None:
-    """Refuse combinations that each setting alone allows."""
+    """Refuse combinations of values that are allowed one by one."""
     for check in CHECKS[config.domain]:
         check(config)
     check_device_name(config.device)
 
 
 def check_device_name(device: str) -> None:
-    """Refuse a device name that torch or klrl would not understand."""
+    """Refuse a device name that klrl does not know."""
     kind, _, index = device.partition(":")
     known = device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit())
     if not known:

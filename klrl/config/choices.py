@@ -1,11 +1,11 @@
-"""The registry: group -> choice -> its schema, who makes it, which domains have it, what counts.
+"""The registry: group -> choice -> its schema, its factory in each domain, its free settings.
 
-Exact: what is not here is no choice, and nothing stands in for it. A choice is stored by its name
-(``GROUP.name``, set by its YAML), and read back by it. To add one: a line here, a schema where it
-has settings of its own, a YAML of that name in ``conf/GROUP``, and the factory.
+It is exact: a name that is not here is refused, there is no fallback. A run stores a choice by its
+name (``GROUP.name``, set by its YAML), and is read back by it. To add a choice: a line here, a
+schema if it has settings of its own, a YAML of that name in ``conf/GROUP``, and the factory.
 
-Factories are named, not imported: nothing here imports torch. All of a group take the same
-arguments, written above the group.
+Factories are named, not imported, so nothing here imports torch. All factories of a group take the
+same arguments, written above the group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from klrl.config import control, kl, language, learning, record, sweep
 from klrl.config.fields import ChoiceConfig
 
 CONTROL, LANGUAGE = "control", "language"
-#: Of a sweep's groups, which belong to no job.
+#: The "domain" of a sweep's groups, which belong to no job.
 SWEEP = "sweep"
 
 
@@ -31,10 +31,10 @@ class Choice:
 
     Attributes:
         schema: its settings.
-        factories: domain -> "module:factory". Domains that are missing do not have it.
-        free: settings that change no result, and so are no part of a job's identity; ``*``: all.
+        factories: domain -> "module:factory"; other domains do not have the choice.
+        free: settings that change no result, so that a job's identity leaves them out; ``*``: all.
         package: an optional package that it needs.
-        remedy: where the package is not installed.
+        remedy: what to do where the package is not installed.
     """
 
     schema: type[ChoiceConfig]
@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Those that have it."""
+        """The domains that have the choice."""
         return tuple(self.factories)
 
 
@@ -62,11 +62,11 @@ def _language(factory: str) -> dict[str, str]:
 
 
 def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
-    """A choice of a sweep's group; what it needs is installed by an extra of the same name."""
+    """A choice of a sweep's group; the extra that it needs has the name of its package."""
     return Choice(schema, {SWEEP: factory}, (), extra, extra and f"pip install 'klrl[{extra}]'")
 
 
-#: Groups of a job, in the order in which help shows them.
+#: Groups of a job, in the order of ``--help``.
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
@@ -187,7 +187,7 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
         "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.launchers:submitit", "submitit"),
         "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.launchers:ray", "ray"),
     },
-    # (words, config, launcher, overrides, args) -> exit code
+    # (sweep, config, launcher, overrides, args) -> exit code
     "search": {
         "grid": _sweep(sweep.SearchConfig, "klrl.sweep.run:run_grid"),
         "optuna": _sweep(sweep.OptunaConfig, "klrl.sweep.search:run_search", "optuna"),
@@ -203,16 +203,16 @@ NAME = "name"
 
 
 def choice_of(group: str, name: str) -> Choice:
-    """What the registry says of a choice.
+    """The registry's entry of a choice.
 
     Raises:
-        ConfigError: it is not registered.
+        ConfigError: the choice is not registered.
     """
     known = ALL_CHOICES[group]
     if name not in known:
         raise ConfigError(
-            f"{group}.{NAME}={name}: nothing is registered under this name; "
-            f"klrl/config/choices.py has {', '.join(known)}"
+            f"{group}.{NAME}={name}: is not registered; klrl/config/choices.py has "
+            f"{', '.join(known)}"
         )
     return known[name]
 
@@ -222,7 +222,7 @@ def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]
 
     Args:
         group: as ``controller``.
-        config: its settings; the name says which choice.
+        config: the group's settings, with the name of the choice.
         domain: control, language, or sweep for a sweep's groups.
 
     Raises:
@@ -231,19 +231,19 @@ def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]
     choice = choice_of(group, config.name)
     if domain not in choice.factories:
         raise ConfigError(
-            f"{group}={config.name}: is no choice for {domain}; choose one of "
+            f"{group}={config.name}: {domain} has no such choice; choose one of "
             f"{', '.join(choices_for(group, domain))}"
         )
     return resolve(choice.factories[domain])
 
 
 def resolve(path: str) -> Callable[..., Any]:
-    """Import what ``module:name`` names."""
+    """Import the object at ``module:name``."""
     module, _, name = path.partition(":")
     with collection_paused():
         return getattr(importlib.import_module(module), name)
 
 
 def choices_for(group: str, domain: str) -> list[str]:
-    """The names that a domain has in a group."""
+    """The names of a domain's choices in a group."""
     return [name for name, choice in ALL_CHOICES[group].items() if domain in choice.factories]

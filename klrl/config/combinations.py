@@ -1,8 +1,8 @@
-"""What takes two settings to be wrong: a list of checks per domain, :data:`CHECKS`.
+"""Combinations of settings that are refused: a list of checks per domain, :data:`CHECKS`.
 
 A check takes a typed job and raises a ConfigError that names setting, value and remedy. To add one:
-a function, and its name in a list below. No torch in here; what this machine lacks is the business
-of ``klrl.runs.machine`` and of each domain's ``preflight``.
+a function, and its name in a list below. No torch in here; ``klrl.runs.machine`` and each domain's
+``preflight`` check what depends on this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_DIGITS = 64
 #: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
 BASE_CONTEXT = 256
 
-#: domain -> the values of ``loss.reduction``, and what to say of them
+#: domain -> the values of ``loss.reduction``, and the remedy for others
 _REDUCTIONS = {
     CONTROL: (("mean", "sum"), "language only; choose mean or sum over the frames"),
     LANGUAGE: (
@@ -118,18 +118,18 @@ def _check_frames(c: Config) -> None:
 
 
 def _check_ray(c: Config) -> None:
-    """What the workers of ``collector=ray`` cannot share or serve."""
+    """Refuse copies that workers cannot share equally, and a KL that they cannot compute."""
     if not isinstance(c.collector, RayCollectorConfig):
         return
     if c.env.num_envs % c.collector.workers:
         raise ConfigError(
             f"collector.workers={c.collector.workers}: does not divide env.num_envs="
-            f"{c.env.num_envs}, and every worker plays as many copies; choose a divisor"
+            f"{c.env.num_envs}, and every worker steps equally many copies; choose a divisor"
         )
     if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
         raise ConfigError(
             "kl.apply=step: with collector=ray the reference stays with the learner; use "
-            "kl.apply=rollout, whose numbers are the same"
+            "kl.apply=rollout, which gives the same numbers"
         )
 
 
@@ -146,13 +146,13 @@ def _check_task(c: LanguageConfig) -> None:
     if isinstance(env, TextConfig):
         if env.reward in ("exact", "proxy"):
             raise ConfigError(
-                f"env.reward={env.reward}: belongs to env=sort_digits; name a function of yours as "
+                f"env.reward={env.reward}: belongs to env=sort_digits; give your own function as "
                 "package.module:function"
             )
         if c.actor.model is None and c.actor.init is None:
             raise ConfigError(
-                "actor.model=null: env=text needs a model; give a folder that save_pretrained "
-                "wrote, or a hub id"
+                "actor.model=null: env=text needs a model; give a folder written by "
+                "save_pretrained, or a hub id"
             )
     if isinstance(env, SortDigitsConfig) and not env.shortest <= env.longest <= MOST_DIGITS:
         raise ConfigError(
@@ -191,8 +191,8 @@ def _check_lora(c: LanguageConfig) -> None:
         )
     if lora.dropout:
         raise ConfigError(
-            f"actor.lora.dropout={lora.dropout:g}: the updated policy would not be the one that "
-            "sampled; set it to 0"
+            f"actor.lora.dropout={lora.dropout:g}: the updated policy would differ from the one "
+            "that sampled; set it to 0"
         )
     targets = lora.target_modules
     listed = isinstance(targets, list) and targets and all(isinstance(t, str) for t in targets)
@@ -226,7 +226,7 @@ _BOTH: Sequence[Check] = (
     _check_kl_placement,
     _check_controller,
 )
-#: domain -> its checks; the first that fails is told
+#: domain -> its checks; the first that fails is reported
 CHECKS: Mapping[str, Sequence[Check]] = {
     CONTROL: (_check_frames, _check_ray, _check_hidden, *_BOTH),
     LANGUAGE: (_check_task, _check_groups, _check_lora, _check_apply, _check_compile, *_BOTH),

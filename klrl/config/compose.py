@@ -1,4 +1,4 @@
-"""From words to typed jobs: Hydra composes, ``klrl.config.checks`` types. No torch."""
+"""From overrides to typed jobs: Hydra composes, ``klrl.config.checks`` types. No torch."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from klrl.config import (
 )
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
-from klrl.config.explain import bare_word, explain
+from klrl.config.explain import explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
 from klrl.config.unread import check_all_read
 
 
 class Checked(NamedTuple):
-    """A job's words and its checked settings."""
+    """The overrides and the checked settings of a job."""
 
-    words: list[str]
+    overrides: list[str]
     config: JobConfig
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's flags, and the words beside them ready for its grammar.
+    """Hydra's flags, and the overrides in Hydra's grammar.
 
     Args:
         argv: the command line.
 
     Returns:
-        ``overrides``: the words, with ``++`` where a dictionary is open and paths quoted;
-        ``given``: as they came; Hydra's flags.
+        Hydra's flags; ``overrides``, with ``++`` where a dictionary is open, and with paths quoted;
+        ``given``, the overrides as they came.
 
     Raises:
-        ConfigError: an unknown flag, a word that is no setting, a folder that is not there.
+        ConfigError: an unknown flag, an argument that sets nothing, a folder that does not exist.
     """
     parser = get_args_parser()
     args, unknown = parser.parse_known_args(list(argv))
@@ -65,27 +65,27 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     if (args.package or args.resolve) and not (args.cfg or args.info):
         flag = f"--package {args.package}" if args.package else "--resolve"
         raise ConfigError(f"{flag}: only --cfg reads it; add --cfg job, or drop it")
-    check_words(args.overrides, args.config_dir)
+    check_overrides(args.overrides, args.config_dir)
     check_config_dir(args.config_dir)
     args.given = args.overrides
     args.overrides = quote_paths(allow_env_kwargs(args.overrides))
     return args
 
 
-def check_words(words: Sequence[str], config_dir: str | None = None) -> None:
-    """Refuse a word that sets nothing.
+def check_overrides(arguments: Sequence[str], config_dir: str | None = None) -> None:
+    """Refuse an argument that is no override.
 
     Raises:
-        ConfigError: with the word.
+        ConfigError: an argument sets nothing; it is named.
     """
-    bare = [word for word in words if "=" not in word and not word.startswith("~")]
-    bare += [word for word in words if not key_of(word)]
+    bare = [word for word in arguments if "=" not in word and not word.startswith("~")]
+    bare += [word for word in arguments if not key_of(word)]
     if bare:
-        raise bare_word(bare[0], config_dir)
+        raise not_an_override(bare[0], config_dir)
 
 
 def check_config_dir(folder: str | None) -> None:
-    """Refuse a folder of choices that is not there."""
+    """Refuse a ``--config-dir`` that does not exist."""
     if folder and not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: no such folder; give an existing one")
 
@@ -93,7 +93,7 @@ def check_config_dir(folder: str | None) -> None:
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
     """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
     open_keys = ("env.kwargs.", "env.kwargs=")
-    return [f"++{word}" if word.startswith(open_keys) else word for word in overrides]
+    return [f"++{each}" if each.startswith(open_keys) else each for each in overrides]
 
 
 def compose(
@@ -102,7 +102,7 @@ def compose(
     """Compose one job's config, without running anything.
 
     Args:
-        overrides: words as on the command line.
+        overrides: as on the command line.
         config_dir: a folder with the user's own choices.
         config_name: another primary config; default ``config``.
     """
@@ -112,16 +112,15 @@ def compose(
         return hydra.compose(config_name or "config", overrides=[*overrides, *extra])
 
 
-#: Hydra lets a ValueError through for kl=null, and YAML's own errors for a broken file.
+#: Hydra raises a plain ValueError for kl=null, and YAML's own errors for a broken file.
 _REFUSALS = (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError)
 
 
 class Composer:
-    """Composes jobs; those that make the same choices are composed by Hydra once.
+    """Composes jobs; Hydra composes each set of choices once.
 
-    Values given beside the choices are merged into a copy of that config, as Hydra merges them
-    itself: after all choices, in the order given. That takes a tenth of the time of composing each
-    job anew.
+    The values are merged into a copy of that config, as Hydra does: after all choices, in the order
+    given. That takes a tenth of the time of composing every job from the start.
 
     Args:
         config_dir: a folder with the user's own choices.
@@ -132,88 +131,88 @@ class Composer:
         self._from = (config_dir, config_name)
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
-    def explained(self, words: Sequence[str]) -> DictConfig:
-        """One job's config, every error in one line.
+    def explained(self, overrides: Sequence[str]) -> DictConfig:
+        """One job's config.
 
         Raises:
-            ConfigError: what Hydra, OmegaConf or YAML refused.
+            ConfigError: Hydra, OmegaConf or YAML refused an override; says why in one line.
         """
         try:
-            return self._merged(words)
+            return self._merged(overrides)
         except (*_REFUSALS, OSError) as error:
-            raise explain(error, words, self._from[0]) from error
+            raise explain(error, overrides, self._from[0]) from error
 
-    def _merged(self, words: Sequence[str]) -> DictConfig:
-        # What is neither, as ~kl.coef or kl={coef: 1}, is Hydra's own, with all that stands before.
-        others = (i for i, word in enumerate(words) if not (_is_value(word) or _is_choice(word)))
-        start = max(others, default=-1) + 1
-        chosen = (*words[:start], *filter(_is_choice, words[start:]))
+    def _merged(self, overrides: Sequence[str]) -> DictConfig:
+        # Hydra composes all up to the last override of another form, as ~kl.coef or kl={coef: 1}.
+        plain = [_is_value(override) or _is_choice(override) for override in overrides]
+        start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
+        chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))
         try:
             if chosen not in self._composed:
                 self._composed[chosen] = compose(chosen, *self._from)
             cfg = copy.deepcopy(self._composed[chosen])
-            for override in parse_overrides(filter(_is_value, words[start:])):
+            for override in parse_overrides(filter(_is_value, overrides[start:])):
                 if override.is_sweep_override():
-                    return compose(words, *self._from)
+                    return compose(overrides, *self._from)
                 key, add = override.key_or_group, override.is_force_add()
                 OmegaConf.update(cfg, key, override.value(), merge=True, force_add=add)
         except _REFUSALS:
-            # Whatever is wrong, Hydra's own message on the whole command line says it best.
-            return compose(words, *self._from)
+            # Hydra's own error on the whole command line is the most precise one.
+            return compose(overrides, *self._from)
         return cfg
 
 
-#: Outside any group, a key without a dot is a choice, but for these.
+#: Keys without a dot that are values, not choices.
 _VALUES = frozenset(f.name for f in fields(RootConfig)) - frozenset(GROUPS)
 _CHOSEN = frozenset(ALL_GROUPS)
 
 
-def _is_value(word: str) -> bool:
-    """Whether a word gives a value, as ``kl.coef=1`` and ``seed=0``."""
-    if word.startswith("~") or (word.startswith("+") and not word.startswith("++")):
+def _is_value(override: str) -> bool:
+    """Whether an override sets a value, as ``kl.coef=1`` and ``seed=0``."""
+    if override.startswith("~") or (override.startswith("+") and not override.startswith("++")):
         return False
-    key = key_of(word)
+    key = key_of(override)
     if key.startswith("hydra") or "/" in key or "@" in key:
         return False
     return "." in key or key in _VALUES
 
 
-def _is_choice(word: str) -> bool:
-    """Whether a word makes a choice, as ``kl=legacy``."""
-    group, _, name = word.partition("=")
+def _is_choice(override: str) -> bool:
+    """Whether an override makes a choice, as ``kl=legacy``."""
+    group, _, name = override.partition("=")
     return group in _CHOSEN and re.fullmatch(r"\w+", name) is not None
 
 
 def job_config(
-    words: list[str], config_dir: str | None = None, config_name: str | None = None
+    overrides: list[str], config_dir: str | None = None, config_name: str | None = None
 ) -> JobConfig:
-    """One job's settings, typed and checked, with nothing among its words unread.
+    """One job's settings, typed and checked.
 
     Raises:
-        ConfigError: a word or a value is refused.
+        ConfigError: an override is refused, or the job never reads it.
     """
-    return checked_config(words, Composer(config_dir, config_name), config_dir)
+    return checked_config(overrides, Composer(config_dir, config_name), config_dir)
 
 
-def checked_config(words: list[str], composer: Composer, config_dir: str | None) -> JobConfig:
-    """The same, with what several jobs share.
+def checked_config(overrides: list[str], composer: Composer, config_dir: str | None) -> JobConfig:
+    """:func:`job_config` with a composer that several jobs share.
 
     Raises:
-        ConfigError: a word or a value is refused.
+        ConfigError: an override is refused, or the job never reads it.
     """
-    cfg = composer.explained(words)
-    given = keys(words)
+    cfg = composer.explained(overrides)
+    given = keys(overrides)
     check_names_unset(given)
     try:
         config = to_config(cfg)
     except ConfigError:
         raise
     except (OmegaConfBaseException, ValueError) as error:
-        raise explain(error, words, config_dir) from error
+        raise explain(error, overrides, config_dir) from error
     check_all_read(config, given)
     return config
 
 
-def keys(words: Sequence[str]) -> frozenset[str]:
-    """The keys that words set."""
-    return frozenset(map(key_of, words))
+def keys(overrides: Sequence[str]) -> frozenset[str]:
+    """The keys that the overrides set."""
+    return frozenset(map(key_of, overrides))

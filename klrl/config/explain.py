@@ -1,4 +1,4 @@
-"""What the command line says: its help, and one line for each way to get a setting wrong."""
+"""The text of ``--help``, and a one-line message for each way to get a setting wrong."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from klrl.config.catalogue import (
     settings,
 )
 
-__all__ = ["bare_word", "choices", "explain", "help_text"]
+__all__ = ["choices", "explain", "help_text", "not_an_override"]
 
 USAGE = """\
 klrl: KL-regularised reinforcement learning on TorchRL
 
   python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
   python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
-  python -m klrl -m sweep=NAME ...                  ... in outputs/NAME; started again, it goes on
+  python -m klrl -m sweep=NAME ...                  ... in outputs/NAME; started again, it resumes
   python -m klrl experiment=sort_digits             a language policy
-  python -m klrl resume=outputs/RUN                 go on where a run stopped
+  python -m klrl resume=outputs/RUN                 continue a run from its checkpoint
 
 The same as klrl env=pendulum ..., where klrl is installed. Other commands, each with a --help:
   klrl evaluate outputs/RUN                         play the policy
-  klrl ls                                           runs and sweeps, and how far they have come
+  klrl ls                                           the progress of runs and sweeps
   klrl report outputs/SWEEP                         compare runs in one offline page
   klrl diff outputs/RUN outputs/RUN                 two runs side by side
   klrl plan -m ...                                  what a sweep would cost
@@ -51,7 +51,7 @@ Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR you
 
 
 def help_text(config_dir: str | None = None) -> str:
-    """The answer to ``--help``: usage, then every group with its choices and what they are."""
+    """The text of ``--help``: usage, then every group with its choices and a line on each."""
     lines = [USAGE]
     default = defaults()
     for group in ALL_GROUPS:
@@ -74,71 +74,70 @@ def _summary(path: Path) -> str:
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """Turn what Hydra or OmegaConf raised into a setting, its value and the remedy.
+    """Turn an exception of Hydra or OmegaConf into a line with setting, value and remedy.
 
     Args:
         error: the exception of ``hydra.compose``.
-        overrides: the command line's ``key=value`` words.
+        overrides: those of the command line.
         config_dir: the user's own ``--config-dir``, if any.
     """
     text = str(error)
-    if found := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
+    if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
-            f"{found[1]}={found[2]}: its YAML names the schema {found[3]}/{found[4]}, and nothing "
-            f"is registered under this name; klrl/config/choices.py has "
-            f"{', '.join(ALL_CHOICES.get(found[3], ()))}"
+            f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "
+            f"registered; klrl/config/choices.py has {', '.join(ALL_CHOICES.get(match[3], ()))}"
         )
-    if found := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
-        return _wrong_choice(found[1], found[2], config_dir)
-    if found := re.search(r"Could not override '([^']+)'", text):
-        return _wrong_key(found[1], overrides, config_dir)
-    if found := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
-        return _preset_against_choice((found[1], found[2]), (found[3], found[4]), overrides)
-    if found := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
-        key, value = found[1].lstrip("+"), (found[2].splitlines() or [""])[0]
-        return ConfigError(f"{key}={value}: {_wanted(error, key, value)}")
-    if found := re.search(r"An item is already at '([^']+)'", text):
-        return ConfigError(f"+{found[1]}: the setting is there already; drop the +")
+    if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
+        return _wrong_choice(match[1], match[2], config_dir)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _wrong_key(match[1], overrides, config_dir)
+    if match := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
+        return _preset_against_choice((match[1], match[2]), (match[3], match[4]), overrides)
+    if match := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
+        key, value = match[1].lstrip("+"), (match[2].splitlines() or [""])[0]
+        return ConfigError(f"{key}={value}: {_expected(error, key, value)}")
+    if match := re.search(r"An item is already at '([^']+)'", text):
+        return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
     if "Config group override must be" in text:
         nulled = next(o for o in overrides if o.endswith("=null"))
         return _wrong_choice(nulled.split("=")[0], "null", config_dir)
     if "Ambiguous value" in text:
-        word = re.search(r"argument '([^']+)'", text)
-        named = word[1] if word else "a list of values"
-        key, _, value = named.partition("=")
+        match = re.search(r"argument '([^']+)'", text)
+        override = match[1] if match else "a list of values"
+        key, _, value = override.partition("=")
         if key in settings() and settings()[key].type.startswith("list"):
-            return ConfigError(f"{named}: give a list, as in {key}=[{value}]")
-        return ConfigError(f"{named}: several values are a sweep; add -m, or quote one string")
-    first = " ".join(text.split("\nSee ")[0].split())
-    words = " ".join(" ".join(overrides).split())
-    return ConfigError(f"{words}: {first}" if words else first)
+            return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
+        return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
+    message = " ".join(text.split("\nSee ")[0].split())
+    given = " ".join(" ".join(overrides).split())
+    return ConfigError(f"{given}: {message}" if given else message)
 
 
 def _preset_against_choice(
     preset: tuple[str, str], setting: tuple[str, str], overrides: Sequence[str]
 ) -> ConfigError:
-    """A preset sets what a choice has not, as in ``experiment=sort_digits collector=vector``."""
+    """A preset sets what a choice lacks, as in ``experiment=sort_digits collector=vector``."""
     (kind, name), (group, key) = preset, setting
-    given = [word.split("=", 1)[1] for word in overrides if word.startswith(f"{group}=")]
+    given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
     chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
-    larger = [word for word in overrides if word.startswith("experiment=")]
+    larger = [each for each in overrides if each.startswith("experiment=")]
     if larger and not given and kind != "experiment":
         chosen = f"{larger[-1]}'s {group}"
     return ConfigError(
-        f"{kind}={name}: sets {group}.{key}, which {chosen} has not; drop one of the two"
+        f"{kind}={name}: sets {group}.{key}, which {chosen} does not have; drop one of the two"
     )
 
 
-def _wanted(error: Exception, key: str, value: str) -> str:
-    """What is to be given in place of a value of the wrong type."""
+def _expected(error: Exception, key: str, value: str) -> str:
+    """What to give in place of a value of the wrong type."""
     cause = str(error.__cause__ or error)
     if "is not a ListConfig" in cause:
         return f"give a list, as in {key}=[{value}]"
     if "to Dict[" in cause:
         return f"give a dictionary, as in '{key}={{name: value}}'"
     kinds = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
-    if found := re.search(r"could not be converted to (\w+)", cause):
-        return f"give {kinds.get(found[1], 'a ' + found[1].lower())}"
+    if match := re.search(r"could not be converted to (\w+)", cause):
+        return f"give {kinds.get(match[1], 'a ' + match[1].lower())}"
     return " ".join(cause.split("\n")[0].split())
 
 
@@ -154,21 +153,21 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
     )
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def bare_word(word: str, config_dir: str | None) -> ConfigError:
-    """A word without ``=``: often a choice whose group was left out, or a command."""
-    groups = [group for group in ALL_GROUPS if word in choices(group, config_dir)]
-    meant = " or ".join(f"{group}={word}" for group in groups)
+def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
+    """An argument without ``=``: often a choice whose group was left out, or a command."""
+    groups = [group for group in ALL_GROUPS if argument in choices(group, config_dir)]
+    meant = " or ".join(f"{group}={argument}" for group in groups)
     hint = f"did you mean {meant}?" if meant else "write KEY=VALUE or GROUP=CHOICE, see --help"
-    return ConfigError(f"{word}: not a setting; {hint}")
+    return ConfigError(f"{argument}: not a setting; {hint}")
 
 
 def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """An unknown key: one that another choice or another group reads, or a typo."""
+    """An unknown key: a setting of another choice or another group, or a typo."""
     value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
     known = settings()
     group = key.partition(".")[0]
@@ -176,7 +175,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     if key in known and (having := readers(known[key], config_dir)):
         return ConfigError(
             f"{value}: {group}={current} never reads it; {_listed(group, having)} "
-            f"{'does' if len(having) == 1 else 'do'}; drop it or choose so"
+            f"{'does' if len(having) == 1 else 'do'}; drop it or change the choice"
         )
     hint = _elsewhere(key, overrides, config_dir) or _nearest(key, [*ALL_GROUPS, "sweep", *known])
     hint = hint or _nearest(group, [*ALL_GROUPS, *(k for k in known if "." not in k)])
@@ -184,17 +183,17 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
 
 
 def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
-    """The settings of other groups with the same last part; empty where there are none."""
+    """A hint at the settings of other groups with the same last part; empty without any."""
     name = key.rpartition(".")[2]
     same = [setting for setting in settings().values() if setting.name == name]
     close = difflib.get_close_matches(key, [setting.key for setting in same], n=1, cutoff=0.8)
-    told = [
+    hints = [
         _with_its_choices(setting, overrides, config_dir)
         for setting in same
         if not close or setting.key in close
     ]
-    told.sort(key=len)  # what is read already stands first
-    return f"; did you mean {', or '.join(told)}?" if told else ""
+    hints.sort(key=len)  # a setting that is read already is the shortest: the key alone
+    return f"; did you mean {', or '.join(hints)}?" if hints else ""
 
 
 def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: str | None) -> str:

@@ -1,4 +1,4 @@
-"""How a setting declares its range, and what every choice of a group has."""
+"""Declarations of settings with their ranges, and the base schema of every choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf import MISSING
 
 @dataclass
 class ChoiceConfig:
-    """What every choice has: its own name, as :data:`klrl.config.choices.CHOICES` has it."""
+    """The setting of every choice: its name, the key in :data:`klrl.config.choices.CHOICES`."""
 
     name: str = field(default=MISSING, kw_only=True)
 
@@ -25,8 +25,8 @@ def number(
 ) -> Any:
     """Declare a numeric setting with its range.
 
-    ``whole`` accepts 1e6 as well as 1000000 and so needs a field of type Any, which says for itself
-    whether null is a value (``optional``); typed fields leave that to OmegaConf.
+    ``whole`` accepts 1e6 as well as 1000000, so the field's type is Any, and ``optional`` says
+    whether null is allowed; for typed fields OmegaConf checks that.
     """
     rule = {"ge": ge, "gt": gt, "le": le, "whole": whole, "optional": optional}
     return field(default=MISSING, metadata=rule)
@@ -41,10 +41,10 @@ def added(setting: Any, before: Any) -> Any:
     """Declare a setting that older runs do not have.
 
     Args:
-        setting: what :func:`number` or :func:`choice` declared.
-        before: the value that does what was done before the setting was there. Stored runs
-            without it are read with this value, and with this value it is no part of a job's
-            identity: sweeps that were begun before it go on.
+        setting: declared with :func:`number` or :func:`choice`.
+        before: the value that keeps the behaviour from before the setting existed. Stored runs
+            without the setting are read with this value. A job's identity leaves the setting out
+            while it has this value, so that sweeps begun earlier can resume.
     """
     metadata = {**setting.metadata, "added": before}
     return field(default=before, metadata=metadata)

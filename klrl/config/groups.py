@@ -1,4 +1,4 @@
-"""The config groups as Hydra sees them: schemas by choice, and where their YAML files lie."""
+"""The config groups as Hydra sees them: the schema of each choice, and the folder of the YAMLs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from klrl.config.jobs import RootConfig
 
 @cache
 def register_schemas() -> None:
-    """Make the dataclasses known to Hydra, once, in a group of their own: they are no choices."""
+    """Register the dataclasses with Hydra, once, in the group ``schema``: they are no choices."""
     store = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
     store.store(group="schema", name="sweep", node=sweep.SweepRoot)

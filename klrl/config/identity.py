@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
-#: Moves when equal settings give other rows than before; a release alone does not move it.
+#: Incremented when equal settings give other rows than before; a release alone does not change it.
 #: 1: since 0.1.0.
 NUMERICS = 1
 
@@ -20,7 +20,7 @@ class Identity(NamedTuple):
 
     Attributes:
         settings: twelve hexadecimal digits over the canonical settings.
-        numerics: :data:`NUMERICS` of the klrl that computes them; 0 where it cannot be told.
+        numerics: :data:`NUMERICS` of the klrl that computes them; 0 where it is unknown.
     """
 
     settings: str
@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
 
 def identity(config: JobConfig) -> Identity:
-    """Of a job that this klrl would run."""
+    """The identity of a job that this klrl would run."""
     return Identity(settings_hash(config), NUMERICS)
 
 
@@ -39,11 +39,11 @@ def settings_hash(config: JobConfig) -> str:
 
 
 def canonical(config: JobConfig) -> dict[str, Any]:
-    """The settings that count, in one spelling.
+    """The settings that change a job's results, in a canonical form.
 
-    Left out: what the registry calls free, and a setting that was added later while it has the
-    value that says what was done before it was there (``added`` in :mod:`klrl.config.fields`). A
-    whole number is the same as an int and as a float.
+    Left out: the registry's free settings, and a later setting while it has the value that keeps
+    the earlier behaviour (``added`` in :mod:`klrl.config.fields`). A whole number is the same as an
+    int and as a float.
     """
     settings: dict[str, Any] = {}
     for f in dataclasses.fields(config):
@@ -58,8 +58,8 @@ def canonical(config: JobConfig) -> dict[str, Any]:
 
 def _canonical(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        told = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {f.name: _canonical(v) for f, v in told.items() if not _as_before(f, v)}
+        values = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {f.name: _canonical(v) for f, v in values.items() if not _as_before(f, v)}
     if isinstance(value, dict):
         return {str(key): _canonical(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -70,5 +70,5 @@ def _canonical(value: Any) -> Any:
 
 
 def _as_before(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a setting that was added later does what was done before it was there."""
+    """Whether a later setting has the value that keeps the earlier behaviour."""
     return "added" in field.metadata and value == field.metadata["added"]

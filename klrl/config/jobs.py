@@ -50,7 +50,7 @@ class RootConfig:
 
 @dataclass
 class JobConfig(ABC):
-    """What a control job and a language job share, checked and typed."""
+    """The settings that control and language jobs share, checked and typed."""
 
     frames: int
     seed: int
@@ -70,7 +70,7 @@ class JobConfig(ABC):
     advantage: Any
     collector: Any
 
-    #: The kind of job, as :mod:`klrl.domains` knows it.
+    #: The name of its domain in :mod:`klrl.domains`.
     domain: ClassVar[str]
 
     @property
@@ -81,7 +81,7 @@ class JobConfig(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is learned, in a word."""
+        """The task's name in titles."""
 
     @property
     def iterations(self) -> int:
@@ -96,7 +96,7 @@ class JobConfig(ABC):
 
 @dataclass
 class Config(JobConfig):
-    """One control job; what the runner reads."""
+    """One control job."""
 
     env: EnvConfig
     actor: ActorConfig
@@ -118,7 +118,7 @@ class Config(JobConfig):
 
 @dataclass
 class LanguageConfig(JobConfig):
-    """One language job; its frames are samples, that is responses."""
+    """One language job; its frames are samples: responses to prompts."""
 
     env: LanguageEnvConfig
     actor: CausalLMConfig

@@ -1,4 +1,4 @@
-"""The KL to the reference: who pi_ref is, what is charged, how ``kl.coef`` moves."""
+"""The KL to the reference: the choice of pi_ref, the penalty, the controller of ``kl.coef``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PeriodicReferenceConfig(ReferenceConfig):
 
 @dataclass
 class KLConfig(ChoiceConfig):
-    """No KL to a reference: nothing measured, nothing charged."""
+    """No KL to a reference: no measurement, no penalty."""
 
 
 @dataclass

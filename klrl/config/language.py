@@ -20,7 +20,7 @@ class LanguageEnvConfig(ChoiceConfig):
 
 @dataclass
 class SortDigitsConfig(LanguageEnvConfig):
-    """A verifiable task made here: the user gives digits, the assistant sorts them."""
+    """A generated, verifiable task: the user gives digits, the assistant sorts them."""
 
     shortest: int = number(ge=1)
     longest: int = number(ge=1)
@@ -29,7 +29,7 @@ class SortDigitsConfig(LanguageEnvConfig):
 
 @dataclass
 class TextConfig(LanguageEnvConfig):
-    """Prompts from JSON lines and a reward function of the user's."""
+    """Prompts from a JSON Lines file, and the user's own reward function."""
 
     data: str = MISSING
     eval_data: Optional[str] = None  # noqa: UP045

@@ -20,14 +20,14 @@ class AdvantageConfig(ChoiceConfig):
 
 @dataclass
 class GroupConfig(ChoiceConfig):
-    """The scores of the other responses to the prompt as the baseline."""
+    """A baseline from the scores of a prompt's group of responses."""
 
     baseline: str = choice("normalized", "leave_one_out")
 
 
 @dataclass
 class LossConfig(ChoiceConfig):
-    """What both policy losses share."""
+    """The settings that all policy losses share."""
 
     entropy_bonus: bool = MISSING
     entropy_coeff: float = number(ge=0)
@@ -67,7 +67,7 @@ class ClipConfig(LossConfig):
 
 @dataclass
 class LearnerConfig(ChoiceConfig):
-    """Epochs over one rollout, each cut into minibatches."""
+    """Epochs over one rollout, each split into minibatches."""
 
     epochs: int = number(ge=1)
     minibatches: int = number(ge=1)

@@ -1,6 +1,6 @@
-"""The words of a sweep's command line: which are the sweep's own, and the jobs that the rest makes.
+"""The overrides of a command line: a sweep's own, and the jobs that the others expand to.
 
-Grammar and order of the jobs are Hydra's (``a=1,2``, ``a=range(3)``, ``a=glob(*)``).
+The grammar and the order of the jobs are Hydra's (``a=1,2``, ``a=range(3)``, ``a=glob(*)``).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LONGEST_NAME = 180
 
 
 @dataclass(frozen=True)
-class SweepWords:
-    """A sweep's command line in its parts.
+class SweepOverrides:
+    """The parts of a sweep's command line.
 
     Attributes:
-        name: of ``sweep=NAME``; None where a new folder shall be made.
-        folder: of ``hydra.sweep.dir``.
-        own: words of the launcher and the search.
-        job: words of the jobs, swept ones among them.
+        name: the value of ``sweep=NAME``; None for a new folder.
+        folder: the value of ``hydra.sweep.dir``, if given.
+        own: overrides of the launcher and the search.
+        job: overrides of the jobs, also those with several values.
     """
 
     name: str | None
@@ -43,34 +43,34 @@ class SweepWords:
     job: list[str]
 
 
-def key_of(word: str) -> str:
+def key_of(override: str) -> str:
     """``++env.kwargs.g=1`` -> ``env.kwargs.g``."""
-    return word.lstrip("+~").split("=")[0]
+    return override.lstrip("+~").split("=")[0]
 
 
-def value_of(word: str) -> str:
-    """What stands behind the ``=``, without the quotes around it."""
-    value = word.partition("=")[2]
+def value_of(override: str) -> str:
+    """The value behind the ``=``, without quotes around it."""
+    value = override.partition("=")[2]
     quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
     return value[1:-1] if quoted else value
 
 
-def is_own(word: str) -> bool:
-    """Whether a word is about how jobs are run, not about what they compute."""
-    return key_of(word).split(".")[0] in ("sweep", *SWEEP_GROUPS)
+def is_own(override: str) -> bool:
+    """Whether an override sets how a sweep's jobs are run, not what they compute."""
+    return key_of(override).split(".")[0] in ("sweep", *SWEEP_GROUPS)
 
 
-def split_words(overrides: Sequence[str]) -> SweepWords:
-    """Take the sweep's own words from those of its jobs.
+def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
+    """Separate a sweep's own overrides from those of its jobs.
 
     Raises:
-        ConfigError: a word that only Hydra's own sweeps read.
+        ConfigError: an override that only Hydra's own sweeps read.
     """
     name = folder = None
     own: list[str] = []
     job: list[str] = []
-    for word in overrides:
-        key, value = key_of(word), value_of(word)
+    for override in overrides:
+        key, value = key_of(override), value_of(override)
         if key == "sweep":
             name = _checked_name(value)
         elif key == "hydra.sweep.dir":
@@ -80,15 +80,17 @@ def split_words(overrides: Sequence[str]) -> SweepWords:
         elif key == "hydra.sweep.subdir":
             raise ConfigError(f"{key}: klrl names the jobs' folders by what is swept; drop it")
         elif key in ("hydra/launcher", "hydra/sweeper"):
-            mine = "launcher" if key.endswith("launcher") else "search"
-            raise ConfigError(f"{word}: klrl has its own; choose {mine}=..., see --help")
+            group = "launcher" if key.endswith("launcher") else "search"
+            raise ConfigError(f"{override}: klrl has its own; choose {group}=..., see --help")
         elif key.startswith("hydra"):
-            raise ConfigError(f"{word}: a sweep never reads it; drop it")
+            raise ConfigError(f"{override}: a sweep never reads it; drop it")
         else:
-            (own if is_own(word) else job).append(word)
+            (own if is_own(override) else job).append(override)
     if name is not None and folder is not None:
-        raise ConfigError(f"hydra.sweep.dir={folder}: sweep={name} says where; drop one of the two")
-    return SweepWords(name, folder, own, job)
+        raise ConfigError(
+            f"hydra.sweep.dir={folder}: sweep={name} sets the folder; drop one of the two"
+        )
+    return SweepOverrides(name, folder, own, job)
 
 
 def _checked_name(value: str) -> str:
@@ -100,54 +102,55 @@ def _checked_name(value: str) -> str:
     return value
 
 
-def quote_paths(words: Sequence[str]) -> list[str]:
-    """Quote values that are paths with ``=`` or ``,`` in them, as job folders have.
+def quote_paths(overrides: Sequence[str]) -> list[str]:
+    """Quote values that are existing paths with ``=`` or ``,`` in them, as job folders have.
 
-    ``actor.init=outputs/base/seed=0`` would else be refused by Hydra's grammar, and with a comma be
-    taken for a sweep. Parts like ``${seed}`` may be anything.
+    Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and takes a comma for a sweep.
+    An interpolation such as ``${seed}`` matches any part of a path.
     """
-    return [_quoted(word) for word in words]
+    return [_quoted(override) for override in overrides]
 
 
-def _quoted(word: str) -> str:
-    key, _, value = word.partition("=")
+def _quoted(override: str) -> str:
+    key, _, value = override.partition("=")
     if not set("=,") & set(value) or value[:1] in ("'", '"', "[", "{"):
-        return word
+        return override
     parts = re.split(r"\$\{[^}]*\}", str(Path(value).expanduser()))
     pattern = "*".join(glob.escape(part) for part in parts)
     # Not Path.glob: it takes no absolute pattern.
-    return f"{key}='{value}'" if glob.glob(pattern) else word  # noqa: PTH207
+    return f"{key}='{value}'" if glob.glob(pattern) else override  # noqa: PTH207
 
 
-def parse(words: Sequence[str]) -> list[Override]:
-    """Hydra's reading of the words.
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Overrides as Hydra parses them.
 
     Raises:
-        ConfigError: a word outside its grammar.
+        ConfigError: an override outside Hydra's grammar.
     """
     try:
-        return parse_overrides(words)
+        return parse_overrides(overrides)
     except HydraException as error:
-        raise explain(error, words, None) from error
+        raise explain(error, overrides, None) from error
 
 
-def parse_overrides(words: Iterable[str]) -> list[Override]:
-    """The same with Hydra's own errors; the jobs of a sweep share most of their words."""
-    return [_parsed(word) for word in words]
+def parse_overrides(overrides: Iterable[str]) -> list[Override]:
+    """:func:`parse` with Hydra's own errors; cached, as a sweep's jobs share most overrides."""
+    return [_parsed(override) for override in overrides]
 
 
 @lru_cache(maxsize=10_000)
-def _parsed(word: str) -> Override:
-    return OverridesParser.create().parse_override(word)
+def _parsed(override: str) -> Override:
+    return OverridesParser.create().parse_override(override)
 
 
-def expand(words: Sequence[str]) -> list[list[str]]:
-    """The jobs of a sweep: every combination, the last word changing fastest.
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each job of a sweep: every combination, the last one changing fastest.
 
     Raises:
-        ConfigError: a word outside Hydra's grammar, or an interval without ``search=optuna``.
+        ConfigError: an override outside Hydra's grammar, or an interval without
+            ``search=optuna``.
     """
-    parsed = parse(words)
+    parsed = parse(overrides)
     for override in parsed:
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(
@@ -157,22 +160,22 @@ def expand(words: Sequence[str]) -> list[list[str]]:
     try:
         return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
     except HydraException as error:
-        raise explain(error, words, None) from error
+        raise explain(error, overrides, None) from error
 
 
-def swept_keys(words: Sequence[str]) -> list[str]:
+def swept_keys(overrides: Sequence[str]) -> list[str]:
     """Keys with several values, in the order given."""
-    return [o.get_key_element() for o in parse(words) if o.is_sweep_override()]
+    return [o.get_key_element() for o in parse(overrides) if o.is_sweep_override()]
 
 
-def job_name(words: Sequence[str], swept: Sequence[str]) -> str:
+def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
     """A readable folder name: ``kl=legacy,kl.coef=0.1,seed=1``.
 
     Args:
-        words: of one job.
+        overrides: those of one job.
         swept: keys with several values; without any, the job is called ``job``.
     """
-    parts = [word.lstrip("+") for word in words if word.partition("=")[0] in swept]
+    parts = [each.lstrip("+") for each in overrides if each.partition("=")[0] in swept]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts)) or "job"
     if len(name) <= _LONGEST_NAME:
         return name

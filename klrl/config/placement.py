@@ -1,4 +1,4 @@
-"""Which estimator of KL(policy||reference) may be charged where: docs/kl.md's table, as data."""
+"""Which estimator of KL(policy||reference) is allowed in which placement: docs/kl.md's table."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from enum import Enum
 
 from klrl.base.errors import ConfigError
 
-#: Where the KL is charged: in the reward, in the loss, or the own step in the loss as well.
+#: Where the penalty goes: in the reward, in the loss, or in the reward with each step's own KL in
+#: the loss (split).
 PLACEMENTS = ("reward", "loss", "split")
 #: How it is estimated. The formulas: :mod:`klrl.kl.estimators`.
 ESTIMATORS = ("k1", "k2", "k3", "exact")
 
 
 class Gradient(Enum):
-    """What a policy that samples its own actions is moved by, in expectation."""
+    """The expected gradient of a policy that samples its own actions."""
 
     EXACT = "the gradient of the whole penalty"
     OWN_STEP = "the gradient of each step's own KL; the part through later states is missing"
     WRONG = "another gradient than the penalty's"
-    TWICE = "the own step's part twice"
+    TWICE = "each step's own KL counted twice"
 
 
 #: placement -> estimator -> its gradient.
@@ -41,10 +42,10 @@ VERDICTS: Mapping[str, Mapping[str, Gradient]] = {
 
 
 def verdict(placement: str, estimator: str) -> Gradient:
-    """The gradient of a pair.
+    """The gradient of a placement with an estimator.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: either name is unknown.
     """
     if placement not in VERDICTS:
         raise ConfigError(f"kl.placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -54,12 +55,12 @@ def verdict(placement: str, estimator: str) -> Gradient:
 
 
 def check_placement(placement: str, estimator: str, allow_biased: bool = False) -> None:
-    """Refuse a pair that has the wrong gradient.
+    """Refuse a placement and an estimator whose gradient is wrong.
 
     Args:
         placement: reward, loss or split.
         estimator: k1, k2, k3 or exact.
-        allow_biased: let a wrong gradient pass; a step that is charged twice never does.
+        allow_biased: accept a wrong gradient, but never a step that is counted twice.
 
     Raises:
         ConfigError: an unknown name, a biased pair, or a split that would count a step twice.
@@ -69,10 +70,10 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
         raise ConfigError(
             f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL, "
             f"{estimator}'s gradient is wrong (docs/kl.md); use kl.estimator=k1, "
-            "kl.placement=loss or split, or say kl.allow_biased=true"
+            "kl.placement=loss or split, or set kl.allow_biased=true"
         )
     if gradient is Gradient.TWICE:
         raise ConfigError(
-            f"kl.placement=split: takes the exact KL, {estimator} would count a step twice; "
+            f"kl.placement=split: needs the exact KL, {estimator} would count a step twice; "
             "add kl.estimator=exact"
         )

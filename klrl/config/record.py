@@ -1,4 +1,4 @@
-"""What a run writes: its logger, evaluations, checkpoints."""
+"""The settings of what a run writes: logger, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl`` alone."""
 
     def offline(self) -> LoggerConfig:
-        """The same, without anything that leaves this machine."""
+        """The same logger, sending nothing over the network."""
         return self
 
 
@@ -29,13 +29,13 @@ class WandbConfig(LoggerConfig):
     tags: list[str] = MISSING
 
     def offline(self) -> WandbConfig:
-        """What wandb records stays in the run folder."""
+        """Wandb's records stay in the run folder."""
         return replace(self, mode="offline")
 
 
 @dataclass
 class EvalConfig:
-    """Deterministic episodes in fresh environments while training goes on."""
+    """Deterministic episodes in separate environments during training."""
 
     every: int = number(ge=0)
     episodes: int = number(ge=1)
@@ -43,6 +43,6 @@ class EvalConfig:
 
 @dataclass
 class CheckpointConfig:
-    """How often the run can be resumed from."""
+    """How often a checkpoint is written."""
 
     every: int = number(ge=1)

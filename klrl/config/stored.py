@@ -1,7 +1,7 @@
-"""Stored settings: ``.hydra/config.yaml`` of a run, read back by the names of its choices.
+"""Reads the stored settings of a run, ``.hydra/config.yaml``, by the names of its choices.
 
-0.1.0 spelled the name of a choice in six ways, and left it out where a group had one choice per
-kind of job; :func:`renamed` says what it meant.
+0.1.0 had six keys for the name of a choice, and stored none where a group had one choice per
+domain; :func:`renamed` translates both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME, choice_of
 from klrl.config.jobs import RootConfig
 
-#: group -> what 0.1.0 called the name of its choice
+#: group -> the key under which 0.1.0 stored the name of its choice
 _NAMED = {
     "env": "task",
     "actor": "distribution",
@@ -23,9 +23,9 @@ _NAMED = {
     "kl": "mode",
     "controller": "kind",
 }
-#: A value of that setting which is called otherwise now.
+#: (group, name in 0.1.0) -> name now
 _VALUES = {("actor", "auto"): "mlp"}
-#: group -> the choices to which 0.1.0 gave no name, each with a setting that no other one has
+#: group -> choice without a name in 0.1.0 -> a setting that only this choice has
 _UNNAMED = {
     "env": {"gym": "kwargs"},
     "advantage": {"gae": "gamma", "group": "baseline"},
@@ -40,7 +40,7 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
         settings: group -> its settings, of this version or of 0.1.0; all groups or some of them.
 
     Raises:
-        ConfigError: a group whose choice cannot be told.
+        ConfigError: the settings of a group do not say which choice they are of.
     """
     return {
         group: _renamed(group, node) if group in CHOICES else node
@@ -50,7 +50,7 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _renamed(group: str, node: Any) -> dict[str, Any]:
     if not isinstance(node, Mapping):
-        raise ConfigError(f"{group}={node}: its stored settings are no settings of a choice")
+        raise ConfigError(f"{group}={node}: is not a mapping of settings, as stored settings are")
     if NAME in node:
         return dict(node)
     rest = dict(node)
@@ -58,10 +58,10 @@ def _renamed(group: str, node: Any) -> dict[str, Any]:
     if old in rest:
         name = rest.pop(old)
         return {NAME: _VALUES.get((group, name), name), **rest}
-    found = [name for name, mark in _UNNAMED.get(group, {}).items() if mark in rest]
-    if len(found) != 1:
+    names = [name for name, mark in _UNNAMED.get(group, {}).items() if mark in rest]
+    if len(names) != 1:
         raise ConfigError(f"{group}: its stored settings name no choice")
-    return {NAME: found[0], **rest}
+    return {NAME: names[0], **rest}
 
 
 def typed(settings: Mapping[str, Any]) -> DictConfig:
@@ -69,7 +69,7 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
 
     Raises:
         ConfigError: a choice is not registered, or a name is missing.
-        OmegaConfBaseException: a setting that its schema has not.
+        OmegaConfBaseException: a setting is not in the schema of its choice.
     """
     settings = renamed(settings)
     cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(settings))

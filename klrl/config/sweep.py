@@ -1,4 +1,4 @@
-"""Settings of a sweep: where its jobs run, and what chooses them. No job reads them."""
+"""Settings of a sweep: launcher and search. No job reads them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LauncherConfig(ChoiceConfig):
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether the jobs run where the sweep does."""
+        """Whether the jobs run on the sweep's own machine."""
         return True
 
     def at_once(self, jobs: int, cores: int) -> int:
-        """How many jobs of so many run at a time, where this machine has so many cores."""
+        """How many of ``jobs`` run at a time, if this machine has ``cores``."""
         return 1
 
 
@@ -50,11 +50,11 @@ class SubmititConfig(LauncherConfig):
 
     @property
     def on_this_machine(self) -> bool:
-        """Only with submitit's own stand-in for SLURM."""
+        """Only with submitit's local executor."""
         return self.cluster == "local"
 
     def at_once(self, jobs: int, cores: int) -> int:
-        """As many as the array runs; submitit's stand-in starts all."""
+        """``array_parallelism``; submitit's local executor starts all jobs."""
         return jobs if self.on_this_machine else self.array_parallelism
 
 
@@ -69,11 +69,11 @@ class RayLauncherConfig(LauncherConfig):
 
     @property
     def on_this_machine(self) -> bool:
-        """Unless a cluster is named."""
+        """Unless a cluster's address is given."""
         return not self.address
 
     def at_once(self, jobs: int, cores: int) -> int:
-        """As many as the CPUs serve."""
+        """``cpus`` (default: the cores) / ``cpus_per_job``."""
         return int((self.cpus or cores) / self.cpus_per_job)
 
 
@@ -95,7 +95,7 @@ class OptunaConfig(SearchConfig):
 
 @dataclass
 class SweepRoot:
-    """The settings of a sweep beside its jobs."""
+    """The settings of a sweep besides those of its jobs."""
 
     launcher: Any = None
     search: Any = None

@@ -1,4 +1,4 @@
-"""Settings that a valid config may hold and yet never read: a list of rules per domain."""
+"""Refuses overrides that a job would never read: a list of rules per domain."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
 
 @dataclass(frozen=True)
 class Unread:
-    """Refuse an override that nothing would read.
+    """A rule on one setting, or on all settings of a group.
 
     Attributes:
-        key: of the setting, as in ``loss.gain``; of a group, it and all its settings.
-        unread: whether this job, a ``Config`` or a ``LanguageConfig``, never reads it.
+        key: the setting, as ``loss.gain``, or the group.
+        unread: whether a job, a ``Config`` or a ``LanguageConfig``, never reads it.
         reason: why, and the remedy.
     """
 
@@ -63,7 +63,7 @@ _CONTROL = (
     Unread(
         "kl.apply",
         lambda c: getattr(c.kl, "placement", "reward") == "loss",
-        "kl.placement=loss charges no reward; drop it",
+        "kl.placement=loss puts no penalty in the reward; drop it",
     ),
     Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
     Unread(
@@ -111,7 +111,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
         overridden: the keys that the user gave, as in ``loss.beta``.
 
     Raises:
-        ConfigError: with the key and the reason.
+        ConfigError: an override is never read; says why.
     """
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:

@@ -74,10 +74,10 @@ def _job(run: Run, state: str, name: str, error: str, counts: bool) -> Job:
 
 def _never_begun(job: Planned) -> Job:
     """What the sweep tells of a job whose folder holds no run."""
-    seed = next((word[5:] for word in job.words if word.startswith("seed=")), "")
-    words = " ".join(word for word in job.words if not word.startswith("seed="))
+    seed = next((override[5:] for override in job.overrides if override.startswith("seed=")), "")
+    overrides = " ".join(override for override in job.overrides if not override.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
-    return Job(str(job.folder), job.status + gone, words, seed, "", job.error)
+    return Job(str(job.folder), job.status + gone, overrides, seed, "", job.error)
 
 
 def _rank(job: Job) -> int:

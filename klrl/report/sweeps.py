@@ -19,13 +19,13 @@ class Planned:
 
     Attributes:
         folder: where its run is, or would be.
-        words: its settings, as on the command line.
+        overrides: its settings, as on the command line.
         status: finished, running, interrupted, failed, refused or waiting.
         error: why it failed or was refused; empty where nothing is told.
     """
 
     folder: Path
-    words: list[str]
+    overrides: list[str]
     status: str
     error: str
 
@@ -41,7 +41,7 @@ class Sweep:
 
     Attributes:
         path: its folder.
-        command: the words that started it; empty where they are not told.
+        command: the overrides that started it; empty where they are not told.
         jobs: all of them.
     """
 
@@ -85,10 +85,10 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def _planned(folder: Path, job: dict[str, Any]) -> Planned:
-    words = [str(word) for word in job.get("overrides", [])]
+    overrides = [str(override) for override in job.get("overrides", [])]
     return Planned(
         folder / str(job.get("folder") or job["name"]),
-        words,
+        overrides,
         str(job.get("status", "unknown")),
         str(job.get("error") or ""),
     )

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, and what reads it."""
+"""A run's folder and records, and their readers."""

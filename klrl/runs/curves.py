@@ -1,4 +1,4 @@
-"""``curves.png``: what a run's metrics declare to be drawn, against frames or samples."""
+"""``curves.png``: a run's metrics in the panels that they declare, against frames or samples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from klrl.runs.metrics import PANELS, Metric, Panel, Row, fill, heading, metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, told apart by colour-blind readers.
+#: Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 Points = list[tuple[float, float]]
 
 
 def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
-    """Title of each panel of ``curves.png`` -> it and its metrics, as they were declared."""
+    """Title of each panel of ``curves.png`` -> the panel and its metrics, in declared order."""
     metrics = metrics_of(domain).values()
     return {
         heading(fill(panel.title, domain)): (panel, [each for each in metrics if each.panel == key])
@@ -39,9 +39,9 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     """A run's curves.
 
     Args:
-        rows: of ``metrics.jsonl``.
+        rows: those of ``metrics.jsonl``.
         title: above all panels.
-        domain: whose metrics the rows hold; its axis is the x-axis.
+        domain: the run's; its axis is the x-axis.
     """
     with collection_paused():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,9 +57,9 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
         axes.grid(alpha=0.3)
         _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
     figure.suptitle(title, parse_math=False)
-    # Fixed, not constrained: finding the margins would draw everything a second time.
+    # Fixed margins: a constrained layout would draw everything twice to compute them.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
-    # For notebooks, whether or not they have matplotlib's own display switched on.
+    # For notebooks, also those without matplotlib's inline display.
     figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
     return figure
 
@@ -71,13 +71,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _points(rows: Sequence[Row], axis: str, metric: Metric, panel: Panel) -> Points:
-    """Where a metric was recorded; a logarithmic panel has no place for what is not above 0."""
+    """The recorded points of a metric; a logarithmic panel leaves out values <= 0."""
     points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]
     return [(x, y) for x, y in points if y > 0] if panel.log else points
 
 
 def _draw(axes: Any, panel: Panel, series: Mapping[Metric, Points]) -> None:
-    """A line per metric that was recorded, each in the colour of its place in the panel."""
+    """Draw a line per recorded metric; its colour follows from its place in the panel."""
     units = []
     for i, (metric, points) in enumerate(series.items()):
         if not points:

@@ -1,4 +1,4 @@
-"""Other run folders that a job names: they exist, and their policies fit."""
+"""Finds the run folders that settings name, and refuses those that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from klrl.runs.folder import BrokenRun, RunFolder, lives_here, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
-    """The run folder behind a setting; it must hold a manifest and a checkpoint.
+    """The run folder that a setting names; it must hold a manifest and a checkpoint.
 
     Raises:
-        ConfigError: no such folder, no run in it, or a run that never wrote a checkpoint.
+        ConfigError: no such folder, no run in it, or a run without a checkpoint.
     """
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
@@ -26,7 +26,7 @@ def find_run(path: str, setting: str) -> Path:
 
 
 def find_manifest(path: str, setting: str) -> Path:
-    """The run folder behind a setting; it must hold a manifest.
+    """The run folder that a setting names; it must hold a manifest.
 
     Raises:
         ConfigError: no such folder, or no run in it.
@@ -44,26 +44,26 @@ def find_manifest(path: str, setting: str) -> Path:
 
 
 def other_runs(config: Any) -> list[tuple[str, str, Path]]:
-    """The runs whose policies this one takes, as (setting, its value, folder).
+    """The runs whose policies a job loads, as (setting, its value, folder).
 
     Raises:
         ConfigError: a run or its checkpoint is missing.
     """
-    others, found = [], []
+    sources, runs = [], []
     if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.name != "none":
-        others.append(("reference.path", config.reference.path, config.reference.which))
+        sources.append(("reference.path", config.reference.path, config.reference.which))
     if config.actor.init is not None:
-        others.append(("actor.init", config.actor.init, "last"))
-    for setting, path, which in others:
+        sources.append(("actor.init", config.actor.init, "last"))
+    for setting, path, which in sources:
         run = find_run(path, setting)
         if not any(run.glob(f"checkpoints/{which}/*/manifest.json")):
             raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
-        found.append((setting, path, run))
-    return found
+        runs.append((setting, path, run))
+    return runs
 
 
 def check_not_running(run: Path) -> None:
-    """Refuse to resume a run that another process is still writing."""
+    """Refuse to resume a run that another process is still training."""
     files = RunFolder(run)
     if files.status != "running" or files.manifest.get("pid") == os.getpid():
         return

@@ -1,4 +1,4 @@
-"""The folder of one run: its manifest, its settings, where its files are."""
+"""The folder of one run: its manifest, its settings, the paths of its files."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _PACKAGES = (
 _LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 
 
-#: A run on another machine that wrote nothing for so many seconds counts as interrupted.
+#: A run on another machine that has written nothing for this many seconds counts as interrupted.
 _SILENT = 600
 
 
 class BrokenRun(ValueError):
-    """A file of a run folder that cannot be read; the text says which and why."""
+    """A file of a run folder cannot be read; the message says which and why."""
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
-    """What the ``manifest.json`` of a run folder says.
+    """The contents of a run folder's ``manifest.json``.
 
     Raises:
         FileNotFoundError: there is none.
-        BrokenRun: it is no run's, or of a klrl that this one cannot read.
+        BrokenRun: it cannot be read; the message leaves the folder's name to the caller.
     """
     try:
         manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
@@ -98,16 +98,16 @@ class RunFolder:
     """Paths and manifest of a run.
 
     Args:
-        path: the folder; made when missing.
-        words: of the job.
-        argv: what started it; default the command line that those words make.
+        path: the folder; :meth:`open` makes it.
+        overrides: the job's.
+        argv: the command line that started it; default: that of the overrides.
     """
 
     def __init__(
-        self, path: Path, words: Sequence[str] | None = None, argv: Sequence[str] | None = None
+        self, path: Path, overrides: Sequence[str] | None = None, argv: Sequence[str] | None = None
     ) -> None:
         self.path = path
-        self._words, self._given_argv = words, argv
+        self._overrides, self._given_argv = overrides, argv
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
         self.curves = path / "curves.png"
@@ -121,14 +121,14 @@ class RunFolder:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What ``manifest.json`` says; see :func:`read_manifest`."""
+        """The contents of ``manifest.json``; see :func:`read_manifest`."""
         return read_manifest(self.path)
 
     @property
     def status(self) -> str:
-        """As the manifest says; a run whose process is gone was interrupted.
+        """The manifest's status; ``interrupted`` if it says running but the process has ended.
 
-        Of a process on another machine only its silence can be seen.
+        A process on another machine counts as ended when it has written nothing for ten minutes.
         """
         manifest = self.manifest
         status = str(manifest.get("status"))
@@ -142,14 +142,14 @@ class RunFolder:
         return "running" if time.time() - written.stat().st_mtime < _SILENT else "interrupted"
 
     def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
-        """Write the manifest of a run that starts, or of one that goes on; returns it.
+        """Write the manifest of a run that starts or resumes; returns it.
 
         Args:
             config: the job.
-            more: further entries, as the device that was found.
+            more: further entries, as the device.
         """
         before = self.manifest if self._manifest.exists() else {}
-        mine = identity(config)
+        key = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
         self._store_config(config)
         manifest = {
@@ -160,8 +160,8 @@ class RunFolder:
             "seed": config.seed,
             "host": platform.node(),
             "argv": self._argv(),
-            "config_hash": mine.settings,
-            "numerics": mine.numerics,
+            "config_hash": key.settings,
+            "numerics": key.numerics,
             "domain": config.domain,
             "git_commit": _git_commit(),
             "python": platform.python_version(),
@@ -175,29 +175,31 @@ class RunFolder:
         return manifest
 
     def close(self, status: str, **more: Any) -> None:
-        """Say how the run ended: finished, interrupted or failed."""
+        """Record how the run ended: finished, interrupted or failed."""
         self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
 
     def _argv(self) -> list[str]:
         if self._given_argv is not None:
             return list(self._given_argv)
-        return sys.orig_argv if self._words is None else ["python", "-m", "klrl", *self._words]
+        return (
+            sys.orig_argv if self._overrides is None else ["python", "-m", "klrl", *self._overrides]
+        )
 
     def _store_config(self, config: JobConfig) -> None:
-        """``.hydra/config.yaml``, with what a resume changed, and the words of the job."""
+        """Write ``.hydra/config.yaml``, with a resume's changes, and the job's overrides."""
         stored = self.path / ".hydra" / "config.yaml"
         stored.parent.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
-        if self._words is not None:
-            words = OmegaConf.create(list(self._words))
-            OmegaConf.save(words, stored.with_name("overrides.yaml"))
+        if self._overrides is not None:
+            overrides = OmegaConf.create(list(self._overrides))
+            OmegaConf.save(overrides, stored.with_name("overrides.yaml"))
 
     def _write(self, manifest: dict[str, Any]) -> None:
         replace_file(self._manifest, json.dumps(manifest, indent=2) + "\n")
 
 
 def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key; an empty mapping stays as it is."""
+    """Flatten nested settings to dotted keys; an empty mapping is kept as a value."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -221,9 +223,9 @@ def new_folder(suffix: str = "") -> Path:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this machine started, in the kernel's clock; None where it is gone.
+    """When a process of this machine started, in kernel clock ticks; None if it has ended.
 
-    A process id alone is used again after a reboot, or in a container at once.
+    It tells apart processes with the same id: ids are reused after a reboot, and in containers.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
@@ -232,7 +234,7 @@ def process_start(pid: int) -> str | None:
 
 
 def lives_here(manifest: Mapping[str, Any]) -> bool:
-    """Whether the process that a manifest names runs on this machine, and is still that one."""
+    """Whether the process of a manifest is still running on this machine."""
     pid = manifest.get("pid")
     if pid is None or manifest.get("host", platform.node()) != platform.node():
         return False
@@ -241,11 +243,11 @@ def lives_here(manifest: Mapping[str, Any]) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: version(name) for name in _PACKAGES}
+    versions = {name: version(name) for name in _PACKAGES}
     for name in _LANGUAGE_PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _now() -> str:
@@ -253,7 +255,7 @@ def _now() -> str:
 
 
 def _git_commit() -> str | None:
-    """The commit of the caller's tree, with a + where it was changed; None outside git."""
+    """The commit of the working directory, with a + if files were changed; None outside git."""
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -261,6 +263,6 @@ def _git_commit() -> str | None:
         return None
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5)
+def _git(*argv: str) -> str:
+    done = subprocess.run(["git", *argv], capture_output=True, text=True, check=True, timeout=5)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Where rows go: ``metrics.jsonl`` always, wandb where it is chosen."""
+"""Loggers of rows: ``metrics.jsonl`` always, wandb if chosen."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from klrl.domains import Domain
 from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import Row, metrics_of
 
-#: What ``samples.jsonl`` shows of an iteration: responses, one mapping each.
+#: The responses of an iteration that go to ``samples.jsonl``, one mapping each.
 Samples = Sequence[Mapping[str, Any]]
 
 
 class Logger(Protocol):
-    """Anything beside ``metrics.jsonl`` that takes rows."""
+    """A logger besides ``metrics.jsonl``."""
 
     def log(self, row: Row) -> None:
-        """Take one iteration's row."""
+        """Log one iteration's row."""
 
     def log_samples(self, samples: Samples) -> None:
-        """Take what is to be looked at beside the next row."""
+        """Log responses, to be shown with the next row."""
 
 
 class JsonlLogger:
-    """One JSON object per line, flushed at once: a killed run loses no finished iteration.
+    """One JSON object per line, flushed at once, so that a killed run keeps every iteration.
 
     Args:
         path: ``metrics.jsonl``, or ``samples.jsonl``.
         after: on resume, the frames of the checkpoint; later rows are dropped, since the resumed
-            run makes them again.
-        axis: the metric that counts them: its domain's.
+            run computes them again.
+        axis: the metric that counts the frames: the domain's ``axis``.
     """
 
     def __init__(self, path: Path, after: int | None, axis: str) -> None:
@@ -51,7 +51,7 @@ class JsonlLogger:
         self.log_all([row])
 
     def log_all(self, rows: Samples) -> None:
-        """Append a line each, flushed once."""
+        """Append one line per row, flushed once."""
         for row in rows:
             self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
@@ -62,7 +62,7 @@ class JsonlLogger:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a ``metrics.jsonl``; a last line that was cut off is left out."""
+    """The rows of a ``metrics.jsonl``, without a last line that was cut off."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -80,12 +80,12 @@ class WandbLogger:
         self._table: dict[str, Any] = {}
 
     def log(self, row: Row) -> None:
-        """Log one row, and the table that was shown with it."""
+        """Log one row, and the last table of responses with it."""
         self._run.log({**row, **self._table})
         self._table = {}
 
     def log_samples(self, samples: Samples) -> None:
-        """A table of responses, logged with the next row."""
+        """Make a table of responses, which is logged with the next row."""
         import wandb
 
         names = list(samples[0])
@@ -94,12 +94,12 @@ class WandbLogger:
 
 
 def _cell(value: Any) -> Any:
-    """Lists as texts: a column of a table has one type."""
+    """A table's cell; lists become text, since a column has one type."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _define(run: Any, domain: Domain) -> None:
-    """The x-axis of every metric. A count against a count is a straight line: no chart of its own.
+    """Set the x-axis of every metric, and hide the charts of counts, which are straight lines.
 
     The last line is for what klrl does not declare, as the table of responses.
     """
@@ -111,14 +111,14 @@ def _define(run: Any, domain: Domain) -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """The run that a logger is opened for.
+    """The run for which a logger is opened.
 
     Attributes:
         folder: the run folder.
-        settings: the job's, to be attached.
+        settings: the job's settings, for wandb's config.
         group: the sweep's name.
-        run_id: the same again on resume, so that both parts are one run.
-        domain: whose metrics the rows hold.
+        run_id: wandb's id; a resumed run has the same, so that wandb continues it.
+        domain: the run's.
     """
 
     folder: Path
@@ -154,13 +154,13 @@ def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]
         name=f"{group}/{folder.name}" if group else folder.name,
         id=opened.run_id,
         resume="allow",
-        # Absolute: wandb keeps one service per process, which may have started elsewhere.
+        # Absolute: wandb's one service per process may have started in another folder.
         dir=str(folder.resolve()),
         config=opened.settings,
         mode=wandb_mode(config.mode),
         settings=wandb.Settings(silent=True, console="off"),
     )
-    # Not `with run`: wandb would print a traceback of its own, for a mere Ctrl-C too.
+    # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
     code = 1
     try:
         _define(run, opened.domain)

@@ -1,4 +1,4 @@
-"""What is installed and plugged in: optional packages, wandb's key, CUDA devices."""
+"""Preflight checks of this machine: optional packages, wandb's key, CUDA devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_language_packages(config: LanguageConfig) -> None:
-    """Refuse a language job on an install without the extra."""
+    """Refuse a language job if packages of the extra ``language`` are not installed."""
     packages = ["transformers", "tokenizers", "safetensors", "filelock"]
     for package in [*packages, "peft"] if config.actor.lora.r else packages:
         setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
@@ -24,13 +24,13 @@ def check_language_packages(config: LanguageConfig) -> None:
 
 
 def check_wandb(logger: WandbConfig) -> None:
-    """Refuse what ``wandb.init`` would refuse, before there is a run to mark failed."""
+    """Refuse settings that ``wandb.init`` would refuse, before the run starts."""
     mode = os.environ.get("WANDB_MODE")
     if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
         raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
     if wandb_mode(logger.mode) == "online" and not has_wandb_key():
         raise ConfigError(
-            "logger.mode=online: no wandb key is found; run wandb login, set WANDB_API_KEY, "
+            "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
             "or choose logger.mode=offline"
         )
     wrong = sorted(set(logger.project) & set("/\\#?%:"))
@@ -41,7 +41,7 @@ def check_wandb(logger: WandbConfig) -> None:
 
 
 def wandb_mode(mode: str) -> Any:
-    """``auto``: WANDB_MODE where it is set, else online with a key, else offline."""
+    """The mode; ``auto`` is WANDB_MODE if set, else online with a key, else offline."""
     if mode != "auto":
         return mode
     return os.environ.get("WANDB_MODE") or ("online" if has_wandb_key() else "offline")
@@ -69,7 +69,7 @@ def check_package(group: str, name: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a CUDA device that is not here."""
+    """Refuse a CUDA device that this machine does not have."""
     if not device.startswith("cuda"):
         return
     import torch
@@ -86,13 +86,13 @@ def check_machine(
 ) -> None:
     """Refuse a job that this machine cannot run.
 
-    A resumed run holds its reference and its weights in its own checkpoint and needs no other
+    A resumed run loads its reference and its weights from its own checkpoint, and needs no other
     folder.
 
     Args:
         config: the checked job.
         overridden: the keys that the user gave.
-        resumed: whether the run goes on from its own checkpoint.
+        resumed: whether the run resumes from its own checkpoint.
 
     Raises:
         ConfigError: an optional package, a device, a run folder or an environment is missing, or
@@ -107,7 +107,7 @@ def check_machine(
 
 
 def device_of(name: str) -> torch.device:
-    """``auto`` -> cuda where there is one, else cpu; anything else as it says."""
+    """The named device; ``auto`` is cuda if there is one, else cpu."""
     import torch
 
     if name == "auto":

@@ -1,13 +1,13 @@
-"""The names of everything that is recorded, each declared once, with all that its readers need.
+"""The recorded metrics, each declared once: name, title, unit, digits, panel.
 
 One row of ``metrics.jsonl`` is one iteration. KLs and entropies are in nats per frame, means over
 the rollout; rewards are per frame, before any scaling for the learner. For language a frame is a
-token (means over valid tokens), an episode a response, and the x-axis counts samples, that is
-responses; the suffix ``_seq`` says: summed over a response, mean over responses. Every row
+token (means over valid tokens), an episode is a response, and the x-axis counts samples, that is
+responses; the suffix ``_seq`` means a sum over a response, averaged over responses. Every row
 satisfies reward/shaped == reward/raw - kl/ref/penalty.
 
 To add a metric, declare it in :data:`METRICS` and write it into the rows: the progress line,
-``curves.png``, wandb, the report and ``klrl.report.diff`` read the rest here.
+``curves.png``, wandb, the report and ``klrl.report.diff`` read the declaration.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """Metrics that are drawn together in ``curves.png``; in the report each has its own chart.
+    """A panel of ``curves.png``, which draws several metrics; in the report each has its own chart.
 
     Attributes:
-        title: above it, ``{score}`` filled by the domain; None where the report alone draws it.
-        log: whether its y-axis is logarithmic; what is not above 0 is left out there.
+        title: the domain fills in ``{score}``; None for metrics that only the report draws.
+        log: whether the y-axis is logarithmic; values <= 0 are left out there.
     """
 
     title: str | None
@@ -44,21 +44,20 @@ PANELS: dict[str, Panel] = {
 
 @dataclass(frozen=True)
 class Metric:
-    """One column of ``metrics.jsonl``, drawn against its domain's axis.
+    """One entry of the rows of ``metrics.jsonl``, drawn against its domain's axis.
 
-    ``{score}``, ``{unit}`` and other attributes of a domain in a text are filled by it; see
-    :meth:`of`.
+    Texts may hold attributes of a domain, as ``{score}`` and ``{unit}``; see :meth:`of`.
 
     Attributes:
-        name: in ``metrics.jsonl``.
-        title: what it is called where people read it.
-        unit: of its values; empty where they have none.
-        what: what it is, in one line.
-        digits: how many significant ones are printed; 0 for a count, None for a score, whose digits
+        name: its key in ``metrics.jsonl``.
+        title: its name for people.
+        unit: of its values; empty if they have none.
+        what: its definition in one line.
+        digits: significant digits that are printed; 0 for a count, None for a score, whose digits
             are the domain's.
-        panel: key of :data:`PANELS` where it is drawn; None where it is not drawn.
-        short: its label in the progress line; empty where it is not in it.
-        domain: name of the only domain that records it; None where all do.
+        panel: its key in :data:`PANELS`; None if it is not drawn.
+        short: its label in the progress line; empty if it is not shown there.
+        domain: the name of the only domain that records it; None if all do.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Metric:
     domain: str | None = None
 
     def of(self, domain: Domain) -> Metric:
-        """The same with its texts and digits as the domain fills them."""
+        """The metric with the domain's terms in its texts, and the domain's digits."""
         return replace(
             self,
             title=fill(self.title, domain),
@@ -82,23 +81,23 @@ class Metric:
         )
 
     def show(self, value: float, *, signed: bool = False) -> str:
-        """A value as people read it; of a score after :meth:`of`.
+        """A value as text; for a score call :meth:`of` first.
 
         Args:
             value: of this metric.
-            signed: with a plus where it is above 0, as a difference has it.
+            signed: with a plus if it is above 0, as for a difference.
         """
-        assert self.digits is not None, f"{self.name}: fill it by a domain first"
+        assert self.digits is not None, f"{self.name}: call of(domain) first"
         return number(value, self.digits, signed=signed)
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """Significant digits; large numbers in full (1.2346e+05 is hard to read), zero without sign.
+    """A number as text; large ones in full (1.2346e+05 is hard to read), zero without a sign.
 
     Args:
-        value: any.
-        digits: how many; 0 for whole numbers.
-        signed: with a plus where it is above 0.
+        value: any number.
+        digits: significant digits; 0 for whole numbers.
+        signed: with a plus if it is above 0.
     """
     plus = "+" if signed else ""
     in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
@@ -112,7 +111,7 @@ def fill(text: str, domain: Domain) -> str:
 
 
 def heading(title: str) -> str:
-    """With a capital, unless it begins with a setting or a formula: kl.coef, KL(old||new)."""
+    """A title with a capital, unless it begins with a setting or a formula (KL(old||new))."""
     return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
 
 
@@ -301,12 +300,12 @@ _DECLARED = (
 #: name -> metric
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 
-#: The metrics that measure the machine, not the run: they differ between two equal runs.
+#: Metrics of the machine's speed, which differ between two equal runs.
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
 
-#: What counts as the return of a run: the first of these that it recorded.
+#: The return of a run is the first of these that it recorded.
 _RETURNS = ("eval/return", "reward/episode", "reward/raw")
 
 
@@ -316,17 +315,17 @@ def last_recorded(rows: Iterable[Row]) -> Row:
 
 
 def final_return(last: Mapping[str, float]) -> float | None:
-    """The return that a run ended with; None where it recorded none.
+    """The final return of a run; None if it recorded none.
 
     Args:
-        last: the last value of each metric. Its evaluation goes before the episodes of training,
-            and these before the mean reward.
+        last: the last value of each metric. The return is that of the evaluation, else of the
+            episodes of training, else the mean reward.
     """
     return next((float(last[name]) for name in _RETURNS if name in last), None)
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:
-    """All metrics that the domain records, filled by it, in the order of their declaration."""
+    """All metrics that the domain records, with its terms, in declared order."""
     return {
         name: metric.of(domain)
         for name, metric in METRICS.items()
@@ -335,13 +334,17 @@ def metrics_of(domain: Domain) -> dict[str, Metric]:
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """One metric, filled by the domain; what another klrl recorded is called by its name."""
+    """One metric with the domain's terms; an unknown one (of another version) has its name only."""
     metric = METRICS.get(name)
     return Metric(name, name, "", "", digits=5) if metric is None else metric.of(domain)
 
 
 def check_row(row: Row) -> Row:
-    """Refuse names that are not declared above."""
+    """Return the row.
+
+    Raises:
+        KeyError: a name is not declared above.
+    """
     unknown = sorted(set(row) - set(METRICS))
     if unknown:
         raise KeyError(f"metric {unknown[0]}: declare it in klrl/runs/metrics.py")

@@ -1,4 +1,4 @@
-"""A run's policy on another task: words such as ``env.kwargs.g=14`` over its stored ``env``.
+"""A run's policy on another task: overrides such as ``env.kwargs.g=14`` over its stored ``env``.
 
 No torch in here.
 """
@@ -15,29 +15,33 @@ from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
 
-def config_on_task(run: Path, words: Sequence[str]) -> JobConfig:
+def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     """The settings of a run with another task in place of its own.
 
     Args:
         run: the run folder.
-        words: ``key=value``. Control: ``env.id``, which starts from no ``env.kwargs``, and
+        overrides: ``key=value``. Control: ``env.id``, which clears ``env.kwargs``, and
             ``env.kwargs.*``. Language: the reward and the lengths or data of its prompts.
 
     Raises:
-        ConfigError: another key, an environment that cannot be made, or one that shows or takes
-            other numbers than the policy's own.
+        ConfigError: another key, an environment that cannot be made, or one whose observations or
+            actions do not fit the policy.
     """
     own = stored_config(run)
-    if not words:
+    if not overrides:
         return own
-    return domain_of(own).on_task(run, own, words)
+    return domain_of(own).on_task(run, own, overrides)
 
 
-def allowed(words: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """The words, ``env.id`` first; their keys must be these or stand below one of them."""
-    for word in map(str, words):
-        key = key_of(word)
-        if "=" not in word or not any(key == may or key.startswith(f"{may}.") for may in keys):
+def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """The overrides, ``env.id`` first.
+
+    Raises:
+        ConfigError: a key is neither one of ``keys`` nor below one.
+    """
+    for override in map(str, overrides):
+        key = key_of(override)
+        if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):
             shown = ", ".join(f"{k}.*" if k == "env.kwargs" else k for k in keys)
-            raise ConfigError(f"{word}: evaluation keeps it; give KEY=VALUE of {shown}")
-    return sorted(words, key=lambda word: not word.startswith("env.id="))
+            raise ConfigError(f"{override}: evaluation keeps it; give KEY=VALUE of {shown}")
+    return sorted(overrides, key=lambda override: not override.startswith("env.id="))

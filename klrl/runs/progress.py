@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line, or plain lines where there is none."""
+"""The progress of a run, printed: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klrl.base.live import LiveLine
 from klrl.domains import Domain
 from klrl.runs.metrics import Row, metrics_of
 
-#: The live line shows the mean of so many scores of training: one rollout's is noisy.
+#: The line shows the mean of this many training scores: one rollout's is noisy.
 _RECENT = 10
 _SCORE = "reward/episode"
 
@@ -21,9 +21,9 @@ class Progress:
     """A live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
 
     Args:
-        frames: how many the run will have.
-        domain: says what they count, and which metrics the line shows.
-        done: how many it has already, on resume.
+        frames: the run's total.
+        domain: names the axis and the metrics that the line shows.
+        done: frames done before a resume.
         stream: where to write; default stdout.
         every: seconds between plain lines.
     """
@@ -59,7 +59,7 @@ class Progress:
         self._line.end()
 
     def show(self, row: Row) -> None:
-        """Take the newest row."""
+        """Show the newest row."""
         self._row = {**self._row, **row}
         if _SCORE in row:
             self._scores.append(row[_SCORE])
@@ -68,7 +68,7 @@ class Progress:
             self._line.show(self.line())
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a line that stays."""
         self._line.say(text)
 
     def line(self) -> str:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its rows, its loggers, how it ended."""
+"""Records a run: its rows, its samples, its status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from klrl.runs.progress import Progress, duration
 
 @contextmanager
 def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
-    """Keep ``manifest.json`` true about how the run ended, and draw its curves."""
+    """Write the run's final status to ``manifest.json``, and draw its curves."""
     status, domain = "failed", domain_of(config)
     more: dict[str, Any] = {"error": None}
     try:
@@ -45,40 +45,40 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
 
 
 class Recorder:
-    """Where the rows and samples of an open run go.
+    """Writes the rows and samples of an open run.
 
     Args:
         metrics: ``metrics.jsonl``.
         samples: ``samples.jsonl``.
-        others: of the logger group.
-        progress: what a person sees.
+        loggers: those of the logger group.
+        progress: the printed progress.
     """
 
     def __init__(
         self,
         metrics: JsonlLogger,
         samples: _SamplesFile,
-        others: Sequence[Logger],
+        loggers: Sequence[Logger],
         progress: Progress,
     ) -> None:
         self._metrics, self._samples = metrics, samples
-        self._others, self._progress = others, progress
+        self._loggers, self._progress = loggers, progress
 
     def record(self, row: Row) -> None:
         """Write an iteration's row, and show it."""
         self._metrics.log(row)
-        for logger in self._others:
+        for logger in self._loggers:
             logger.log(row)
         self._progress.show(row)
 
     def samples(self, samples: Samples) -> None:
-        """Write what is to be looked at beside the next row."""
+        """Write responses, to be shown with the next row."""
         self._samples.log(samples)
-        for logger in self._others:
+        for logger in self._loggers:
             logger.log_samples(samples)
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a line that stays."""
         self._progress.say(text)
 
 
@@ -92,7 +92,7 @@ def recording(
     wandb_id: str,
     resume: bool,
 ) -> Iterator[Recorder]:
-    """Open the run's files, its logger and the progress line; close them whatever happens."""
+    """Open the run's files, its logger and the progress line; close them even after an error."""
     domain = domain_of(config)
     after = counters.frames if resume else None
     metrics = JsonlLogger(files.metrics, after, domain.axis)
@@ -102,10 +102,10 @@ def recording(
     logger = factory("logger", config.logger, config.domain)
     try:
         with (
-            logger(config.logger, opened) as others,
+            logger(config.logger, opened) as loggers,
             Progress(total, domain, done=counters.frames) as progress,
         ):
-            yield Recorder(metrics, samples, others, progress)
+            yield Recorder(metrics, samples, loggers, progress)
     finally:
         metrics.close()
         samples.close()
@@ -113,12 +113,12 @@ def recording(
 
 
 class _SamplesFile:
-    """``samples.jsonl``, opened with its first samples: not every run has any.
+    """``samples.jsonl``, made with the first samples, since not every run has any.
 
     Args:
         path: the file.
-        after: on resume, the frames of the checkpoint; what came later is dropped at once.
-        axis: what counts them.
+        after: on resume, the frames of the checkpoint; later samples are dropped at once.
+        axis: the metric that counts the frames.
     """
 
     def __init__(self, path: Path, after: int | None, axis: str) -> None:
@@ -126,12 +126,12 @@ class _SamplesFile:
         self._file = JsonlLogger(path, after, axis) if path.exists() else None
 
     def log(self, samples: Samples) -> None:
-        """Append a line each."""
+        """Append one line per sample."""
         self._file = self._file or JsonlLogger(self._path, None, self._axis)
         self._file.log_all(samples)
 
     def close(self) -> None:
-        """Close the file, where it was opened."""
+        """Close the file, if it was opened."""
         if self._file is not None:
             self._file.close()
 
@@ -151,6 +151,6 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
         now, best = score.show(evaluated[-1]), score.show(max(evaluated))
         lines.append(f"  {score.title} {now} (best {best})")
     if "kl/ref/exact" in last:
-        held = [metrics[name] for name in ("kl/ref/exact", "kl/ref/penalty", "kl/ref/coef")]
-        lines.append("  " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in held))
+        shown = [metrics[name] for name in ("kl/ref/exact", "kl/ref/penalty", "kl/ref/coef")]
+        lines.append("  " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in shown))
     return "\n".join([*lines, f"  run folder: {files.path}"])

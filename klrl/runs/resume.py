@@ -19,19 +19,20 @@ from klrl.config.overrides import key_of
 from klrl.config.stored import typed
 from klrl.runs.find import check_not_running, find_run
 
-#: What may differ from the run that is resumed; all else defines it.
+#: Settings that a resume may change; all others define the run.
 CHANGEABLE = ("frames", "device", "threads", "eval.every", "eval.episodes", "checkpoint.every")
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
-    """The folder and the settings of a run to go on with.
+    """The folder and the settings of a run to resume.
 
     Args:
         path: the run folder.
-        overrides: ``key=value`` words; only the keys of :data:`CHANGEABLE`.
+        overrides: ``key=value``; only keys of :data:`CHANGEABLE`.
 
     Raises:
-        ConfigError: no run or checkpoint there, it is still running, or a word may not change.
+        ConfigError: there is no run or no checkpoint, the run is still running, or an override
+            changes another setting.
     """
     run = find_run(path, "resume")
     check_not_running(run)
@@ -41,31 +42,31 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 def stored_config(
     run: Path, overrides: Sequence[str] = (), *, changeable: Sequence[str] = CHANGEABLE
 ) -> JobConfig:
-    """Read ``.hydra/config.yaml`` of a run back into the typed config.
+    """The typed settings of a run, from its ``.hydra/config.yaml``.
 
     Args:
         run: the run folder.
-        overrides: ``key=value`` words.
-        changeable: the keys that they may have, or keys above theirs.
+        overrides: ``key=value``.
+        changeable: the keys that they may set, with all keys below them.
 
     Raises:
-        ConfigError: a word may not change, or the file is of another version of klrl.
+        ConfigError: an override sets another key, or the file is of another version of klrl.
     """
     try:
         cfg = typed(_settings(run))
     except (ConfigError, OmegaConfBaseException) as error:
         text = first_line(error)
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
-    for word in overrides:
-        _change(cfg, word, changeable)
+    for override in overrides:
+        _change(cfg, override, changeable)
     return to_config(cfg)
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    """As they are stored; interpolations in them are resolved."""
+    """The settings as stored, with interpolations resolved."""
     try:
         cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
-    # OmegaConf says OSError of a file that holds a single number.
+    # OmegaConf raises OSError for a file that holds a single number.
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f".hydra/config.yaml cannot be read ({first_line(error)})") from error
     settings = OmegaConf.to_container(cfg, resolve=True)
@@ -74,15 +75,15 @@ def _settings(run: Path) -> dict[str, Any]:
     return {str(key): value for key, value in settings.items()}
 
 
-def _change(cfg: DictConfig, word: str, changeable: Sequence[str]) -> None:
-    key = key_of(word)
-    kept = not any(key == may or key.startswith(f"{may}.") for may in changeable)
-    if kept or word.startswith("~"):
+def _change(cfg: DictConfig, override: str, changeable: Sequence[str]) -> None:
+    key = key_of(override)
+    fixed = not any(key == k or key.startswith(f"{k}.") for k in changeable)
+    if fixed or override.startswith("~"):
         raise ConfigError(
-            f"{word}: a resumed run keeps it; only {', '.join(changeable)} may change"
+            f"{override}: a resumed run keeps it; only {', '.join(changeable)} may change"
         )
     try:
-        value = OverridesParser.create().parse_override(word).value()
+        value = OverridesParser.create().parse_override(override).value()
         OmegaConf.update(cfg, key, value, merge=False)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{word}: {first_line(error)}") from error
+        raise ConfigError(f"{override}: {first_line(error)}") from error

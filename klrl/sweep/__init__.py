@@ -1,6 +1,8 @@
-"""Sweeps: many jobs in one folder, that can be started again.
+"""Sweeps: many jobs in one folder; a sweep that stopped can be resumed.
 
-``words.py`` splits a command line into jobs, ``jobs.py`` says what a job is and how it stands,
+``check.py`` checks the jobs of a command line, ``jobs.py`` defines a job and its status,
 ``worker.py`` runs one, ``launchers.py`` says where, ``search.py`` chooses jobs by their results,
-``ledger.py`` tells and records, ``run.py`` is the whole. No torch outside ``worker.py``.
+``ledger.py`` prints and records, ``run.py`` runs the whole sweep, ``single.py`` a single job and
+``stop.py`` handles signals; ``plan.py`` predicts the time (``probe.py``, ``estimate.py``). Only
+``worker.py`` and ``probe.py`` import torch, when they run a job.
 """

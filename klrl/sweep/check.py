@@ -1,4 +1,4 @@
-"""Check every job of a command line before the first one runs: settings, then this machine."""
+"""Check every job of a command line before the first one runs: its settings, then this machine."""
 
 from __future__ import annotations
 
@@ -21,68 +21,68 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
     """Check every job before the first one runs; the machine once per kind of job.
 
     Raises:
-        ConfigError: of the first job that cannot run.
+        ConfigError: a job cannot run; the first one is named.
     """
     composer = Composer(args.config_dir, args.config_name)
     checked: list[Checked] = []
-    with checking(len(jobs)) as tell:
+    with checking(len(jobs)) as show:
         for job in jobs:
             config = checked_config(job, composer, args.config_dir)
             checked.append(Checked(job, config))
-            tell(len(checked))
+            show(len(checked))
     seen = set()
     for each in checked:
         parts = ("env", "actor", "collector", "device", "reference", "logger")
         machine = repr([getattr(each.config, part) for part in parts])
         if machine not in seen:
-            check_machine(each.config, keys(each.words))
+            check_machine(each.config, keys(each.overrides))
         seen.add(machine)
     return checked
 
 
-#: Fewer jobs are checked without a word.
+#: Checking fewer jobs shows no progress.
 _MANY = 20
 
 
 @contextmanager
 def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """Tell how far the checking of many jobs is, once it has taken a second (in a log, 5).
+    """Show the progress of checking many jobs, after the first second (in a log, after 5).
 
     Yields:
-        A function of the number of jobs that were checked.
+        A function to call with the number of jobs checked so far.
     """
     line = LiveLine(stream or sys.stderr, every=5.0)
     due = time.monotonic() + 1.0
 
-    def tell(done: int) -> None:
+    def show(done: int) -> None:
         nonlocal due
         now = time.monotonic()
         if jobs >= _MANY and now >= due:
             due = now + 0.2
             line.show(f"checking jobs: {done:,}/{jobs:,}")
 
-    yield tell
+    yield show
     line.clear()
 
 
 def sweep_settings(
     own: Sequence[str], args: argparse.Namespace
 ) -> tuple[LauncherConfig, SearchConfig]:
-    """Where a sweep's jobs run, and what chooses them.
+    """The launcher and the search of a sweep.
 
     Args:
-        own: words of the groups ``launcher`` and ``search``.
+        own: overrides of the groups ``launcher`` and ``search``.
         args: Hydra's flags.
 
     Raises:
-        ConfigError: a word is refused, or a package is missing.
+        ConfigError: an override is refused, or a package is missing.
     """
-    words = list(own)
-    for word in words:
-        if word.partition("=")[0] in SWEEP_GROUPS and "," in word:
-            raise ConfigError(f"{word}: a sweep has one {word.partition('=')[0]}; give one")
-    cfg = Composer(args.config_dir, "sweep").explained(words)
-    check_names_unset(keys(words))
+    overrides = list(own)
+    for override in overrides:
+        if override.partition("=")[0] in SWEEP_GROUPS and "," in override:
+            raise ConfigError(f"{override}: a sweep has one {override.partition('=')[0]}; give one")
+    cfg = Composer(args.config_dir, "sweep").explained(overrides)
+    check_names_unset(keys(overrides))
     parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
     for group, config in parts.items():
         check_package(group, config.name)

@@ -1,4 +1,4 @@
-"""From what one job's parts cost to what a sweep takes: plain arithmetic."""
+"""The wall time and memory of a sweep, from the cost of each part of a job: plain arithmetic."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from klrl.config import JobConfig, LauncherConfig
 from klrl.sweep.jobs import flat_settings
 from klrl.sweep.probe import Cost
 
-#: Half of the evaluations, early ones above all, are the best so far and write a checkpoint.
+#: Share of the evaluations that are the best so far, and write a checkpoint; most of them early.
 _IMPROVED = 0.5
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A job that is to be run.
+    """A job to run.
 
     Attributes:
-        name: of its folder.
-        words: of its command line.
+        name: its folder's name.
+        overrides: those of its command line.
         config: its settings.
-        done: frames (samples) that it has already.
+        done: frames (language: samples) done before.
     """
 
     name: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     config: JobConfig
     done: int = 0
 
 
 def kind_of(config: JobConfig) -> str:
-    """What two jobs share that cost the same per iteration.
+    """A key that is equal for two jobs which cost the same per iteration.
 
-    The seed and settings that are real numbers (coefficients, targets, rates) change what is
-    learned, not the work.
+    The seed and real-valued settings (coefficients, targets, rates) are left out: they change what
+    is learned, not how long it takes.
     """
     settings = flat_settings(config)
     kept = {k: v for k, v in settings.items() if not isinstance(v, float)}
@@ -45,7 +45,7 @@ def kind_of(config: JobConfig) -> str:
 
 
 def job_seconds(job: Planned, cost: Cost) -> float:
-    """What a job takes in a process that has run one of its kind before."""
+    """Seconds of a job in a process that has run a job of its kind before."""
     config = job.config
     share = 1 - job.done / config.frames
     iterations = config.iterations * share
@@ -60,16 +60,16 @@ def job_seconds(job: Planned, cost: Cost) -> float:
 
 
 def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
-    """Jobs at a time."""
+    """Jobs that run at a time."""
     return max(min(launcher.at_once(jobs, cores), jobs), 1)
 
 
 def sweep_seconds(
     jobs: Sequence[Planned], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
 ) -> float:
-    """Wall time of all jobs, each taken by the process that is free first.
+    """Wall time of all jobs in seconds; each goes to the process that is free first.
 
-    A process pays its start with its first job; submitit gives every job a new one.
+    The first job of a process pays the process's start; with submitit every job has a new one.
     """
     if not jobs:
         return 0.0
@@ -90,5 +90,5 @@ def sweep_seconds(
 
 
 def memory(costs: Mapping[str, Cost], at_once: int) -> int:
-    """Bytes of all processes at a time, each at the largest peak."""
+    """Peak memory of ``at_once`` processes in bytes, each counted with the largest job's peak."""
     return at_once * max((cost.memory + cost.children for cost in costs.values()), default=0)

@@ -1,4 +1,4 @@
-"""One job of a sweep: its words, its identity, how it stands."""
+"""One job of a sweep: its overrides, its identity, its status."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from klrl.runs.resume import stored_config
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a process, here or elsewhere, needs to run one job.
+    """All that a process, on this machine or another, needs to run one job.
 
     Attributes:
-        name: of its folder.
+        name: its folder's name.
         folder: absolute.
-        words: as on the command line.
+        overrides: as on the command line.
         config: its settings, checked.
-        group: the sweep, for wandb.
-        cwd: where relative paths among the settings start.
-        host: where they were checked against the machine.
+        group: the sweep's name, for wandb.
+        cwd: the folder that relative paths among the settings start from.
+        host: the machine whose preflight check the job has passed.
     """
 
     name: str
     folder: Path
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     config: JobConfig
     group: str
     cwd: Path
@@ -41,12 +41,12 @@ class Job:
 
     @property
     def identity(self) -> Identity:
-        """Two jobs that share it compute the same thing."""
+        """Equal for two jobs that compute the same thing."""
         return identity(self.config)
 
     @property
     def log(self) -> Path:
-        """What the job said, where it ran beside others."""
+        """What the job printed, where it ran beside others."""
         return self.folder / "log.txt"
 
 
@@ -57,10 +57,10 @@ class Outcome:
     Attributes:
         name: the job's.
         status: finished, interrupted, failed, refused (before anything was recorded), or waiting
-            (it was not begun).
-        error: what failed, in a line.
-        signum: what interrupted it.
-        seconds: it took.
+            (not started).
+        error: what failed, in one line.
+        signum: the signal that interrupted it.
+        seconds: its wall time.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Outcome:
 
 
 @dataclass
-class Standing:
-    """The jobs of a sweep by how they stand."""
+class JobStatus:
+    """The jobs of a sweep by status; ``elsewhere``: running in another process."""
 
     finished: list[Job] = field(default_factory=list)
     elsewhere: list[Job] = field(default_factory=list)
@@ -81,15 +81,15 @@ class Standing:
 
     @property
     def open(self) -> list[Job]:
-        """To be run now: what was begun goes first."""
+        """The jobs to run now, those that were begun first."""
         return [*self.begun, *self.new]
 
 
 def recorded_identity(run: RunFolder) -> Identity:
-    """The same of a run that was begun.
+    """The identity of a run that was begun.
 
-    0.1.0 noted a hash over its own spelling of the settings; here they are read back. Where they
-    cannot be, the identity is that of no job.
+    0.1.0 stored a hash over its own spelling of the settings, so its settings are read back and
+    hashed again. If they cannot be read, the identity is that of no job.
     """
     manifest = run.manifest
     if "numerics" in manifest:
@@ -101,60 +101,60 @@ def recorded_identity(run: RunFolder) -> Identity:
 
 
 def recorded(folder: Path) -> dict[Identity, Path]:
-    """The runs in a sweep's folder, by what they compute.
+    """The runs in a sweep's folder, by identity.
 
     Raises:
         ConfigError: a manifest that cannot be read.
     """
-    found: dict[Identity, Path] = {}
+    folders: dict[Identity, Path] = {}
     for path in sorted(folder.glob("*/manifest.json")):
         try:
-            found[recorded_identity(RunFolder(path.parent))] = path.parent
+            folders[recorded_identity(RunFolder(path.parent))] = path.parent
         except BrokenRun as error:
             raise ConfigError(f"{path.parent}: {error}; move that folder away") from error
-    return found
+    return folders
 
 
-def stand(jobs: Iterable[Job]) -> Standing:
-    """How jobs stand, by their folders' manifests."""
-    standing = Standing()
+def status_of(jobs: Iterable[Job]) -> JobStatus:
+    """The status of jobs, from their folders' manifests."""
+    result = JobStatus()
     for job in jobs:
         run = RunFolder(job.folder)
         if not run.exists:
-            standing.new.append(job)
+            result.new.append(job)
         elif (status := run.status) == "finished":
-            standing.finished.append(job)
+            result.finished.append(job)
         elif status == "running":
-            standing.elsewhere.append(job)
+            result.elsewhere.append(job)
         else:
-            standing.begun.append(job)
-    return standing
+            result.begun.append(job)
+    return result
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Give each job its folder: the one that holds its identity already, else one of its name.
+    """Give each job its folder: the one that already holds its identity, else one of its name.
 
     Args:
         folder: the sweep's.
-        named: name, words and checked settings of each job; a repeated job counts once.
+        named: name, overrides and checked settings of each job; a repeated job counts once.
 
     Raises:
-        ConfigError: a folder of a job's name holds a job with other settings.
+        ConfigError: the folder of a job's name holds a job with other settings.
     """
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}
     jobs: dict[Identity, Job] = {}
-    for name, words, config in named:
-        mine = identity(config)
-        if mine in jobs:
+    for name, overrides, config in named:
+        key = identity(config)
+        if key in jobs:
             continue
-        path = known.get(mine, folder / name)
-        if taken.setdefault(path, mine) != mine:
-            raise ConfigError(f"{path}: {_why_other(path, mine, config)}")
-        jobs[mine] = Job(
+        path = known.get(key, folder / name)
+        if taken.setdefault(path, key) != key:
+            raise ConfigError(f"{path}: {_conflict(path, key, config)}")
+        jobs[key] = Job(
             name=path.name,
             folder=path.resolve(),
-            words=tuple(words),
+            overrides=tuple(overrides),
             config=config,
             group=folder.name,
             cwd=Path.cwd(),
@@ -163,17 +163,17 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
     return list(jobs.values())
 
 
-def _why_other(path: Path, mine: Identity, config: JobConfig) -> str:
-    """Why the job in a folder of the same name is another one."""
+def _conflict(path: Path, requested: Identity, config: JobConfig) -> str:
+    """How the job in a folder differs from the one of the same name that is requested."""
     run = RunFolder(path)
     if not run.exists:
-        return "two jobs of this sweep would share it; give another value a name of its own"
-    theirs = recorded_identity(run)
-    if theirs.settings == mine.settings:
+        return "two jobs of this sweep would share it; run one of them in another sweep=NAME"
+    stored = recorded_identity(run)
+    if stored.settings == requested.settings:
         return (
-            f"holds this job of klrl {run.manifest.get('klrl')}, whose numbers are no longer this "
-            f"version's ({theirs.numerics}, now {mine.numerics}); give another sweep=NAME, or move "
-            "that folder away"
+            f"holds this job as klrl {run.manifest.get('klrl')} ran it, and this version computes "
+            f"other numbers (numerics {stored.numerics}, now {requested.numerics}); give another "
+            "sweep=NAME, or move that folder away"
         )
     try:
         changed = ", ".join(_differences(path, config)) or "other settings"
@@ -183,11 +183,11 @@ def _why_other(path: Path, mine: Identity, config: JobConfig) -> str:
 
 
 def _differences(path: Path, config: JobConfig) -> list[str]:
-    theirs, ours = (flat_settings(c) for c in (stored_config(path), config))
-    keys = [k for k in ours | theirs if ours.get(k) != theirs.get(k) and not k.startswith("logger")]
-    return [f"{key}={theirs.get(key)} (not {ours.get(key)})" for key in sorted(keys)[:3]]
+    stored, new = (flat_settings(c) for c in (stored_config(path), config))
+    keys = [k for k in new | stored if new.get(k) != stored.get(k) and not k.startswith("logger")]
+    return [f"{key}={stored.get(key)} (not {new.get(key)})" for key in sorted(keys)[:3]]
 
 
 def flat_settings(config: JobConfig) -> dict[str, Any]:
-    """Settings by their dotted keys, as JSON has them."""
+    """Settings by dotted key, with values as in JSON."""
     return by_dotted_key(json.loads(json.dumps(dataclasses.asdict(config))))

@@ -1,7 +1,7 @@
 """Where the jobs of a sweep run. To add a launcher: a function here, its line in the registry.
 
-A launcher takes jobs and yields each one's outcome as it ends. It is closed early where the sweep
-is stopped at once.
+A launcher takes jobs and yields each one's outcome as it ends. The generator is closed early when
+a second signal stops the sweep.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from klrl.config import (
     SubmititConfig,
     factory,
 )
-from klrl.sweep.jobs import Job, Outcome
+from klrl.sweep.jobs import Job, Outcome, status_of
 from klrl.sweep.worker import run_job, run_logged
 
-#: Seconds between looks at jobs that run elsewhere.
-_LOOK = 0.2
+#: Seconds between polls of jobs in other processes.
+_POLL = 0.2
 
 
 def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
-    """Run jobs with the group's choice.
+    """Run jobs with the chosen launcher.
 
     Args:
-        config: of ``launcher``.
+        config: the settings of ``launcher``.
         jobs: to run, in this order.
         folder: the sweep's.
     """
@@ -49,9 +49,9 @@ def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator
 def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
     """``launcher=joblib``: on the cores of this machine, by joblib's loky processes.
 
-    A process serves many jobs. Where one dies (out of memory, a crash in native code), loky ends
-    its neighbours too. All that were running are taken up once more; a job that was there twice is
-    the likely reason.
+    A process runs many jobs. When one dies (out of memory, a crash in native code), loky ends the
+    others too. The jobs that were running are started again; one that was running at two deaths is
+    their likely cause and counts as failed.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -61,14 +61,12 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
     while waiting:
         pool = Parallel(n_jobs=config.n_jobs, backend="loky", return_as="generator_unordered")
         try:
-            # A list of its own: joblib takes jobs from it while outcomes come in.
+            # A copy: joblib reads the list while outcomes are removed from ``waiting``.
             for outcome in pool([delayed(run_logged)(job) for job in waiting.values()]):
                 del waiting[outcome.name]
                 yield outcome
         except TerminatedWorkerError:
-            from klrl.sweep.jobs import stand
-
-            for job in stand(waiting.values()).begun:
+            for job in status_of(waiting.values()).begun:
                 deaths[job.name] += 1
                 if deaths[job.name] > 1:
                     del waiting[job.name]
@@ -101,20 +99,20 @@ def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Itera
                 if handle.done():
                     del running[name]
                     yield _result_of(handle, job)
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
     finally:
         for handle, _ in running.values():
             handle.cancel(check=False)
 
 
 class _Requeued:
-    """``run_logged`` for submitit: after a preemption or a time limit the job is taken up again."""
+    """``run_logged`` for submitit: after a preemption or a time limit the job resumes."""
 
     def __call__(self, job: Job) -> Outcome:
         return run_logged(job)
 
     def checkpoint(self, job: Job) -> Any:
-        """What submitit queues in its place; the run folder tells how far it came."""
+        """What submitit queues in its place; the job resumes from its run folder."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, job)
@@ -156,7 +154,7 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     running = {task.remote(job): job for job in jobs}
     try:
         while running:
-            ended, _ = started.wait(list(running), num_returns=1, timeout=_LOOK)
+            ended, _ = started.wait(list(running), num_returns=1, timeout=_POLL)
             for handle in ended:
                 job = running.pop(handle)
                 try:

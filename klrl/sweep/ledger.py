@@ -1,4 +1,4 @@
-"""What a sweep says and records: ``sweep.json``, a line per job, the closing table."""
+"""What a sweep prints and records: ``sweep.json``, a line per job, the closing table."""
 
 from __future__ import annotations
 
@@ -21,60 +21,60 @@ SWEEP_FILE = "sweep.json"
 
 
 class Ledger:
-    """The jobs of a sweep with how each stands.
+    """The jobs of a sweep with their status.
 
     Args:
         folder: the sweep's.
-        words: its command line.
+        argv: its command line, behind ``klrl``.
         jobs: all of them; more may be added.
     """
 
-    def __init__(self, folder: Path, words: Sequence[str], jobs: Sequence[Job]) -> None:
+    def __init__(self, folder: Path, argv: Sequence[str], jobs: Sequence[Job]) -> None:
         self._path = folder / SWEEP_FILE
-        self._command = shlex.join(["python", "-m", "klrl", *words])
+        self._command = shlex.join(["python", "-m", "klrl", *argv])
         self.jobs = {job.name: job for job in jobs}
         self._status: dict[str, tuple[str, str | None]] = {}
         self._seconds: dict[str, float] = {}
 
     def add(self, jobs: Sequence[Job]) -> None:
-        """Take further jobs in, as a search makes them."""
+        """Add jobs, as a search makes them."""
         self.jobs |= {job.name: job for job in jobs}
 
     def set(self, job: Job, status: str) -> None:
-        """Note how a job stands before anything is run."""
+        """Store a job's status before anything runs."""
         self._status[job.name] = status, None
 
     def take(self, outcome: Outcome) -> None:
-        """Note how a job ended."""
+        """Store how a job ended."""
         self._status[outcome.name] = outcome.status, outcome.error
         self._seconds[outcome.name] = outcome.seconds
 
     def status(self, name: str) -> str:
-        """Of a job; waiting where nothing was noted."""
+        """The status of a job; waiting where none is stored."""
         return self._status.get(name, ("waiting", None))[0]
 
     def write(self) -> None:
-        """Replace ``sweep.json`` at once."""
+        """Replace ``sweep.json`` in one step."""
         entries = [
             {
                 "name": job.name,
                 "folder": job.folder.name,
-                "overrides": list(job.words),
+                "overrides": list(job.overrides),
                 "identity": job.identity.settings,
                 "status": self._status.get(job.name, ("waiting", None))[0],
                 "error": self._status.get(job.name, ("waiting", None))[1],
             }
             for job in self.jobs.values()
         ]
-        told = {"klrl": __version__, "command": self._command, "jobs": entries}
-        replace_file(self._path, json.dumps(told, indent=1) + "\n")
+        contents = {"klrl": __version__, "command": self._command, "jobs": entries}
+        replace_file(self._path, json.dumps(contents, indent=1) + "\n")
 
     def table(self) -> str:
-        """One line per job, what did not finish last, and a sum."""
+        """One line per job, those that did not finish last."""
         domains: dict[Domain, None] = {}
         rows = []
         for name, job in self.jobs.items():
-            # One job's rows at a time: a sweep may have a thousand.
+            # One job's rows at a time: a sweep may have a thousand jobs.
             recorded = _recorded(job)
             if recorded:
                 domains[recorded[1]] = None
@@ -85,15 +85,15 @@ class Ledger:
         return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
     def counts(self) -> str:
-        """How many jobs stand how, as in ``12 jobs: 11 finished, 1 failed``."""
+        """How many jobs have which status, as in ``12 jobs: 11 finished, 1 failed``."""
         states = [self.status(name) for name in self.jobs]
         parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states))]
         return f"{len(states)} job{'s' * (len(states) != 1)}: {', '.join(parts)}"
 
 
-#: The KL of the table.
+#: The KL column of the table.
 _KL = "kl/ref/exact"
-#: Rows, and the domain that they are of.
+#: A job's rows and its domain.
 Recorded = tuple[list[Row], Domain]
 
 
@@ -108,7 +108,7 @@ def _recorded(job: Job) -> Recorded | None:
 
 
 def _heads(domains: Sequence[Domain]) -> tuple[str, ...]:
-    """Of the columns; ``frames/samples`` where jobs of both domains have rows."""
+    """The column heads; ``frames/samples`` where jobs of both domains have rows."""
     axis = "/".join(domain.axis for domain in domains)
     score = "/".join(domain.score for domain in domains)
     return "job", "state", axis, "time", score, METRICS[_KL].short, ""
@@ -133,13 +133,13 @@ def _shown(value: float | None, name: str, domain: Domain) -> str:
 
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
-    """What is said when a job beside others ends."""
+    """The line that is printed when a job beside others ends."""
     line = f"[{done}/{total}] {job.name}: {outcome.status}"
     if outcome.error:
         return f"{line}: {outcome.error}"
     recorded = _recorded(job)
     if recorded:
         rows, domain = recorded
-        found = final_return(last_recorded(rows))
-        line += f", {domain.score} {_shown(found, 'eval/return', domain)}" * (found is not None)
+        score = final_return(last_recorded(rows))
+        line += f", {domain.score} {_shown(score, 'eval/return', domain)}" * (score is not None)
     return f"{line}, {duration(outcome.seconds)}"

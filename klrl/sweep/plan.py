@@ -15,7 +15,7 @@ from statistics import mean
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.config import LauncherConfig, OptunaConfig, register_schemas
-from klrl.config.overrides import expand, split_words
+from klrl.config.overrides import expand, split_overrides
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.progress import duration
@@ -28,24 +28,24 @@ from klrl.sweep.estimate import (
     slots,
     sweep_seconds,
 )
-from klrl.sweep.jobs import Standing, make_jobs, stand
+from klrl.sweep.jobs import Job, make_jobs, status_of
 from klrl.sweep.probe import Cost
 from klrl.sweep.run import check_launcher, named
 
-#: Seconds of iterations that each kind of job is measured for.
+#: Seconds of iterations for which each kind of job is measured.
 SECONDS = 5.0
-#: A start above this was a compilation, which is kept and not paid again.
+#: A start that takes longer included a compilation, which is cached and not paid again.
 _COMPILED = 12.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to run.
+    """What is left to run.
 
     Attributes:
-        jobs: not finished yet.
+        jobs: those that are not finished.
         finished: how many are.
-        launcher: where they will run.
+        launcher: where the jobs will run.
     """
 
     jobs: list[Planned]
@@ -54,13 +54,13 @@ class Plan:
 
 
 def print_plan(args: argparse.Namespace) -> None:
-    """Check, measure, compute, print.
+    """Check the jobs, measure each kind, and print the expected time and memory.
 
     Args:
-        args: of :func:`klrl.config.compose.parse_args`.
+        args: from :func:`klrl.config.compose.parse_args`.
 
     Raises:
-        ConfigError: a job is refused, or the machine is too small for the jobs at a time.
+        ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
     """
     register_schemas()
     plan = make_plan(args)
@@ -86,37 +86,33 @@ def make_plan(args: argparse.Namespace) -> Plan:
     """The jobs that a command line would run."""
     from klrl.sweep.search import space_of
 
-    words = split_words(args.overrides)
-    launcher, search = sweep_settings(words.own, args)
-    if not args.multirun and (words.own or words.name):
-        raise ConfigError(f"{(words.own or ['sweep'])[0]}: only a sweep reads it; add -m")
+    sweep = split_overrides(args.overrides)
+    launcher, search = sweep_settings(sweep.own, args)
+    if not args.multirun and (sweep.own or sweep.name):
+        raise ConfigError(f"{(sweep.own or ['sweep'])[0]}: only a sweep reads it; add -m")
     if isinstance(search, OptunaConfig):
-        space = space_of(words.job)
+        space = space_of(sweep.job)
         trial = space.jobs([dimension.middle for dimension in space.dimensions])
         checked = check_jobs(trial, args) * search.trials
         check_launcher(launcher, checked)
-        jobs = [Planned("trial", tuple(words), config) for words, config in checked]
+        jobs = [Planned("trial", tuple(overrides), config) for overrides, config in checked]
         return Plan(jobs, 0, launcher)
-    checked = check_jobs(expand(words.job) if args.multirun else [words.job], args)
+    checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     check_launcher(launcher, checked)
-    folder = Path("outputs") / words.name if words.name else Path(words.folder or "outputs/.new")
-    made = make_jobs(folder, named(words, checked))
-    standing = stand(made)
-    return Plan(_planned(standing), len(standing.finished), launcher)
+    folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
+    status = status_of(make_jobs(folder, named(sweep, checked)))
+    return Plan([_planned(job) for job in status.open], len(status.finished), launcher)
 
 
-def _planned(standing: Standing) -> list[Planned]:
-    jobs = []
-    for job in standing.open:
-        run = RunFolder(job.folder)
-        axis = domain_of(job.config).axis
-        done = int(run.manifest.get(axis, 0)) if run.exists else 0
-        jobs.append(Planned(job.name, job.words, job.config, done))
-    return jobs
+def _planned(job: Job) -> Planned:
+    run = RunFolder(job.folder)
+    axis = domain_of(job.config).axis
+    done = int(run.manifest.get(axis, 0)) if run.exists else 0
+    return Planned(job.name, job.overrides, job.config, done)
 
 
 def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
-    """The cost of each kind of job, with as many side by side as will run side by side."""
+    """The cost of each kind of job, with as many copies at a time as jobs will run at a time."""
     costs = {}
     longest = {}
     for job in sorted(jobs, key=lambda job: job.config.frames):
@@ -131,12 +127,12 @@ def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
 
 
 def _probe(job: Planned, copies: int) -> Cost:
-    """Measure a job in so many processes at a time; the mean of what they found.
+    """Measure a job in several processes at a time; the mean of their costs.
 
     Raises:
-        ConfigError: it fails.
+        ConfigError: the job fails.
     """
-    asked = {"settings": asdict(job.config), "seconds": SECONDS}
+    request = {"settings": asdict(job.config), "seconds": SECONDS}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "klrl.sweep.probe"],
@@ -149,40 +145,40 @@ def _probe(job: Planned, copies: int) -> Cost:
     ]
     for process in processes:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(asked))
+        process.stdin.write(json.dumps(request))
         process.stdin.close()
         process.stdin = None
-    found = []
+    costs = []
     for process in processes:
         out, err = process.communicate()
         if process.returncode:
-            last = (err.strip().splitlines() or ["no word"])[-1]
+            last = (err.strip().splitlines() or ["it printed no error"])[-1]
             raise ConfigError(f"{job.name}: fails when it is tried: {last}; run it by itself")
-        found.append(Cost(**json.loads(out.strip().splitlines()[-1])))
+        costs.append(Cost(**json.loads(out.strip().splitlines()[-1])))
     numbers = ("start", "job", "iteration", "evaluation", "checkpoint")
-    return replace(found[0], **{name: mean(getattr(c, name) for c in found) for name in numbers})
+    return replace(costs[0], **{name: mean(getattr(c, name) for c in costs) for name in numbers})
 
 
 def table(jobs: Sequence[Planned], costs: Mapping[str, Cost]) -> str:
     """A line per kind of job."""
     lines = [("kind of job, as in", "jobs", "frames", "frames/s", "each", "memory")]
     for kind, cost in costs.items():
-        mine = [job for job in jobs if kind_of(job.config) == kind]
-        each = mean(job_seconds(job, cost) for job in mine)
-        speed = mine[0].config.frames_per_iteration / cost.iteration
-        frames = mean(job.config.iterations * job.config.frames_per_iteration for job in mine)
+        same = [job for job in jobs if kind_of(job.config) == kind]
+        each = mean(job_seconds(job, cost) for job in same)
+        speed = same[0].config.frames_per_iteration / cost.iteration
+        frames = mean(job.config.iterations * job.config.frames_per_iteration for job in same)
         size = f"{(cost.memory + cost.children) / 1e9:.1f} GB"
         lines.append(
-            (mine[0].name, str(len(mine)), f"{frames:,.0f}", f"{speed:,.0f}", duration(each), size)
+            (same[0].name, str(len(same)), f"{frames:,.0f}", f"{speed:,.0f}", duration(each), size)
         )
     return text_table(lines, right=range(1, 6), indent=2)
 
 
 def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
-    """Refuse more jobs at a time than this machine has memory for."""
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if launcher.on_this_machine and needed > has:
+    """Refuse more jobs at a time than fit in this machine's memory (bytes)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if launcher.on_this_machine and needed > total:
         raise ConfigError(
             f"launcher={launcher.name}: {at_once} jobs at a time need {needed / 1e9:.0f} GB, this "
-            f"machine has {has / 1e9:.0f}; run fewer at a time"
+            f"machine has {total / 1e9:.0f}; run fewer at a time"
         )

@@ -1,9 +1,9 @@
-"""Runs one job for some seconds, in a process of its own, and tells what its parts took.
+"""Runs one job for some seconds in a process of its own, and measures the cost of its parts.
 
-    python -m klrl.plan.probe < request.json     {"settings": {...}, "seconds": 4}
+    python -m klrl.sweep.probe < request.json     {"settings": {...}, "seconds": 4}
 
-The answer is the last line of stdout: a :class:`Cost` as JSON. The job runs twice: what the first
-time takes longer is paid once per process, not once per job.
+The answer is the last line of stdout: a :class:`Cost` as JSON. The job runs twice: the extra time
+of the first run is paid once per process, not once per job.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Loop
 
-#: Of the first run, which is there for what a process pays once.
+#: Seconds of the first run, which measures only what a process pays once.
 _FIRST_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that the parts of a job take, and bytes.
+    """What the parts of a job take, in seconds and bytes.
 
     Attributes:
-        start: a process's imports and all else that its first job alone pays.
-        job: build, open, close: once per job.
-        iteration: a rollout with its update and row.
-        evaluation: one.
-        checkpoint: one.
-        memory: the process's peak, bytes.
-        children: the peak of the largest child process (wandb's service), bytes.
+        start: imports, and all else that only the first job of a process pays.
+        job: build, open and close, once per job.
+        iteration: one rollout with its update and row.
+        evaluation: one evaluation.
+        checkpoint: one checkpoint.
+        memory: the process's peak memory, bytes.
+        children: the peak memory of the largest child process (wandb's service), bytes.
         mode: how the update runs.
     """
 
@@ -60,15 +60,15 @@ class Cost:
     mode: str = "false"
 
 
-class _Watch(Callback):
-    """Times a run, and ends it after some seconds of iterations, at least three.
+class _Timer(Callback):
+    """Times a run, and stops it after some seconds of iterations, at least three.
 
     Args:
-        seconds: of iterations.
+        seconds: how long to iterate.
 
     Attributes:
         evaluations, checkpoints: seconds of each.
-        stamps: when each iteration was done, and the seconds of evaluations and checkpoints before.
+        stamps: when each iteration ended, and the seconds of evaluations and checkpoints before.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ class _Watch(Callback):
         self.stamps: list[tuple[float, float]] = []
 
     @property
-    def beside(self) -> float:
+    def extra(self) -> float:
         """Seconds of evaluations and checkpoints so far."""
         return sum(self.evaluations) + sum(self.checkpoints)
 
@@ -89,49 +89,49 @@ class _Watch(Callback):
         self.checkpoints.append(seconds)
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        self.stamps.append((time.perf_counter(), self.beside))
+        self.stamps.append((time.perf_counter(), self.extra))
         if len(self.stamps) > 3 and self.stamps[-1][0] - self.stamps[0][0] > self._seconds:
             training.stop()
 
 
 class Measured(NamedTuple):
-    """A run that was cut short: what its parts cost, how many iterations, seconds beside both."""
+    """A shortened run: its cost, its iterations, its seconds of evaluations and checkpoints."""
 
     cost: Cost
     iterations: int
-    beside: float
+    extra: float
 
 
 def measure(config: JobConfig, seconds: float) -> Measured:
     """Run a job from its beginning and stop it after some seconds of iterations, at least three.
 
-    It is stopped as Ctrl-C would stop it, in a temporary folder that does not stay.
+    It stops as by Ctrl-C; its temporary folder is deleted.
     """
     from klrl.base.errors import Interrupted
     from klrl.runs.folder import RunFolder
     from klrl.train.loop import Training  # torch, which only a measurement needs
 
     began = time.perf_counter()
-    training, watch = Training(config), _Watch(seconds)
+    training, timer = Training(config), _Timer(seconds)
     with tempfile.TemporaryDirectory(prefix="klrl-plan-") as folder:
         with suppress(Interrupted):
-            training.train(RunFolder(Path(folder)), callbacks=[watch])
+            training.train(RunFolder(Path(folder)), callbacks=[timer])
         ended = time.perf_counter()
-    (first, before), (last, after) = watch.stamps[0], watch.stamps[-1]
-    iteration = (last - first - (after - before)) / max(len(watch.stamps) - 1, 1)
-    rest = ended - began - watch.beside
-    evaluations = watch.evaluations
+    (first, before), (last, after) = timer.stamps[0], timer.stamps[-1]
+    iteration = (last - first - (after - before)) / max(len(timer.stamps) - 1, 1)
+    rest = ended - began - timer.extra
+    evaluations = timer.evaluations
     if config.eval.every and not evaluations:
         evaluations = [_seconds_of(training.parts.evaluation)]
     cost = Cost(
         start=0.0,
-        job=max(rest - iteration * len(watch.stamps), 0.0),
+        job=max(rest - iteration * len(timer.stamps), 0.0),
         iteration=iteration,
         evaluation=_mean(evaluations),
-        checkpoint=_mean(watch.checkpoints),
+        checkpoint=_mean(timer.checkpoints),
         mode=training.parts.learner.steps.mode,
     )
-    return Measured(cost, len(watch.stamps), watch.beside)
+    return Measured(cost, len(timer.stamps), timer.extra)
 
 
 def _seconds_of(function: Callable[[], object]) -> float:
@@ -145,13 +145,13 @@ def _mean(seconds: Sequence[float]) -> float:
 
 
 def probe(settings: dict[str, Any], seconds: float) -> Cost:
-    """Measure a job whose checked settings are given, in this process, from its start on."""
+    """Measure a job with these checked settings; its start counts from this process's own."""
     imported = _age()
     began = time.perf_counter()
     import torch
 
     config = to_config(typed(settings))
-    config.logger = config.logger.offline()  # a probe is no run of anybody's project
+    config.logger = config.logger.offline()  # a probe must not appear in a wandb project
     torch.set_num_threads(config.threads)
     first = measure(config, _FIRST_SECONDS)
     through = time.perf_counter() - began
@@ -160,8 +160,8 @@ def probe(settings: dict[str, Any], seconds: float) -> Cost:
         resource.getrusage(who).ru_maxrss * 1024
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    # Of the first run, what a later one in this process would not have paid.
-    once = through - (cost.job + first.iterations * cost.iteration + first.beside)
+    # What the first run took beyond the cost of a later one in this process.
+    once = through - (cost.job + first.iterations * cost.iteration + first.extra)
     return replace(cost, start=imported + max(once, 0.0), memory=here, children=below)
 
 
@@ -172,6 +172,6 @@ def _age() -> float:
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    found = probe(asked["settings"], asked["seconds"])
-    print("\n" + json.dumps(asdict(found)))
+    request = json.load(sys.stdin)
+    cost = probe(request["settings"], request["seconds"])
+    print("\n" + json.dumps(asdict(cost)))

@@ -1,4 +1,4 @@
-"""A sweep from its words to its closing table."""
+"""A sweep from its command line to its closing table."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
-from klrl.config.overrides import SweepWords, expand, job_name, split_words, swept_keys
+from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
 from klrl.runs.folder import new_folder
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import Job, Outcome, Standing, make_jobs, stand
+from klrl.sweep.jobs import Job, JobStatus, Outcome, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.single import remove_unstarted
@@ -28,23 +28,23 @@ def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
     """Run every job of a command line that is not finished yet.
 
     Args:
-        overrides: the words after ``-m``.
+        overrides: those after ``-m``.
         args: Hydra's flags.
 
     Returns:
         The exit code: 0, or 1 where a job failed.
 
     Raises:
-        ConfigError: a word or a job is refused; nothing was written.
-        Interrupted: a signal came; what ran wrote its checkpoint.
+        ConfigError: an override or a job is refused; nothing was written.
+        Interrupted: a signal came; the running jobs wrote their checkpoints.
     """
-    words = split_words(overrides)
-    launcher, search = sweep_settings(words.own, args)
-    return factory("search", search, SWEEP)(words, search, launcher, overrides, args)
+    sweep = split_overrides(overrides)
+    launcher, search = sweep_settings(sweep.own, args)
+    return factory("search", search, SWEEP)(sweep, search, launcher, overrides, args)
 
 
 def run_grid(
-    words: SweepWords,
+    sweep: SweepOverrides,
     config: SearchConfig,
     launcher: LauncherConfig,
     overrides: Sequence[str],
@@ -53,32 +53,34 @@ def run_grid(
     """``search=grid``: every combination of the values given; the exit code.
 
     Args:
-        words: of the sweep and its jobs.
-        config: of ``search``.
-        launcher: of ``launcher``.
-        overrides: all words, as they came.
+        sweep: the overrides of the sweep and of its jobs.
+        config: the settings of ``search``.
+        launcher: the settings of ``launcher``.
+        overrides: all of them, as given.
         args: Hydra's flags.
     """
-    checked = check_jobs(expand(words.job), args)
+    checked = check_jobs(expand(sweep.job), args)
     check_launcher(launcher, checked)
-    with sweep_folder(words) as folder:
-        jobs = make_jobs(folder, named(words, checked))
+    with sweep_folder(sweep) as folder:
+        jobs = make_jobs(folder, named(sweep, checked))
         ledger = Ledger(folder, command_of(overrides, args), jobs)
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
 
-def named(words: SweepWords, checked: Sequence[Checked]) -> list[tuple[str, list[str], JobConfig]]:
-    """Jobs with their folder's names."""
-    swept = swept_keys(words.job)
-    return [(job_name(job.words, swept), job.words, job.config) for job in checked]
+def named(
+    sweep: SweepOverrides, checked: Sequence[Checked]
+) -> list[tuple[str, list[str], JobConfig]]:
+    """The folder name, overrides and settings of each job."""
+    swept = swept_keys(sweep.job)
+    return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
 
 def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None:
-    """Refuse jobs that a launcher cannot serve.
+    """Refuse jobs that a launcher cannot run.
 
     Raises:
-        ConfigError: collection in further processes, from a process that shares the machine.
+        ConfigError: a job collects in more processes, although jobs already share the cores.
     """
     if launcher.name in ("joblib", "ray"):
         for _, config in checked:
@@ -92,28 +94,28 @@ def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None
 def run_jobs(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Outcome]:
-    """Run what is not finished; say so, and note each outcome at once.
+    """Run the jobs that are not finished; print and record each outcome as it comes.
 
     Raises:
         Interrupted: a signal came.
     """
-    standing = stand(jobs)
-    _note(ledger, standing)
-    print(_opening(folder, standing, jobs), flush=True)
-    todo = {job.name: job for job in standing.open}
+    status = status_of(jobs)
+    _record(ledger, status)
+    print(_opening(folder, status, jobs), flush=True)
+    todo = {job.name: job for job in status.open}
     outcomes: list[Outcome] = []
     if launcher.name != "local":  # in processes of their own
-        with passed_on(folder, lambda: list(todo.values())) as came:
-            for outcome in launch(launcher, standing.open, folder):
+        with passed_on(folder, lambda: list(todo.values())) as signals:
+            for outcome in launch(launcher, status.open, folder):
                 outcomes.append(outcome)
                 ledger.take(outcome)
                 ledger.write()
                 if outcome.status != "waiting":
                     line = ended_line(outcome, todo[outcome.name], len(outcomes), len(todo))
                     print(line, flush=True)
-        signum = came[0] if came else _signum(outcomes)
+        signum = signals[0] if signals else _signum(outcomes)
     else:
-        signum = _one_by_one(launcher, standing.open, folder, ledger, outcomes)
+        signum = _one_by_one(launcher, status.open, folder, ledger, outcomes)
     if signum is not None:
         print(ledger.table())
         print(f"stopped: {ledger.counts()}; sweep folder: {folder}", flush=True)
@@ -128,7 +130,7 @@ def _one_by_one(
     ledger: Ledger,
     outcomes: list[Outcome],
 ) -> int | None:
-    """In this process; the signal that stopped a job, if one did."""
+    """Run jobs in this process; the signal that stopped one, if any."""
     for number, job in enumerate(jobs, 1):
         print(f"[{number}/{len(jobs)}] {job.name}", flush=True)
         for outcome in launch(launcher, [job], folder):
@@ -146,37 +148,37 @@ def _signum(outcomes: Sequence[Outcome]) -> int | None:
     return next((o.signum for o in outcomes if o.signum is not None), None)
 
 
-def _note(ledger: Ledger, standing: Standing) -> None:
-    states = {
-        "finished": standing.finished,
-        "running elsewhere": standing.elsewhere,
-        "waiting": standing.open,
+def _record(ledger: Ledger, status: JobStatus) -> None:
+    by_name = {
+        "finished": status.finished,
+        "running elsewhere": status.elsewhere,
+        "waiting": status.open,
     }
-    for state, jobs in states.items():
+    for name, jobs in by_name.items():
         for job in jobs:
-            ledger.set(job, state)
+            ledger.set(job, name)
     ledger.write()
 
 
-def _opening(folder: Path, standing: Standing, jobs: Sequence[Job]) -> str:
+def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
     parts = [
-        f"{len(found)} {text}"
-        for found, text in (
-            (standing.finished, "finished before"),
-            (standing.elsewhere, "running in another process"),
-            (standing.begun, "to go on with"),
-            (standing.new, "to start"),
+        f"{len(group)} {text}"
+        for group, text in (
+            (status.finished, "finished before"),
+            (status.elsewhere, "running in another process"),
+            (status.begun, "to resume"),
+            (status.new, "to start"),
         )
-        if found
+        if group
     ]
     return f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}"
 
 
 def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
-    """The closing table; 1 where a job did not finish.
+    """Print the closing table; returns 1 where a job did not finish.
 
     Raises:
-        ConfigError: every job was refused, and nothing was recorded.
+        ConfigError: a job was refused and no job recorded anything.
     """
     refused = [o for o in outcomes if o.status == "refused"]
     if refused and not any(folder.glob("*/manifest.json")):
@@ -187,29 +189,29 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 
 def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
-    """A sweep's words, its flags before them."""
+    """A sweep's flags, then its overrides."""
     given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
-    flags = [word for flag, value in given.items() if value for word in (flag, value)]
+    flags = [part for flag, value in given.items() if value for part in (flag, value)]
     return ["-m", *flags, *overrides]
 
 
 @contextmanager
-def sweep_folder(words: SweepWords) -> Iterator[Path]:
-    """The sweep's folder, for this process alone; nothing is left of one where no job began.
+def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
+    """The sweep's folder, locked for this process; removed again if no job began.
 
     Raises:
         ConfigError: it cannot be written, another process runs the sweep, or ``hydra.sweep.dir``
             holds runs.
     """
-    given = words.folder or (str(Path("outputs") / words.name) if words.name else None)
-    setting = f"sweep={words.name}" if words.name else f"hydra.sweep.dir={given}"
-    if words.folder and any(Path(words.folder).glob("**/manifest.json")):
+    given = sweep.folder or (str(Path("outputs") / sweep.name) if sweep.name else None)
+    setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
+    if sweep.folder and any(Path(sweep.folder).glob("**/manifest.json")):
         raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
     folder = Path(given) if given else None
     before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
     try:
         folder = folder or new_folder("_sweep")
-        made = [p for p in (folder, *folder.parents) if not p.exists()]
+        new = [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
@@ -222,7 +224,7 @@ def sweep_folder(words: SweepWords) -> Iterator[Path]:
         try:
             yield folder
         except (ConfigError, KeyboardInterrupt, Interrupted):
-            remove_unstarted(folder, before, made)
+            remove_unstarted(folder, before, new)
             raise
         finally:
             (folder / ".lock").unlink(missing_ok=True)

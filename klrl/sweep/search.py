@@ -1,8 +1,8 @@
-"""``search=optuna``: which values a sweep tries next, from the results so far.
+"""``search=optuna``: chooses the values that a sweep tries next from the results so far.
 
-A trial is one choice of the searched values; its seeds are jobs of their own, and its value is
-the mean over them. The study lies in the sweep's folder, so that a search that is started again
-goes on: trials that were told stay, one that was running is taken up with the values that it had.
+A trial is one choice of the searched values; each of its seeds is a job, and its value is the mean
+over them. The study is stored in the sweep's folder, so a search resumes: completed trials stay,
+and one that was running is run again with the same values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 from klrl.base.errors import ConfigError
 from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.overrides import SweepWords, expand, job_name, parse
+from klrl.config.overrides import SweepOverrides, expand, job_name, parse
 from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import last_recorded
 from klrl.sweep.check import check_jobs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import optuna
 
 STUDY_FILE = "study.journal"
-#: Digits of a value that was chosen from an interval: the job gets what its folder's name says.
+#: Significant digits of a value from an interval, in the job as in its folder's name.
 _DIGITS = 4
 
 
@@ -41,10 +41,10 @@ class Dimension:
     """One searched setting.
 
     Attributes:
-        key: its setting.
-        low: end of an interval; None where it is a choice.
-        high: likewise.
-        log: whether the interval is searched in logarithms.
+        key: the setting.
+        low: lower end of an interval; None for a list of choices.
+        high: upper end; None for a list of choices.
+        log: whether the interval is searched on a log scale.
         choices: the values given.
     """
 
@@ -55,7 +55,7 @@ class Dimension:
     choices: tuple[str, ...] = ()
 
     def suggest(self, trial: optuna.Trial) -> str:
-        """A value for this trial, as a word."""
+        """A value for this trial, as an override."""
         if self.low is None or self.high is None:
             return f"{self.key}={trial.suggest_categorical(self.key, self.choices)}"
         value = trial.suggest_float(self.key, self.low, self.high, log=self.log)
@@ -63,7 +63,7 @@ class Dimension:
 
     @property
     def middle(self) -> str:
-        """A word to check the other settings with."""
+        """An override with a value from the middle, to check the other settings with."""
         if self.low is None or self.high is None:
             return f"{self.key}={self.choices[0]}"
         ends = (self.low, self.high)
@@ -73,12 +73,12 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search's words say.
+    """The space that a search's overrides describe.
 
     Attributes:
-        fixed: words that every job has.
-        seeds: words of the seeds of each trial.
-        dimensions: what is searched.
+        fixed: overrides that every job has.
+        seeds: one override per seed of a trial.
+        dimensions: the searched settings.
     """
 
     fixed: list[str]
@@ -86,32 +86,32 @@ class Space:
     dimensions: list[Dimension]
 
     def jobs(self, chosen: Sequence[str]) -> list[list[str]]:
-        """The words of a trial's jobs, one per seed."""
+        """The overrides of a trial's jobs, one job per seed."""
         return [[*self.fixed, *chosen, seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
         """Jobs at the middle and at every end of the space, to check before the first runs."""
         middle = [d.middle for d in self.dimensions]
-        found = self.jobs(middle)
+        jobs = self.jobs(middle)
         for i, dimension in enumerate(self.dimensions):
             values = dimension.choices or (dimension.low, dimension.high)
             for value in values:
                 chosen = [*middle[:i], f"{dimension.key}={value}", *middle[i + 1 :]]
-                found.append([*self.fixed, *chosen, self.seeds[0]])
-        return found
+                jobs.append([*self.fixed, *chosen, self.seeds[0]])
+        return jobs
 
 
-def space_of(words: Sequence[str]) -> Space:
-    """Read the job words of a search.
+def space_of(overrides: Sequence[str]) -> Space:
+    """The space that the overrides of a search's jobs describe.
 
     Raises:
-        ConfigError: nothing is searched, or an interval that cannot be.
+        ConfigError: nothing is searched, or an interval is invalid.
     """
     fixed, seeds, dimensions = [], ["seed=0"], []
-    for override in parse(words):
+    for override in parse(overrides):
         key = override.get_key_element()
         if key == "seed":
-            seeds = [words[0] for words in expand([str(override.input_line)])]
+            seeds = [job[0] for job in expand([str(override.input_line)])]
         elif override.is_sweep_override():
             dimensions.append(_dimension(key, override))
         else:
@@ -137,7 +137,7 @@ def _dimension(key: str, override: Override) -> Dimension:
 
 
 def run_search(
-    words: SweepWords,
+    sweep: SweepOverrides,
     config: OptunaConfig,
     launcher: LauncherConfig,
     overrides: Sequence[str],
@@ -146,12 +146,12 @@ def run_search(
     """Run trials until there are ``search.trials``; the exit code, 1 where a job failed.
 
     Raises:
-        ConfigError: a word or a job is refused, or the folder holds another search.
-        Interrupted: a signal came; the trial that was running is taken up next time.
+        ConfigError: an override or a job is refused, or the folder holds another search.
+        Interrupted: a signal came; the running trial resumes next time.
     """
-    space = space_of(words.job)
+    space = space_of(sweep.job)
     check_launcher(launcher, check_jobs(space.ends(), args))
-    with sweep_folder(words) as folder:
+    with sweep_folder(sweep) as folder:
         search = Search(folder, config, space, args)
         ledger = Ledger(folder, command_of(overrides, args), [])
         outcomes: list[Outcome] = []
@@ -161,7 +161,7 @@ def run_search(
             ledger.add(flat)
             outcomes += run_jobs(folder, flat, launcher, ledger)
             for number, group in jobs.items():
-                print(search.tell(number, group, ledger), flush=True)
+                print(search.complete(number, group, ledger), flush=True)
         code = close(folder, ledger, outcomes)
         print(search.table())
         return code
@@ -172,8 +172,8 @@ class Search:
 
     Args:
         folder: the sweep's.
-        config: of ``search``.
-        space: what is searched.
+        config: the settings of ``search``.
+        space: the searched settings.
         args: Hydra's flags.
 
     Raises:
@@ -188,7 +188,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder, self._config, self._space, self._args = folder, config, space, args
         with warnings.catch_warnings():
-            # Optuna calls its journal experimental in some versions; it is its only file storage.
+            # Some versions of Optuna call the journal experimental; it is their only file storage.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = optuna.storages.JournalStorage(
                 optuna.storages.journal.JournalFileBackend(str(folder / STUDY_FILE))
@@ -198,29 +198,29 @@ class Search:
         )
         self._check_same()
         done = len(self._study.get_trials(deepcopy=False))
-        # A sampler that starts anew must not repeat its first draws.
+        # The sampler of a resumed search must not repeat its first draws.
         self._study.sampler = optuna.samplers.TPESampler(seed=config.seed + done)
 
     def _check_same(self) -> None:
-        mine = json.dumps(
+        space = json.dumps(
             [self._space.fixed, self._space.seeds, [repr(d) for d in self._space.dimensions],
              self._config.metric, self._config.direction]
         )  # fmt: skip
-        theirs = self._study.user_attrs.get("space")
-        if theirs is not None and theirs != mine:
+        stored = self._study.user_attrs.get("space")
+        if stored is not None and stored != space:
             raise ConfigError(
-                f"{self._folder}: holds a search with other words; give another sweep=NAME"
+                f"{self._folder}: holds a search with other overrides; give another sweep=NAME"
             )
-        self._study.set_user_attr("space", mine)
+        self._study.set_user_attr("space", space)
 
     def next_trials(self) -> list[Any]:
-        """Trials to run now: those that were running, else new ones; none at the end."""
+        """The trials to run now: those that were running, else new ones; none at the end."""
         from optuna.trial import TrialState
 
         trials = self._study.get_trials(deepcopy=False)
         begun = [t for t in trials if t.state == TrialState.RUNNING]
         for trial in begun:
-            if "words" not in trial.user_attrs:  # it ended before it had its values
+            if "words" not in trial.user_attrs:  # the process ended before it had values
                 self._study.tell(trial.number, state=TrialState.FAIL)
         begun = [t for t in begun if "words" in t.user_attrs]
         if begun:
@@ -238,23 +238,23 @@ class Search:
         """The jobs of a trial, one per seed."""
         checked = check_jobs(self._space.jobs(trial.user_attrs["words"]), self._args)
         swept = [*(d.key for d in self._space.dimensions), "seed"]
-        named = [(job_name(words, swept), words, config) for words, config in checked]
+        named = [(job_name(job, swept), job, config) for job, config in checked]
         return make_jobs(self._folder, named)
 
-    def tell(self, number: int, jobs: Sequence[Job], ledger: Ledger) -> str:
-        """Give the study a trial's mean over its seeds, or that it failed; what to say of it."""
+    def complete(self, number: int, jobs: Sequence[Job], ledger: Ledger) -> str:
+        """Give the study a trial's mean over its seeds, or its failure; returns a line on it."""
         from optuna.trial import TrialState
 
         values = [self._value(job) for job in jobs if ledger.status(job.name) == "finished"]
-        found = [value for value in values if value is not None and math.isfinite(value)]
-        words = " ".join(self._study.get_trials(deepcopy=False)[number].user_attrs["words"])
-        head = f"trial {number + 1}/{self._config.trials} {words}"
-        if len(found) < len(jobs):
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        chosen = " ".join(self._study.get_trials(deepcopy=False)[number].user_attrs["words"])
+        head = f"trial {number + 1}/{self._config.trials} {chosen}"
+        if len(finite) < len(jobs):
             self._study.tell(number, state=TrialState.FAIL)
-            return f"{head}: failed, {len(found)} of {len(jobs)} seeds have {self._config.metric}"
-        mean = sum(found) / len(found)
+            return f"{head}: failed, {len(finite)} of {len(jobs)} seeds have {self._config.metric}"
+        mean = sum(finite) / len(finite)
         self._study.tell(number, mean)
-        return f"{head}: {self._config.metric} {mean:.4g} over {len(found)} seeds"
+        return f"{head}: {self._config.metric} {mean:.4g} over {len(finite)} seeds"
 
     def _value(self, job: Job) -> float | None:
         return last_recorded(read_rows(job.folder / "metrics.jsonl")).get(self._config.metric)

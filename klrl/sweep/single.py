@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 def run_in_folder(
     given: str | None,
     config: JobConfig,
-    words: Sequence[str] | None,
+    overrides: Sequence[str] | None,
     *,
     setting: str = "hydra.run.dir",
     argv: Sequence[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Run a checked job in a folder; nothing stays of one that did not begin.
+    """Run a checked job in a folder, which is removed again if the job does not begin.
 
     Args:
         given: the folder; None for a new one below ``outputs/``.
         config: the job.
-        words: as on the command line; None where it was not made from words.
-        setting: what the folder is called where it is refused.
-        argv: what started it; default the command line of the words.
+        overrides: as on the command line; None where the config was given directly.
+        setting: the folder's name in error messages.
+        argv: the command line that started it; default: that of the overrides.
         callbacks: hooks of the loop.
 
     Returns:
@@ -49,27 +49,27 @@ def run_in_folder(
     before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
     try:
         folder = folder or new_folder()
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{setting}={given or 'outputs'}: cannot be written: {error}") from error
     try:
         with collection_paused():
             from klrl.train.loop import start
-        start(config, RunFolder(folder, words, argv), callbacks=callbacks)
+        start(config, RunFolder(folder, overrides, argv), callbacks=callbacks)
     except BaseException:
-        remove_unstarted(folder, before, made)
+        remove_unstarted(folder, before, new)
         raise
     return folder
 
 
-def remove_unstarted(folder: Path, before: set[Path] | None, made: Sequence[Path]) -> None:
-    """Leave nothing of a job, or of a sweep, of which nothing began.
+def remove_unstarted(folder: Path, before: set[Path] | None, new: Sequence[Path]) -> None:
+    """Remove the files of a job or a sweep in which no run began.
 
     Args:
-        folder: where it was to be.
-        before: what was in it already, and stays; None where it was made for this command.
-        made: the folder and its parents, as far as they are new.
+        folder: the job's or the sweep's.
+        before: what the folder held already, and keeps; None where it is new.
+        new: the folder and its parents, as far as they are new.
     """
     if any(folder.glob("**/manifest.json")):
         return
@@ -79,6 +79,6 @@ def remove_unstarted(folder: Path, before: set[Path] | None, made: Sequence[Path
         else:
             path.unlink()
     if before is None:
-        for path in made or [folder]:
+        for path in new or [folder]:
             if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
                 path.rmdir()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while jobs run in other processes: pass it on once, let nothing new begin."""
+"""Ctrl-C and SIGTERM while jobs run in other processes: passed on once; no new job begins."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from klrl.sweep.worker import STOP_FILE
 
 @contextmanager
 def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[int]]:
-    """While entered, the first signal asks the running jobs to stop; a second stops at once.
+    """While entered, the first signal asks the running jobs to stop; a second one stops at once.
 
     Args:
         folder: the sweep's.
         jobs: those that may be running.
 
     Yields:
-        The signals that came.
+        The signals received so far.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        if came:
+        if received:
             raise Interrupted(signum)
-        came.append(signum)
+        received.append(signum)
         (folder / STOP_FILE).touch()
         pids = [pid for job in jobs() if (pid := _pid(job)) is not None]
         print(
-            f"\nstopping {len(pids)} jobs after their iteration, with checkpoints; once more stops "
-            "at once",
+            f"\nstopping {len(pids)} jobs after their iteration, with checkpoints; a second signal "
+            "stops at once",
             file=sys.stderr,
             flush=True,
         )
@@ -47,7 +47,7 @@ def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[
 
     before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came
+        yield received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -55,7 +55,7 @@ def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[
 
 
 def _pid(job: Job) -> int | None:
-    """Of the job's process, where it runs on this machine and is another one than this."""
+    """The id of the job's process, if it runs on this machine and is not this process."""
     run = RunFolder(job.folder)
     if not run.exists or run.manifest.get("status") != "running" or not lives_here(run.manifest):
         return None

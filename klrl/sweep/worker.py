@@ -1,4 +1,4 @@
-"""Runs one job, in the process that a launcher chose. It never raises: it has an outcome."""
+"""Runs one job in the process that a launcher chose. It never raises: it returns an outcome."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
 from klrl.sweep.jobs import Job, Outcome
 
-#: In the sweep's folder: jobs that wait shall not begin.
+#: While it is in the sweep's folder, waiting jobs do not begin.
 STOP_FILE = ".stop"
 
 
 def run_job(job: Job) -> Outcome:
-    """Run a job to its end, or go on with it where it was begun.
+    """Run a job to its end; one that was begun resumes.
 
-    What was begun without a checkpoint starts again; a run writes one before its first iteration.
+    A run writes its first checkpoint before its first iteration; without one it starts again.
     """
     started = time.monotonic()
     outcome = _outcome(job)
@@ -37,11 +37,11 @@ def run_job(job: Job) -> Outcome:
 
 
 def run_logged(job: Job) -> Outcome:
-    """The same beside other jobs: it speaks into ``log.txt``; a stopped sweep's job waits."""
+    """Run a job beside others: it prints to ``log.txt``, and waits if the sweep was stopped."""
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
     own_process_group()
-    with _said_into(job.log):
+    with _printing_to(job.log):
         return run_job(job)
 
 
@@ -58,7 +58,7 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(job.name, "interrupted", signum=signal.SIGINT)
     except FAILURES as error:
         return Outcome(job.name, "failed", in_one_line(error, limit=None))
-    except Exception as error:  # of a library, or a fault of klrl's: whoever mends it needs all
+    except Exception as error:  # a library's, or a bug of klrl's: fixing it takes the traceback
         traceback.print_exc()
         return Outcome(job.name, "failed", in_one_line(error))
     return Outcome(job.name, "finished")
@@ -77,22 +77,22 @@ def _run(job: Job) -> None:
     near = job.folder.is_relative_to(job.cwd)
     folder = job.folder.relative_to(job.cwd) if near else job.folder
     if job.host != platform.node():
-        check_machine(job.config, keys(job.words), resumed=resume)
-    start(job.config, RunFolder(folder, job.words), group=job.group, resume=resume)
+        check_machine(job.config, keys(job.overrides), resumed=resume)
+    start(job.config, RunFolder(folder, job.overrides), group=job.group, resume=resume)
 
 
 def own_process_group() -> None:
-    """Let a terminal's Ctrl-C reach the sweep alone, which passes it on once.
+    """Keep a terminal's Ctrl-C from this process: the sweep receives it and passes it on once.
 
-    A signal that came twice would stop a run without its checkpoint.
+    A second signal would stop the run without its checkpoint.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
 
 
 @contextmanager
-def _said_into(path: Path) -> Iterator[None]:
-    """Send this process's stdout and stderr, and its children's, to the end of a file."""
+def _printing_to(path: Path) -> Iterator[None]:
+    """Append the stdout and stderr of this process and its children to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
     with path.open("ab") as file:

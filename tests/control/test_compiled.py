@@ -132,7 +132,7 @@ def test_an_optimiser_that_is_not_known_is_no_adam(settings) -> None:
     experiment, _ = made(settings)
     config = experiment.config
     unknown = replace(config, optim=replace(config.optim, name="sgd"))
-    with pytest.raises(ConfigError, match="optim.name=sgd: nothing is registered"):
+    with pytest.raises(ConfigError, match="optim.name=sgd: is not registered"):
         ControlSteps(unknown, experiment.parts.agent)
 
 

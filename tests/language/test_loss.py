@@ -114,7 +114,7 @@ def test_what_padding_holds_reaches_nothing() -> None:
         ("somewhere", "k1", "placement=somewhere"),
         ("reward", "k9", "estimator=k9"),
         ("reward", "k3", "gradient is wrong"),
-        ("split", "k1", "takes the exact KL"),
+        ("split", "k1", "needs the exact KL"),
     ],
 )
 def test_wrong_pairs_are_refused(placement, estimator, words) -> None:

@@ -156,7 +156,7 @@ def test_a_killed_sweep_started_again_runs_exactly_the_unfinished_jobs(capfd) ->
 
     assert sweep(*swept, "checkpoint.every=1") == 0
     out = capfd.readouterr().out
-    assert "12 jobs, 5 finished before, 1 to go on with, 6 to start" in out
+    assert "12 jobs, 5 finished before, 1 to resume, 6 to start" in out
     after = jobs_of()
     assert sorted(after) == sorted(names)
     for name in names[:5]:
@@ -210,7 +210,8 @@ def test_a_release_orphans_no_sweep_but_other_numerics_do(capsys) -> None:
     manifest.write_text(json.dumps(told | {"numerics": 77}))
     assert sweep("seed=0") == 2
     said = capsys.readouterr().err
-    assert "holds this job of klrl 0.0.9, whose numbers are no longer this version's (77" in said
+    assert "holds this job as klrl 0.0.9 ran it, and this version computes other numbers" in said
+    assert "(numerics 77, now 1)" in said
 
 
 def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:
@@ -273,7 +274,7 @@ def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) ->
     assert told() == {"optim.lr=1e+30": "failed", "optim.lr=0.001": "finished"}
     assert jobs_of()["optim.lr=1e+30"].manifest["error"].startswith("NonFiniteError")
     assert sweep(*words) == 1
-    assert "2 jobs, 1 finished before, 1 to go on with" in capfd.readouterr().out
+    assert "2 jobs, 1 finished before, 1 to resume" in capfd.readouterr().out
 
 
 def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> None:
