@@ -38,10 +38,10 @@ _READING = (
     ),
     (
         "KL(policy||reference)",
-        "the regulariser, charged at kl.coef; its square root, since a small step costs KL in its "
-        "square",
+        "the regulariser, weighted by kl.coef; charts have its square root, since the KL of a "
+        "small step grows with the square of its length",
     ),
-    ("KL(old||new)", "the trust region of one iteration, held by loss.beta at loss.dtarg"),
+    ("KL(old||new)", "the trust region of one iteration; loss.beta keeps it near loss.dtarg"),
     (
         "in band",
         "share of the iterations after the tenth with KL(old||new) within a factor 1.5 of "
