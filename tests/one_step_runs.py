@@ -30,10 +30,10 @@ from klrl.control.mlp import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
 from klrl.kl.family import Params
 from klrl.language import batch as layout
+from klrl.language.checks import Layouts
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
 from klrl.language.scoring import Layout
-from klrl.language.start import Ways
 from klrl.language.value_head import ValueHead
 from klrl.losses.policy import LossTerms
 from klrl.train.loop import Training
@@ -247,7 +247,11 @@ def control_run(config: JobConfig) -> OneStep:
     agent = control_agent()
     heads = [agent.policy_net.head, agent.value_net.head]
     load(heads, REF, VALUE)
-    instead = {"make_copies": lambda *_, **__: None, "make_agent": lambda *_, **__: agent}
+    instead = {
+        "make_copies": lambda *_, **__: None,
+        "make_agent": lambda *_, **__: agent,
+        "preflight_checks": lambda *_, **__: [],
+    }
     with patch.multiple("klrl.control.parts", **instead):
         training = Training(config)
     steps = training.parts.learner.steps
@@ -329,7 +333,7 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     instead = {
         "make_task": lambda *_: task,
         "make_sampler": lambda *_: None,
-        "look": lambda *_, **__: Ways(padded, padded, []),
+        "preflight_checks": lambda *_, **__: (Layouts(padded, padded), []),
     }
     make_policy = patch("klrl.language.policy.make_policy", lambda *_, **__: policy)
     with make_policy, patch.multiple("klrl.language.parts", **instead):

@@ -21,14 +21,14 @@ def report_command(argv: list[str]) -> int:
     from klrl.report.runs import find_runs
     from klrl.report.write import write_report
 
-    runs = find_runs(args.paths)
-    for line in runs.skipped:
+    inventory = find_runs(args.paths)
+    for line in inventory.skipped:
         print(f"klrl report: skipped {line}", file=sys.stderr)
-    if not runs.runs and not runs.sweeps:
+    if not inventory.runs and not inventory.sweeps:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
     folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
     try:
-        write_report(runs, folder, unfinished=args.unfinished)
+        write_report(inventory, folder, unfinished=args.unfinished)
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -78,8 +78,8 @@ def check_overrides(arguments: Sequence[str], config_dir: str | None = None) -> 
     Raises:
         ConfigError: an argument sets nothing; it is named.
     """
-    bare = [word for word in arguments if "=" not in word and not word.startswith("~")]
-    bare += [word for word in arguments if not key_of(word)]
+    bare = [each for each in arguments if "=" not in each and not each.startswith("~")]
+    bare += [each for each in arguments if not key_of(each)]
     if bare:
         raise not_an_override(bare[0], config_dir)
 

@@ -1,1 +1,1 @@
-"""``python -m klrl.report``: many runs in one offline page. Nothing in here imports torch."""
+"""``klrl report``, ``klrl diff`` and ``klrl ls``: read and compare runs, without torch."""

@@ -1,4 +1,4 @@
-"""What each chart shows, as plain data that both the page and the PNGs draw."""
+"""The charts as plain data, drawn both on the page and in the PNGs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from klrl.report.statistics import Estimate
 from klrl.report.summary import Line, line_value
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: More settings than this are not told apart in one chart; the page lets the reader choose others.
+#: Settings drawn at first: more cannot be told apart in a chart. On the page the reader can choose.
 SHOWN = 7
 
 
@@ -24,9 +24,9 @@ class Point(NamedTuple):
     """One point of a chart.
 
     Attributes:
-        x: where it is.
+        x: its position.
         y: the estimate there.
-        across: of a frontier, the estimate of x.
+        across: on a frontier, the estimate of x.
     """
 
     x: float
@@ -39,14 +39,14 @@ class Chart:
     """One chart.
 
     Attributes:
-        title: what it shows.
+        title: above it.
         x: label of the x-axis, with its unit.
         y: label of the y-axis, with its unit.
-        digits: of values of x and of y, as :func:`klrl.runs.metrics.number` has them.
-        log: whether y is logarithmic; values that are not positive are left out.
+        digits: significant digits of x and of y, see :func:`klrl.runs.metrics.number`.
+        log: whether y is logarithmic; values <= 0 are left out.
         series: index of the setting -> its points by x.
         front: indices of the settings on the Pareto front, by x; None for learning curves.
-        floor: where a logarithmic axis begins at the lowest; None where it shows everything.
+        floor: the lowest start of a logarithmic axis; None to show everything.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Chart:
 
 
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
-    """A chart per metric that declares a panel, against the axis; those without data left out."""
+    """A chart for each metric that declares a panel and has data, against the axis."""
     runs = [run for setting in settings for run in setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -83,9 +83,10 @@ def _digits(x: Metric, y: Metric) -> tuple[int, int]:
 
 
 def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
-    """A tenth of the tenth percentile: the KL to the reference starts at rounding, 1e-9.
+    """A tenth of the tenth percentile, as the lowest start of a logarithmic axis.
 
-    An axis down to there would show everything else as one line.
+    The KL to the reference starts at rounding error, 1e-9; an axis from there would flatten the
+    rest.
     """
     values = [point.y.value for points in series.values() for point in points if point.y.value > 0]
     return float(np.quantile(values, 0.1)) / 10 if values else None
@@ -94,19 +95,19 @@ def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
 def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
     series = {}
     for i, setting in enumerate(settings):
-        found = curve(setting, metric)
-        if found:
-            pairs = zip(found.x, found.y, strict=True)
+        learned = curve(setting, metric)
+        if learned:
+            pairs = zip(learned.x, learned.y, strict=True)
             series[i] = [Point(x, y) for x, y in pairs if y is not None]
     return {i: points for i, points in series.items() if points}
 
 
 def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
-    """Final reward against sqrt(KL(policy||reference)); where it was recorded the gold score too.
+    """Final reward against sqrt(KL(policy||reference)), and the gold score if it was recorded.
 
-    A reward that is not the gold score is a proxy: over-optimisation is a gold score that falls
-    where the KL grows, while the reward still rises (Gao, Schulman and Hilton 2022, "Scaling laws
-    for reward model overoptimization", whose x-axis this is).
+    A reward that is not the gold score is a proxy. It is over-optimised where the gold score falls
+    with growing KL while the reward still rises. The x-axis is that of Gao, Schulman and Hilton
+    2022, "Scaling laws for reward model overoptimization".
     """
     runs = [run for line in lines for run in line.setting.runs]
     charts = [_frontier_chart(lines, "return", "Reward", reward_metric(runs))]
@@ -139,8 +140,8 @@ def _frontier_chart(lines: Sequence[Line], key: str, what: str, name: str) -> Ch
 def _root(kl: Estimate) -> Estimate:
     """The square root of an estimate and of both ends of its interval.
 
-    The root keeps the order of resamples, so that percentiles of the KL become those of its root.
-    A sampled KL below 0 counts as 0.
+    The root is monotonic, so percentiles of the KL become percentiles of its root. A sampled KL
+    below 0 counts as 0.
     """
     value, low, high = (
         None if end is None else max(end, 0.0) ** 0.5 for end in (kl.value, kl.low, kl.high)
@@ -150,7 +151,7 @@ def _root(kl: Estimate) -> Estimate:
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:
-    """The settings drawn at first: all, or those with the highest final reward where many."""
+    """The settings drawn at first: all, or the :data:`SHOWN` with the highest final reward."""
     order = sorted(range(len(lines)), key=lambda i: -_or_least(line_value(lines[i], "return")))
     return sorted(order[:SHOWN])
 

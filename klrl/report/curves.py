@@ -31,22 +31,22 @@ class Curve:
 
 
 def curve(setting: Setting, metric: str) -> Curve | None:
-    """IQM and interval over seeds along the x-axis; None where no seed recorded the metric.
+    """IQM and interval over seeds along the x-axis; None if no seed recorded the metric.
 
-    A point stands for the mean of a seed's rows since the point before; where there is none, its
-    last value holds. A seed that ended earlier leaves the mean.
+    At each point a seed has the mean of its rows since the point before, or else its last value. A
+    seed that ended earlier is left out.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
         return None
     grid = _grid(runs, metric)
     seeds = np.stack([_at(grid, column(run, run.axis), column(run, metric)) for run in runs])
-    there = np.isfinite(seeds).any(axis=0)
-    return Curve([float(x) for x in grid[there]], estimate_curve(seeds[:, there]))
+    recorded = np.isfinite(seeds).any(axis=0)
+    return Curve([float(x) for x in grid[recorded]], estimate_curve(seeds[:, recorded]))
 
 
 def _grid(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
-    """Where the run with the most values has them, every k-th of many; the last of all is kept."""
+    """The x of the run with the most values, thinned to every k-th, and the last x of all runs."""
     places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
     x = max(places, key=len)
     every = -(-len(x) // POINTS) or 1
@@ -58,16 +58,16 @@ def _grid(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
 def _at(
     grid: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Mean of y over each stretch (grid[i - 1], grid[i]], the last value held where it is empty."""
+    """Mean of y over each interval (grid[i - 1], grid[i]]; an empty one has the value before it."""
     answer = np.full(len(grid), np.nan)
-    there = np.isfinite(y)
-    stretch = np.searchsorted(grid, x[there])
-    inside = stretch < len(grid)
-    counts = np.bincount(stretch[inside], minlength=len(grid))
-    sums = np.bincount(stretch[inside], y[there][inside], minlength=len(grid))
+    recorded = np.isfinite(y)
+    interval = np.searchsorted(grid, x[recorded])
+    inside = interval < len(grid)
+    counts = np.bincount(interval[inside], minlength=len(grid))
+    sums = np.bincount(interval[inside], y[recorded][inside], minlength=len(grid))
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
-    # Not past the run's own end, up to the width of a stretch.
+    # Not past the run's own end, up to the width of an interval.
     alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
     answer[alive] = means[held[alive]]
     return answer

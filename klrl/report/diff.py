@@ -15,7 +15,7 @@ from klrl.report.sweeps import Unreadable
 from klrl.runs.find import find_manifest
 from klrl.runs.metrics import Metric, metric_of
 
-#: Of the manifest, what is a run's circumstance; settings and metrics have parts of their own.
+#: Entries of the manifest that are compared, besides settings and metrics.
 _FACTS = ("status", "seed", "klrl", "numerics", "python", "device", "compile", "git_commit")
 
 
@@ -25,7 +25,7 @@ class Part:
 
     Attributes:
         title: above it.
-        rows: name, first run, second run, and what there is to say of the difference.
+        rows: name, first run, second run, difference (of numbers).
     """
 
     title: str
@@ -42,7 +42,7 @@ def compare(first: Run, second: Run) -> list[Part]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Without the version of the arithmetic, which stands among the circumstances."""
+    """The settings, without the version of the arithmetic, which is among the circumstances."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
@@ -50,7 +50,7 @@ def _facts(run: Run) -> dict[str, Any]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
     commit = facts.get("git_commit")
     if commit:
-        # Twelve digits, and the + of a changed tree.
+        # Twelve digits, and the + of a tree with changes.
         facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
     return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
 
@@ -66,7 +66,7 @@ def _unequal(
 
 
 def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
-    """All metrics of either run; the difference is the second less the first."""
+    """All metrics of either run; the difference is the second minus the first."""
     rows = []
     for name in dict.fromkeys([*first.columns, *second.columns]):
         values = [final(run, name) if name in run.columns else None for run in (first, second)]
@@ -94,7 +94,7 @@ def read(path: str) -> Run:
     """One run, by its folder.
 
     Raises:
-        ConfigError: no folder, no run in it, or a broken one.
+        ConfigError: no such folder, no run in it, or a broken one.
     """
     try:
         return read_run(find_manifest(path, "RUN"))

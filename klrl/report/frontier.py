@@ -1,4 +1,4 @@
-"""What reward costs in KL(policy||reference): the Pareto front, and reward at equal KL."""
+"""Reward against KL(policy||reference): the Pareto front, and reward at equal KL."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve, pare
 from klrl.report.summary import Line, line_value
 from klrl.runs.metrics import Metric, metric_of
 
-#: The settings that move a run along the frontier; the rest of the settings makes the frontier.
+#: The settings that move a run along a frontier; the other settings define the frontier.
 KNOBS = ("kl.coef", "controller.target")
 
 
 def frontier(lines: Sequence[Line], key: str = "return") -> list[int]:
-    """Indices of the lines on the Pareto front of much reward at little KL(policy||reference).
+    """Indices of the lines on the Pareto front of high reward at low KL(policy||reference).
 
     Args:
         lines: of one task.
-        key: the measure to have much of.
+        key: the measure to maximise.
     """
     placed = [i for i, line in enumerate(lines) if line.estimates[key] and line.estimates["kl_ref"]]
     kl = np.array([line_value(lines[i], "kl_ref") for i in placed])
@@ -38,8 +38,8 @@ class EqualKL:
     Attributes:
         levels: KLs, nats.
         families: name -> an estimate per level; None outside the family's range.
-        kl: the metric that the levels are of.
-        reward: the metric that the estimates are of.
+        kl: the metric of the levels.
+        reward: the metric of the estimates.
     """
 
     levels: list[float]
@@ -49,9 +49,9 @@ class EqualKL:
 
 
 def equal_kl(settings: Sequence[Setting]) -> EqualKL:
-    """Compare families, that is settings that differ in how strongly the KL is held, at equal KLs.
+    """Compare families of settings at equal KLs; a family's settings differ in :data:`KNOBS` alone.
 
-    Per seed, reward is linear in sqrt(KL) between the ends of its runs (see :data:`KNOBS`); the
+    Per seed, the final reward is interpolated linearly in sqrt(KL) between the family's runs. The
     levels divide the range that every seed of every family covers into quarters: a level that only
     some seeds reach would compare seeds, not families.
 
@@ -68,7 +68,7 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
         if np.isfinite(point).all():
             seeds = families.setdefault(titles[identity(family)], {})
             seeds.setdefault(run.seed, []).append(point)
-    # A line needs two points.
+    # Interpolation needs two points.
     usable = {
         name: [np.array(points) for points in seeds.values() if len(points) > 1]
         for name, seeds in families.items()
@@ -76,16 +76,16 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     usable = {name: seeds for name, seeds in usable.items() if seeds}
     if not usable:
         return EqualKL([], {}, kl, reward)
-    every = [points[:, 0] for seeds in usable.values() for points in seeds]
-    low, high = max(roots.min() for roots in every), min(roots.max() for roots in every)
+    covered = [points[:, 0] for seeds in usable.values() for points in seeds]
+    low, high = max(roots.min() for roots in covered), min(roots.max() for roots in covered)
     if low >= high:
         return EqualKL([], {}, kl, reward)
     roots = low + (high - low) * np.array([0.25, 0.5, 0.75])
-    answer = {
+    estimates = {
         name: estimate_curve(np.stack([at_equal_cost(p[:, 0], p[:, 1], roots) for p in seeds]))
         for name, seeds in usable.items()
     }
-    return EqualKL([float(root**2) for root in roots], answer, kl, reward)
+    return EqualKL([float(root**2) for root in roots], estimates, kl, reward)
 
 
 def _without_knobs(run: Run) -> Run:

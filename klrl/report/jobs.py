@@ -1,4 +1,4 @@
-"""The jobs that the reader must know of beside the statistics: failed, waiting, run twice."""
+"""The jobs that are not in the statistics: failed, waiting, run twice."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from klrl.report.runs import Found, Run
+from klrl.report.runs import Inventory, Run
 from klrl.report.settings import identity
 from klrl.report.sweeps import Planned
 
-#: What went wrong comes first, what merely waits last.
+#: Failed jobs come first, waiting ones last.
 _ORDER = ("failed", "refused", "interrupted", "running", "waiting")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that did not finish, or is not among the statistics.
+    """A job that did not finish, or is not in the statistics.
 
     Attributes:
         folder: its run folder.
-        state: how it stands.
-        setting: what was asked for.
-        seed: its seed; empty where only the sweep tells of it, without one.
-        iterations: how many were recorded; empty where it never started.
-        error: what went wrong, as it was recorded.
-        counted: whether it is among the statistics all the same.
+        state: its status, or why it is not counted.
+        setting: the setting's name, or the overrides of a job that never started.
+        seed: its seed; empty if it never started and its overrides have none.
+        iterations: how many were recorded; empty if it never started.
+        error: the recorded error.
+        counted: whether it is in the statistics all the same.
     """
 
     folder: str
@@ -38,25 +38,25 @@ class Job:
 
 
 def other_jobs(
-    found: Found, counted: Sequence[Run], replaced: Sequence[Run], names: Mapping[str, str]
+    inventory: Inventory, counted: Sequence[Run], replaced: Sequence[Run], names: Mapping[str, str]
 ) -> list[Job]:
-    """Everything but the finished runs that count, by state.
+    """All jobs but the finished runs that are counted, by state.
 
     Args:
-        found: all runs and sweeps.
-        counted: the runs that may count.
-        replaced: those among them that a later run of the same job replaced.
-        names: what :func:`~klrl.report.settings.names_of` says of all runs.
+        inventory: all runs and sweeps.
+        counted: the runs that may be counted.
+        replaced: those that a later run of the same job replaced.
+        names: from :func:`~klrl.report.settings.names_of`, for all runs.
     """
-    planned = [job for sweep in found.sweeps for job in sweep.jobs]
-    told = {job.folder.resolve(): job.error for job in planned}
+    planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
+    errors = {job.folder.resolve(): job.error for job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}
-    several = len({run.task for run in found.runs}) > 1
+    several = len({run.task for run in inventory.runs}) > 1
     jobs = []
-    for run in found.runs:
+    for run in inventory.runs:
         counts = id(run) in among and id(run) not in again
         if not counts or run.status != "finished":
-            error = str(run.manifest.get("error") or told.get(run.path.resolve(), ""))
+            error = str(run.manifest.get("error") or errors.get(run.path.resolve(), ""))
             state = "run again later" if id(run) in again else _state(run)
             name = f"{run.task}: " * several + names[identity(run)]
             jobs.append(_job(run, state, name, error, counts))
@@ -73,16 +73,16 @@ def _job(run: Run, state: str, name: str, error: str, counts: bool) -> Job:
 
 
 def _never_begun(job: Planned) -> Job:
-    """What the sweep tells of a job whose folder holds no run."""
-    seed = next((override[5:] for override in job.overrides if override.startswith("seed=")), "")
-    overrides = " ".join(override for override in job.overrides if not override.startswith("seed="))
+    """A job whose folder holds no run, from the sweep's record."""
+    seed = next((each[5:] for each in job.overrides if each.startswith("seed=")), "")
+    overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
     return Job(str(job.folder), job.status + gone, overrides, seed, "", job.error)
 
 
 def _rank(job: Job) -> int:
-    places = [i for i, state in enumerate(_ORDER) if job.state.startswith(state)]
-    return places[0] if places else len(_ORDER)
+    ranks = [i for i, state in enumerate(_ORDER) if job.state.startswith(state)]
+    return ranks[0] if ranks else len(_ORDER)
 
 
 def count_states(jobs: Iterable[Job]) -> str:

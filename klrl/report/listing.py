@@ -1,6 +1,6 @@
-"""The runs and sweeps below a folder, and how far each has come: what ``klrl ls`` shows. No torch.
+"""The entries of ``klrl ls``: the runs and sweeps below a folder with their progress. No torch.
 
-Of ``metrics.jsonl`` only the end is read, so that a thousand runs take a second or two.
+Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a second or two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "
 #: A run, or a sweep, whose files cannot be read.
 BROKEN = "broken"
 _BLOCK = 1 << 15
-#: So many rows are searched for a return, where no evaluation tells how far back one is.
+#: How many rows are searched for a return, where evaluations are not further apart.
 _ROWS = 100
 
 
@@ -37,15 +37,15 @@ class Entry:
     Attributes:
         path: its folder.
         state: running, finished, interrupted, failed, refused, waiting, or broken.
-        unit: what is counted: frames, samples, or jobs of a sweep.
-        domain: of a run.
-        done: how many there are so far.
-        total: how many there will be; None where that cannot be told.
+        unit: of the progress: frames, samples, or the jobs of a sweep.
+        domain: a run's.
+        done: progress so far.
+        total: at the end; None if it is unknown.
         score: the return of the last evaluation, else of the last episodes of training.
         kl: the last KL(policy||reference), nats.
-        started: in ISO 8601; None where it has not begun.
-        note: an error, in a line.
-        jobs: of a sweep: state -> how many.
+        started: in ISO 8601; None if it has not begun.
+        note: an error, in one line.
+        jobs: a sweep's: state -> number of jobs.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """What lies in a folder, the newest last; of a sweep's folder, its jobs in their order.
+    """The runs and sweeps of a folder, the newest last; for a sweep's folder, its jobs in order.
 
     Raises:
         ConfigError: there is no such folder.
@@ -72,21 +72,21 @@ def entries(folder: Path) -> list[Entry]:
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")
     if (folder / SWEEP_FILE).is_file():
         return _jobs_of(folder)
-    found = [
+    unsorted = [
         _run(path) if is_run else _sweep(path) for path, is_run in walk(folder, into_sweeps=False)
     ]
-    return sorted(found, key=lambda entry: (_seconds(entry), entry.path))
+    return sorted(unsorted, key=lambda entry: (_seconds(entry), entry.path))
 
 
 def _jobs_of(folder: Path) -> list[Entry]:
-    """The jobs of a sweep, and whatever runs lie beside them."""
+    """The jobs of a sweep, and other runs in its folder."""
     try:
         planned = read_sweep(folder).jobs
     except Unreadable as error:
         return [Entry(folder, BROKEN, note=first_line(error)), *map(_run, _runs_in(folder))]
     listed = {job.folder for job in planned}
-    others = [path for path in _runs_in(folder) if path not in listed]
-    return [*map(_job, planned), *map(_run, others)]
+    unlisted = [path for path in _runs_in(folder) if path not in listed]
+    return [*map(_job, planned), *map(_run, unlisted)]
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -94,7 +94,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _seconds(entry: Entry) -> float:
-    """When it was started; of a broken one, when its folder was last written to."""
+    """When it started, or, if that is unknown, when its folder was last written to."""
     try:
         return datetime.fromisoformat(entry.started or "").timestamp()
     except ValueError:
@@ -105,7 +105,7 @@ def _seconds(entry: Entry) -> float:
 
 
 def _sweep(folder: Path) -> Entry:
-    """A sweep in one entry; its jobs' manifests know better than ``sweep.json`` how they stand."""
+    """A sweep in one entry; the status of its jobs is in their manifests, newer than its own."""
     try:
         sweep: Sweep = read_sweep(folder)
     except Unreadable as error:
@@ -129,7 +129,7 @@ def _sweep(folder: Path) -> Entry:
 
 
 def _state(job: Planned) -> tuple[str, dict[str, Any]]:
-    """How a job stands, and its manifest where it was begun."""
+    """A job's state, and its manifest if it was begun."""
     if not job.begun:
         return ("waiting" if job.status == "running" else job.status), {}
     run = RunFolder(job.folder)
@@ -140,7 +140,7 @@ def _state(job: Planned) -> tuple[str, dict[str, Any]]:
 
 
 def _job(job: Planned) -> Entry:
-    """One job of a sweep: its run, or that it waits."""
+    """One job of a sweep: its run, or its state without one."""
     if job.begun:
         return _run(job.folder)
     return Entry(job.folder, _state(job)[0], note=job.error.partition("\n")[0])
@@ -160,8 +160,8 @@ def _read_run(folder: Path) -> Entry:
     """One run.
 
     Raises:
-        BrokenRun: a file of it is broken; the text names the file.
-        OSError: a file of it cannot be read.
+        BrokenRun: one of its files is broken; the message names the file.
+        OSError: one of its files cannot be read.
     """
     run = RunFolder(folder)
     manifest, state = run.manifest, run.status
@@ -184,13 +184,13 @@ def _read_run(folder: Path) -> Entry:
 
 
 def last_values(path: Path, every: int) -> dict[str, float]:
-    """The last row of a ``metrics.jsonl``, with the last returns that came before it.
+    """The last row of a ``metrics.jsonl``, with the last returns before it.
 
-    A row has a return only where an episode ended in its rollout, or where it was evaluated.
+    A row has a return only if an episode ended in its rollout, or if it was evaluated.
 
     Args:
-        path: the file; empty where it does not exist.
-        every: iterations between evaluations; 0 where there are none.
+        path: the file; without it the result is empty.
+        every: iterations between evaluations; 0 if there are none.
     """
     if not path.exists():
         return {}
@@ -198,7 +198,7 @@ def last_values(path: Path, every: int) -> dict[str, float]:
     returns: dict[str, float] = {}
     wanted = ["reward/episode", *(["eval/return"] if every else [])]
     for count, line in enumerate(_lines_backwards(path)):
-        # Parsed only where there is something to be had: that is most of the time it takes.
+        # Only rows with a needed value are parsed: parsing takes most of the time.
         if not last or any(f'"{name}"'.encode() in line for name in wanted):
             row = _row(line)
             last = last or row
@@ -210,7 +210,7 @@ def last_values(path: Path, every: int) -> dict[str, float]:
 
 
 def _row(line: bytes) -> dict[str, float]:
-    """The row of a line; empty for what is none, as a last line that was cut off."""
+    """The row of a line; empty if it is none, as a last line that was cut off."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -219,7 +219,7 @@ def _row(line: bytes) -> dict[str, float]:
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file from its end, read in blocks."""
+    """The lines of a file, last line first, read in blocks."""
     with path.open("rb") as file:
         start = file.seek(0, os.SEEK_END)
         rest = b""

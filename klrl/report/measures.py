@@ -1,4 +1,4 @@
-"""What a run comes to: one number per run and measure, and which metrics runs are compared by."""
+"""Measures, one number per run each, and the metrics by which runs are compared."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from klrl.report.runs import Run
 from klrl.runs.metrics import Metric, metric_of
 
-#: KL(old||new) is in band within this factor of loss.dtarg, from the iteration after these on.
+#: KL(old||new) is in band within this factor of loss.dtarg, after WARM_UP iterations.
 BAND = 1.5
 WARM_UP = 10
 
 _REWARDS = ("reward/episode", "reward/raw")
-#: Closed forms first: k3 is unbiased too, and like them never negative.
+#: Closed forms first, then k3, which is unbiased and never negative too.
 _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
 
-#: A measure that is no metric of a row.
+#: A measure that is not a metric of a row.
 _IN_BAND = Metric(
     "in_band",
     "in band",
@@ -34,9 +34,9 @@ class Measure:
 
     Attributes:
         key: its name in the CSV.
-        metric: what it is a number of; says its title, unit and digits.
-        how: the iterations come to one number; empty where the unit says it.
-        of: the number; NaN where the run has none.
+        metric: gives its title, unit and digits.
+        how: the reduction over iterations; empty where the unit says it.
+        of: a run's number; NaN if it has none.
     """
 
     key: str
@@ -46,22 +46,22 @@ class Measure:
 
 
 def column(run: Run, metric: str) -> NDArray[np.float64]:
-    """A metric of a run by iteration; all NaN where it was not recorded."""
+    """A metric of a run by iteration; all NaN if it was not recorded."""
     return run.columns.get(metric, np.full(run.rows, np.nan))
 
 
 def final(run: Run, *metrics: str) -> float:
-    """Mean of the last tenth of the iterations, of the first of the metrics that has values there.
+    """Mean over the last tenth of the iterations, of the first metric with a recorded value.
 
-    Where that tenth has no value (no episode ended), the last one recorded.
+    If that tenth has no value (no episode ended), the last recorded one.
     """
     for metric in metrics:
         values = column(run, metric)
         tail = values[-max(1, len(values) // 10) :]
         for part in (tail, values):
-            there = part[np.isfinite(part)]
-            if len(there):
-                return float(there.mean() if part is tail else there[-1])
+            finite = part[np.isfinite(part)]
+            if len(finite):
+                return float(finite.mean() if part is tail else finite[-1])
     return float("nan")
 
 
@@ -76,7 +76,7 @@ def in_band(run: Run) -> float:
 
 
 def seconds(run: Run) -> float:
-    """Seconds of all iterations; NaN where they were not timed."""
+    """Seconds of all iterations; NaN if they were not timed."""
     times = column(run, "time/iteration")
     return float(np.nansum(times)) if np.isfinite(times).any() else float("nan")
 
@@ -94,7 +94,7 @@ def _speed_metric(run: Run) -> str:
 def measures(runs: Sequence[Run]) -> list[Measure]:
     """The columns of the table for runs of one task."""
     reward, kl, rate = reward_metric(runs), kl_metric(runs), _speed_metric(runs[0])
-    found = [
+    columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
@@ -108,7 +108,7 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
         Measure("seconds", metric_of("time/iteration", runs[0].domain), "sum", seconds),
     ]
     gold = any("reward/gold" in run.columns or "eval/gold" in run.columns for run in runs)
-    return [measure for measure in found if gold or "gold" not in measure.key]
+    return [measure for measure in columns if gold or "gold" not in measure.key]
 
 
 def _of(key: str, name: str, how: str, runs: Sequence[Run]) -> Measure:
@@ -119,22 +119,22 @@ def _of(key: str, name: str, how: str, runs: Sequence[Run]) -> Measure:
 
 def _last(run: Run, metric: str) -> float:
     values = column(run, metric)
-    there = values[np.isfinite(values)]
-    return float(there[-1]) if len(there) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else float("nan")
 
 
 def reward_metric(runs: Sequence[Run]) -> str:
-    """The reward that all of these runs recorded: of episodes, else per frame."""
+    """The reward that all these runs recorded: per episode, else per frame."""
     return _shared(runs, _REWARDS)
 
 
 def kl_metric(runs: Sequence[Run]) -> str:
-    """The KL(policy||reference) that all runs with any recorded: runs must be comparable."""
+    """The best KL(policy||reference) that all runs with a KL recorded, so that they compare."""
     return _shared([run for run in runs if any(name in run.columns for name in _KLS)], _KLS)
 
 
 def compared_by(runs: Sequence[Run], name: str) -> str:
-    """The metric that stands for a declared one among these runs."""
+    """The metric by which these runs are compared in place of a declared one."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 

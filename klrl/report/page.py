@@ -1,4 +1,4 @@
-"""The page: one HTML file with data, script and style inside, and nothing from outside."""
+"""The page: one self-contained HTML file with data, script and style."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from klrl.report.charts import SHOWN, Chart, Point
 from klrl.report.frontier import EqualKL
 from klrl.report.jobs import Job, count
 from klrl.report.measures import Measure
-from klrl.report.runs import Found
+from klrl.report.runs import Inventory
 from klrl.report.summary import Line
 from klrl.report.tables import (
     commands,
@@ -24,24 +24,24 @@ from klrl.report.tables import (
     summary_table,
 )
 
-#: How to read the page: what is shown, and what it says.
+#: "How to read this page": term and explanation.
 _READING = (
-    ("setting", "runs that differ in their seed alone; its name holds what tells it from others"),
+    ("setting", "runs that differ in their seed alone; its name says how it differs from others"),
     (
         "final",
         "mean over the last tenth of a run's iterations; coefficients and evaluation: the last",
     ),
     (
         "over seeds",
-        "interquartile mean with its 95 % percentile-bootstrap interval. Few seeds make it too "
-        "narrow, so look at the worst seed too; with one seed there is none",
+        "interquartile mean with its 95 % percentile-bootstrap interval. With few seeds it is too "
+        "narrow, so check the worst seed too; with one seed there is none",
     ),
     (
         "KL(policy||reference)",
-        "the regulariser, charged at kl.coef; its square root, since a small step costs KL in its "
-        "square",
+        "the regulariser, weighted by kl.coef; charts have its square root, since the KL of a "
+        "small step grows with the square of its length",
     ),
-    ("KL(old||new)", "the trust region of one iteration, held by loss.beta at loss.dtarg"),
+    ("KL(old||new)", "the trust region of one iteration; loss.beta keeps it near loss.dtarg"),
     (
         "in band",
         "share of the iterations after the tenth with KL(old||new) within a factor 1.5 of "
@@ -65,14 +65,14 @@ _GOLD = (
 
 @dataclass(frozen=True)
 class Task:
-    """What the page shows of one task.
+    """The page's section of one task.
 
     Attributes:
         name: the environment.
         lines: the table, one line per setting.
-        measures: its columns.
+        measures: the table's columns.
         curves: the learning curves.
-        frontiers: reward against sqrt(KL), and the gold score where there is one.
+        frontiers: reward against sqrt(KL), and the gold score if there is one.
         equal: reward at equal KL.
         shown: indices of the settings that are drawn at first.
         pictures: names of the PNG files beside the page.
@@ -88,13 +88,13 @@ class Task:
     pictures: list[str]
 
 
-def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
-    """The HTML.
+def make_page(tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory) -> str:
+    """The page's HTML.
 
     Args:
-        tasks: what there is to show.
-        jobs: failed, interrupted, running and waiting ones, and repeated ones.
-        found: all runs and sweeps, for their commands.
+        tasks: one section each.
+        jobs: those that are failed, interrupted, running, waiting or repeated.
+        inventory: all runs and sweeps, for their commands.
     """
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
     links += [
@@ -102,19 +102,19 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
         for part in ("Other jobs", "Metrics", "Commands")
     ]
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
-    told = f"{count(counted, 'run')} counted of {len(found.runs)}"
-    versions = sorted({str(run.manifest.get("klrl", "?")) for run in found.runs}) or ["?"]
+    runs = f"{count(counted, 'run')} counted of {len(inventory.runs)}"
+    versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
     body = [
         "<h1>klrl report</h1>",
-        f'<p>{told}; klrl {", ".join(versions)}; <a href="summary.csv">summary.csv</a></p>',
+        f'<p>{runs}; klrl {", ".join(versions)}; <a href="summary.csv">summary.csv</a></p>',
         f'<nav aria-label="Parts">{"".join(links)}</nav>',
         _reading(),
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
         "" if tasks else _nothing(jobs),
         *(_section(i, task) for i, task in enumerate(tasks)),
-        jobs_table(jobs, found.skipped),
-        metrics_table([run for run in found.runs if run.rows]),
-        commands(found),
+        jobs_table(jobs, inventory.skipped),
+        metrics_table([run for run in inventory.runs if run.rows]),
+        commands(inventory),
         '<div id="tip" role="status"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
         f"<script>{_file('chart.js')}</script><script>{_file('page.js')}</script>",
@@ -128,12 +128,12 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], found: Found) -> str:
 
 
 def _reading() -> str:
-    rows = "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in _READING)
+    rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _READING)
     return f"<details><summary>How to read this page</summary><dl>{rows}</dl></details>"
 
 
 def _nothing(jobs: Sequence[Job]) -> str:
-    """What to do where no run counts."""
+    """A remedy where no run counts."""
     begun = any(job.iterations not in ("", "0") for job in jobs)
     remedy = " <code>--unfinished</code> counts those below that have iterations." * begun
     return f"<p>No run here is finished, so there is nothing to compare yet.{remedy}</p>"
@@ -144,7 +144,7 @@ def _file(name: str) -> str:
 
 
 def _embed(data: Any) -> str:
-    """JSON that cannot end the script element that it stands in."""
+    """JSON that cannot end the script element around it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
@@ -162,8 +162,14 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
         {"i": i, "points": [[_round(point.x), *_numbers(point)] for point in points]}
         for i, points in chart.series.items()
     ]
-    words = {"title": chart.title, "x": chart.x, "y": chart.y, "digits": chart.digits}
-    return {**words, "log": chart.log, "floor": chart.floor, "front": chart.front, "series": series}
+    labels = {"title": chart.title, "x": chart.x, "y": chart.y, "digits": chart.digits}
+    return {
+        **labels,
+        "log": chart.log,
+        "floor": chart.floor,
+        "front": chart.front,
+        "series": series,
+    }
 
 
 def _numbers(point: Point) -> list[float | None]:
@@ -173,7 +179,7 @@ def _numbers(point: Point) -> list[float | None]:
 
 
 def _round(value: float | None) -> float | None:
-    """Seven digits: more than the eye needs, a third of the bytes."""
+    """Seven digits: more than a chart shows, in a third of the bytes."""
     return None if value is None else float(f"{value:.7g}")
 
 
@@ -206,7 +212,7 @@ def _section(index: int, task: Task) -> str:
 
 
 def _figures(first: int, end: int) -> str:
-    """Empty figures for the script to draw the charts of these numbers in."""
+    """Empty figures, into which the script draws the charts ``first`` to ``end - 1``."""
     return "".join(
         f'<figure data-chart="{i}"><div class="plot"></div></figure>' for i in range(first, end)
     )

@@ -12,7 +12,7 @@ from klrl.report.charts import Chart, Point
 from klrl.report.statistics import Estimate
 from klrl.runs.curves import COLOURS
 
-#: Settings beyond the colours are told apart by lines and shapes, as on the page.
+#: When the colours run out, line styles and markers tell settings apart, as on the page.
 _LINES = ("-", "--", ":", "-.")
 _SHAPES = ("o", "s", "^", "D")
 
@@ -23,8 +23,8 @@ def draw_charts(
     """Draw charts side by side into a PNG.
 
     Args:
-        charts: what to draw.
-        names: of the settings.
+        charts: those to draw.
+        names: the settings' names.
         shown: indices of the settings to draw; a frontier draws all.
         path: the PNG.
     """
@@ -70,7 +70,7 @@ def _draw(axes: Any, chart: Chart, names: Sequence[str], shown: Sequence[int]) -
 
 
 def _log_axis(axes: Any, floor: float | None) -> None:
-    """Logarithmic, with plain numbers: 0.02 in place of two times ten to the minus two."""
+    """Make the y-axis logarithmic, with plain numbers: 0.02, not 2 x 10^-2."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")
@@ -86,7 +86,7 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 def _draw_point(axes: Any, i: int, point: Point, label: str | None, *, filled: bool) -> None:
     """A setting on the frontier, with the intervals of its reward and of its KL."""
     colour = COLOURS[i % len(COLOURS)]
-    look = {"color": colour, "markerfacecolor": colour if filled else "white", "label": label}
+    style = {"color": colour, "markerfacecolor": colour if filled else "white", "label": label}
     axes.errorbar(
         [point.x],
         [point.y.value],
@@ -94,21 +94,21 @@ def _draw_point(axes: Any, i: int, point: Point, label: str | None, *, filled: b
         xerr=_spread(point.across) if point.across else None,
         fmt=_SHAPES[i // len(COLOURS) % len(_SHAPES)],
         alpha=1.0 if label else 0.35,
-        **look,
+        **style,
     )
 
 
 def _spread(estimate: Estimate) -> list[list[float]] | None:
-    """How far the interval reaches below and above the value, as matplotlib has it."""
+    """The interval's lengths below and above the value, in matplotlib's form [[below], [above]]."""
     if estimate.low is None or estimate.high is None:
         return None
-    # A percentile interval may leave its own value out; matplotlib refuses a negative length.
+    # A percentile interval may exclude its value; matplotlib refuses a negative length.
     below, above = estimate.value - estimate.low, estimate.high - estimate.value
     return [[max(below, 0.0)], [max(above, 0.0)]]
 
 
 def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point], label: str | None) -> None:
-    """A setting's learning curve and its interval; a logarithm leaves out what is not positive."""
+    """A setting's learning curve and its interval; a logarithmic axis leaves out values <= 0."""
     points = [point for point in points if not chart.log or point.y.value > 0]
     if not points:
         return
@@ -119,7 +119,7 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point], label: 
     )
     if chart.log:
         low = np.maximum(low, middle.min())
-    look = {"color": COLOURS[i % len(COLOURS)], "label": label}
+    style = {"color": COLOURS[i % len(COLOURS)], "label": label}
     line = _LINES[i // len(COLOURS) % len(_LINES)]
-    axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, **look)
-    axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
+    axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, **style)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)

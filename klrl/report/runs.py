@@ -1,4 +1,4 @@
-"""What lies on the disk: finding run folders and reading them."""
+"""Finds run folders and reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key, read_manifest,
 
 T = TypeVar("T")
 
-#: Settings that say where and how often, not what: two runs that differ in them alone are seeds.
+#: Settings that do not define a job: runs that differ in these alone are seeds of one setting.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 
@@ -34,12 +34,12 @@ class Run:
         path: the folder.
         status: finished, interrupted, failed, or running.
         seed: its seed.
-        settings: key of the command line -> value, those of :data:`_NOT_SETTINGS` left out; beside
-            them "numerics", the version of klrl's arithmetic.
+        settings: key of the command line -> value, without those of :data:`_NOT_SETTINGS`, and with
+            "numerics", the version of klrl's arithmetic.
         columns: metric -> [rows]; NaN where a row does not have it.
-        command: the words that started it.
-        manifest: all that ``manifest.json`` says; ``error`` of a run that failed.
-        domain: what its record is told in: axis, units, digits.
+        command: the command line that started it.
+        manifest: the contents of ``manifest.json``; ``error`` if the run failed.
+        domain: gives axis, units and digits of its metrics.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def task(self) -> str:
-        """What was trained on: runs of different tasks are never drawn in one chart."""
+        """The environment; runs of different tasks are never drawn in one chart."""
         return str(self.settings.get("env.id") or self.settings.get("env") or "task")
 
     @property
@@ -68,12 +68,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Everything below the given paths.
+class Inventory:
+    """The runs and sweeps below the given paths.
 
     Attributes:
-        runs: what could be read.
-        skipped: one line per run, or sweep, that could not.
+        runs: those that could be read.
+        skipped: one line per run or sweep that could not be read.
         sweeps: those whose ``sweep.json`` could be read.
     """
 
@@ -82,7 +82,7 @@ class Found:
     sweeps: list[Sweep]
 
 
-def find_runs(paths: Sequence[str]) -> Found:
+def find_runs(paths: Sequence[str]) -> Inventory:
     """Read every run folder at or below the paths, and every sweep, in the order of their names.
 
     Raises:
@@ -103,34 +103,34 @@ def find_runs(paths: Sequence[str]) -> Found:
     skipped: list[str] = []
     runs = _readable(read_run, folders.values(), skipped)
     sweeps = _readable(read_sweep, swept.values(), skipped)
-    return Found(runs, skipped, sweeps)
+    return Inventory(runs, skipped, sweeps)
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
-    """What can be read; a line for each that cannot goes to ``skipped``."""
-    found = []
+    """The readable ones; each of the others adds a line to ``skipped``."""
+    results = []
     for folder in folders:
         try:
-            found.append(read(folder))
+            results.append(read(folder))
         except Unreadable as error:
             skipped.append(str(error))
-    return found
+    return results
 
 
 def read_run(folder: Path) -> Run:
     """Read one run folder.
 
     Raises:
-        Unreadable: a file of it is missing or broken.
+        Unreadable: one of its files is missing or broken.
     """
     try:
         manifest, stored = read_manifest(folder), read_settings(folder)
     except (OSError, BrokenRun) as error:
         raise Unreadable(f"{folder}: {error}") from error
-    settings = as_words(stored)
+    settings = by_override_key(stored)
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
-    settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 noted none
+    settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 stored none
     metrics = folder / "metrics.jsonl"
     columns = read_columns(metrics) if metrics.exists() else {}
     return Run(
@@ -145,10 +145,10 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def as_words(config: Mapping[str, Any]) -> dict[str, Any]:
+def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
     """Stored settings by the keys of the command line: ``kl`` is the choice, ``kl.coef`` a value.
 
-    Those of 0.1.0 come out under the same keys; a group whose choice cannot be told stays as it is.
+    Settings of 0.1.0 get the same keys; a group whose choice is unknown is left as it is.
     """
     settings = dict(config)
     for group in CHOICES.keys() & config.keys():
@@ -167,12 +167,12 @@ def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> 
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
-    """``metrics.jsonl`` by column, which takes a tenth of the memory of its rows.
+    """``metrics.jsonl`` by column, in a tenth of the memory of its rows.
 
     A last line that was cut off is left out, as resume does.
 
     Raises:
-        Unreadable: another line is no row.
+        Unreadable: another line is not a row.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -195,8 +195,8 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """``python -m klrl ...``, without the paths of the machine that it ran on."""
-    for i, word in enumerate(argv):
-        if i and (word == "klrl" or word.endswith(("/klrl", "/klrl/__main__.py"))):
+    """``python -m klrl ...``, without paths of the machine on which it ran."""
+    for i, argument in enumerate(argv):
+        if i and (argument == "klrl" or argument.endswith(("/klrl", "/klrl/__main__.py"))):
             return shlex.join(["python", "-m", "klrl", *argv[i + 1 :]])
     return shlex.join(argv)

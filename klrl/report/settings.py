@@ -1,4 +1,4 @@
-"""Settings: runs that differ in their seed alone, what tells settings apart, and their names."""
+"""Settings, groups of runs that differ in their seed alone: their differences and their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Setting:
     """Runs that differ in their seed alone.
 
     Attributes:
-        name: what tells it from the others, as ``kl.coef=0.1``.
+        name: how it differs from the others, as ``kl.coef=0.1``.
         runs: one per seed, by seed.
         settings: their common settings.
     """
@@ -30,18 +30,18 @@ class Setting:
 
     @property
     def task(self) -> str:
-        """What was trained on."""
+        """The environment."""
         return self.runs[0].task
 
 
 def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
-    """Settings in the order of their names, numbers by size, and the runs that count no more.
+    """Settings in the order of their names (numbers by size), and the runs that were replaced.
 
-    A job that was run twice is no second seed: the one that started last counts.
+    A job that was run twice is no second seed: the run that started last replaces the others.
 
     Args:
         runs: those that count.
-        names: what :func:`names_of` says of them, and perhaps of others.
+        names: from :func:`names_of`, for these runs and possibly others.
     """
     groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
     replaced = []
@@ -76,31 +76,33 @@ def names_of(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def identity(run: Run) -> str:
-    """What two runs share that differ in their seed alone."""
+    """A key that is equal for two runs which differ in their seed alone."""
     return json.dumps(run.settings, sort_keys=True, default=str)
 
 
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Keys whose value, or presence, differs among the settings.
 
-    Choices come first, then what all of them have, then by place.
+    Choices come first, then keys that all settings have, then by position.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
-    found = [
+    unequal = [
         key
         for key in keys
         if len({json.dumps(each[key], default=str) if key in each else "" for each in settings}) > 1
     ]
-    return sorted(found, key=lambda key: (not _is_choice(key), any(key not in s for s in settings)))
+    return sorted(
+        unequal, key=lambda key: (not _is_choice(key), any(key not in s for s in settings))
+    )
 
 
 def _is_choice(key: str) -> bool:
-    """``env.id``, and the groups themselves; they come first in a setting's name."""
+    """Whether a key is a group's choice or ``env.id``; these come first in a setting's name."""
     return key in CHOICES or key == "env.id"
 
 
 def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Short names that tell settings apart: a key that divides nothing further is left out."""
+    """Short names that tell settings apart: a key that separates no more settings is left out."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):
@@ -114,9 +116,9 @@ def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _name(setting: dict[str, Any], keys: Sequence[str]) -> str:
-    """What is set, else that nothing of it is."""
-    words = [f"{key}={show(setting[key])}" for key in keys if key in setting]
-    return " ".join(words or [f"no {key}" for key in keys]) or "all runs"
+    """The values of the keys; ``no KEY`` if the setting has none of them."""
+    values = [f"{key}={show(setting[key])}" for key in keys if key in setting]
+    return " ".join(values or [f"no {key}" for key in keys]) or "all runs"
 
 
 def show(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The interquartile mean, its bootstrap interval, Pareto fronts: functions of numpy arrays.
+"""The interquartile mean, its bootstrap interval and Pareto fronts, as functions of arrays.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: Resamples behind the intervals of single numbers and of curves.
+#: Resamples for the intervals of single numbers and of curves.
 RESAMPLES = 5000
 CURVE_RESAMPLES = 500
-#: How many values one block of resamples may hold: 32 MB.
+#: Values in one block of resamples: 32 MB.
 _BLOCK = 4_000_000
 
 
@@ -25,9 +25,9 @@ class Estimate:
 
     Attributes:
         value: the interquartile mean.
-        low: lower end of the interval; None where one seed stands alone.
-        high: upper end; None likewise.
-        seeds: how many values went in.
+        low: lower end of the interval; None with one seed.
+        high: upper end; None with one seed.
+        seeds: number of seeds with a value.
     """
 
     value: float
@@ -37,7 +37,7 @@ class Estimate:
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
-    """Mean of the middle half: floor(n / 4) values are left out at either end.
+    """Interquartile mean: floor(n / 4) values are left out at either end.
 
     Args:
         values: any shape, finite.
@@ -58,14 +58,14 @@ def bootstrap_interval(
 ) -> tuple[Array, Array]:
     """Both ends of the stratified percentile-bootstrap interval of the IQM.
 
-    Runs are drawn again with replacement within each task, so that every resample holds as many
-    runs of each task as the data.
+    Runs are resampled with replacement within each task, so that every resample has as many runs of
+    each task as the data.
 
     Args:
         scores: [runs, tasks] or [runs, tasks, points]; one interval per point.
         resamples: how many.
         level: coverage, 0.95 for 95 %.
-        rng: seeded with 0 where it is not given: a report is the same twice.
+        rng: default: seeded with 0, so that reports are reproducible.
 
     Returns:
         Two arrays of shape [points], or [] for two-dimensional scores.
@@ -87,42 +87,42 @@ def bootstrap_interval(
 
 
 def estimate(values: Array) -> Estimate | None:
-    """The IQM over seeds with its 95 % interval; NaNs are left out, None where nothing is left."""
+    """The IQM over seeds with its 95 % interval, without NaNs; None if nothing is left."""
     curve = estimate_curve(np.asarray(values, float)[:, None], RESAMPLES)
     return curve[0]
 
 
 def estimate_curve(values: Array, resamples: int = CURVE_RESAMPLES) -> list[Estimate | None]:
-    """The same at every point of a curve.
+    """:func:`estimate` at every point of a curve.
 
     Args:
         values: [seeds, points]; NaN where a seed has no value.
         resamples: how many.
     """
-    there = np.isfinite(values)
-    answer: list[Estimate | None] = [None] * values.shape[1]
-    # Points with the same seeds share their resamples: few groups, since seeds end once.
-    for mask in np.unique(there, axis=1).T:
+    recorded = np.isfinite(values)
+    estimates: list[Estimate | None] = [None] * values.shape[1]
+    # Points with the same seeds share their resamples. There are few such groups: a seed ends once.
+    for mask in np.unique(recorded, axis=1).T:
         n = int(mask.sum())
         if not n:
             continue
-        at = np.flatnonzero((there == mask[:, None]).all(axis=0))
+        at = np.flatnonzero((recorded == mask[:, None]).all(axis=0))
         scores = values[np.ix_(mask, at)]
         middle = iqm(scores)
         if n == 1:
             for k, i in enumerate(at):
-                answer[i] = Estimate(float(middle[k]), None, None, 1)
+                estimates[i] = Estimate(float(middle[k]), None, None, 1)
             continue
         low, high = bootstrap_interval(scores[:, None, :], resamples=resamples)
         for k, i in enumerate(at):
-            answer[i] = Estimate(float(middle[k]), float(low[k]), float(high[k]), n)
-    return answer
+            estimates[i] = Estimate(float(middle[k]), float(low[k]), float(high[k]), n)
+    return estimates
 
 
 def pareto_front(cost: Array, gain: Array) -> list[int]:
-    """Indices of the points that no other beats, by rising cost.
+    """Indices of the points on the Pareto front, by rising cost.
 
-    A point is beaten where another costs no more and gains no less, one of the two strictly.
+    A point is dominated if another costs no more and gains no less, one of the two strictly.
     """
     order = np.lexsort((-gain, cost))
     front: list[int] = []
@@ -134,7 +134,7 @@ def pareto_front(cost: Array, gain: Array) -> list[int]:
 
 
 def at_equal_cost(cost: Array, gain: Array, levels: Array) -> Array:
-    """Gain at given costs, linear between neighbouring points; NaN outside their range.
+    """Gain at given costs, interpolated linearly between points; NaN outside their range.
 
     Args:
         cost: [points], in any order.

@@ -1,4 +1,4 @@
-"""The table: each setting's estimate of every measure."""
+"""The summary table: each setting's estimate of every measure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Line:
     """One setting's row of the table.
 
     Attributes:
-        setting: whose.
-        estimates: by :attr:`Measure.key`; None where no seed has the number.
-        worst: the least final return among its seeds.
+        setting: the setting.
+        estimates: by :attr:`Measure.key`; None if no seed has the number.
+        worst: the lowest final return among its seeds.
     """
 
     setting: Setting
@@ -40,6 +40,6 @@ def table(settings: Sequence[Setting]) -> list[Line]:
 
 
 def line_value(line: Line, key: str) -> float:
-    """The estimate's value; NaN where there is none."""
-    found = line.estimates[key]
-    return found.value if found else float("nan")
+    """The estimate's value; NaN if there is none."""
+    estimated = line.estimates[key]
+    return estimated.value if estimated else float("nan")

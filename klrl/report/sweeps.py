@@ -1,4 +1,4 @@
-"""``sweep.json``: the jobs that a sweep was made of, those among them that never started too."""
+"""Reads ``sweep.json``: the jobs of a sweep, also those that never started."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from klrl.sweep.ledger import SWEEP_FILE
 
 @dataclass(frozen=True)
 class Planned:
-    """One job of a sweep, as the sweep tells of it.
+    """One job in a sweep's record.
 
     Attributes:
-        folder: where its run is, or would be.
-        overrides: its settings, as on the command line.
+        folder: of its run, begun or not.
+        overrides: as on the command line.
         status: finished, running, interrupted, failed, refused or waiting.
-        error: why it failed or was refused; empty where nothing is told.
+        error: why it failed or was refused; empty if nothing is recorded.
     """
 
     folder: Path
@@ -31,7 +31,7 @@ class Planned:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run, whose own manifest knows better."""
+        """Whether there is a run; its manifest is newer than the sweep's record."""
         return (self.folder / "manifest.json").is_file()
 
 
@@ -41,7 +41,7 @@ class Sweep:
 
     Attributes:
         path: its folder.
-        command: the overrides that started it; empty where they are not told.
+        command: the command line that started it; empty if it is not recorded.
         jobs: all of them.
     """
 
@@ -51,7 +51,7 @@ class Sweep:
 
 
 class Unreadable(ValueError):
-    """A run or a sweep that cannot be read; the text names the file and the reason."""
+    """A run or a sweep cannot be read; the message names the file and the reason."""
 
 
 def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
@@ -76,9 +76,9 @@ def read_sweep(folder: Path) -> Sweep:
     """
     path = folder / SWEEP_FILE
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        jobs = [_planned(folder, job) for job in told["jobs"]]
-        command = told.get("command") or ""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        jobs = [_planned(folder, job) for job in record["jobs"]]
+        command = record.get("command") or ""
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise Unreadable(f"{path}: the list of jobs is broken ({in_one_line(error)})") from error
     return Sweep(folder, str(command), jobs)

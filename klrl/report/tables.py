@@ -9,7 +9,7 @@ from klrl.domains import Domain
 from klrl.report.frontier import KNOBS, EqualKL
 from klrl.report.jobs import Job, count_states
 from klrl.report.measures import Measure
-from klrl.report.runs import Found, Run
+from klrl.report.runs import Inventory, Run
 from klrl.report.settings import Setting, differing, show
 from klrl.report.statistics import Estimate
 from klrl.report.summary import Line
@@ -17,7 +17,7 @@ from klrl.runs.metrics import METRICS, Metric, metric_of
 
 
 def equal_table(equal: EqualKL) -> str:
-    """Reward at equal KL, a row per family; or what it would take."""
+    """Reward at equal KL, a row per family; or what is missing for it."""
     title = "<h3>Reward at equal KL</h3>"
     if not equal.levels:
         return title + (
@@ -56,7 +56,7 @@ def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
 
 
 def _head(title: str, measure: Measure) -> str:
-    """Title, unit, and how the iterations come to one number, below each other."""
+    """Title, unit, and reduction over iterations, below each other."""
     below = (f"<small>{escape(text)}</small>" for text in (measure.metric.unit, measure.how))
     return escape(title) + "".join(below)
 
@@ -64,7 +64,7 @@ def _head(title: str, measure: Measure) -> str:
 def _cell(value: Estimate | None, metric: Metric) -> str:
     if value is None:
         return ""
-    # The value alone where one seed stands alone, or all agree, as on a fixed coefficient.
+    # No interval with one seed, or if all seeds agree, as on a fixed coefficient.
     interval = ""
     if value.low is not None and value.high is not None and value.low != value.high:
         interval = f"<small>{metric.show(value.low)} to {metric.show(value.high)}</small>"
@@ -87,21 +87,21 @@ def _value(setting: Setting, key: str) -> str:
 
 
 def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    """Cells are HTML already; the first of each row is its header."""
+    """A table of HTML cells; the first of each row is its header."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(f"<tr>{_row(list(row))}</tr>\n" for row in rows)
     table = f"<table{kind}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table>"
-    # Reached with the keyboard too, since it may be wider than the window.
+    # tabindex lets the keyboard scroll a table that is wider than the window.
     return f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">{table}</div>'
 
 
 def _row(cells: Sequence[str]) -> str:
-    first, *others = cells
-    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others)
+    first, *rest = cells
+    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest)
 
 
 def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
-    """The section of the jobs that did not finish, or are not among the statistics."""
+    """The section of the jobs that did not finish, or are not in the statistics."""
     parts = ['<section id="jobs"><h2>Other jobs</h2>']
     if not jobs and not skipped:
         parts.append('<p class="soft">None: every job that was found is finished and counted.</p>')
@@ -116,16 +116,16 @@ def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
 
 
 def _job_row(job: Job) -> Iterable[str]:
-    state, *others = map(
+    state, *rest = map(
         escape,
         (job.state, job.setting, job.seed, job.iterations, job.error, job.folder),
     )
     bad = ' class="bad"' * job.state.startswith(("failed", "refused"))
-    return [f"<span{bad}>{state}</span>{'; counted' * job.counted}", *others]
+    return [f"<span{bad}>{state}</span>{'; counted' * job.counted}", *rest]
 
 
 def metrics_table(runs: Sequence[Run]) -> str:
-    """The section of what the rows of ``metrics.jsonl`` hold, by domain where there are two."""
+    """The section of the recorded metrics, one table per domain."""
     domains: dict[Domain, list[Run]] = {}
     for run in runs:
         domains.setdefault(run.domain, []).append(run)
@@ -143,8 +143,9 @@ def metrics_table(runs: Sequence[Run]) -> str:
     return "".join(parts) + "</section>"
 
 
-def commands(found: Found) -> str:
-    """The section of the words that started sweeps and runs."""
-    words = [sweep.command for sweep in found.sweeps] + [run.command for run in found.runs]
-    text = escape("\n".join(dict.fromkeys(filter(None, words))))
+def commands(inventory: Inventory) -> str:
+    """The section of the command lines that started sweeps and runs."""
+    lines = [sweep.command for sweep in inventory.sweeps]
+    lines += [run.command for run in inventory.runs]
+    text = escape("\n".join(dict.fromkeys(filter(None, lines))))
     return f'<section id="commands"><h2>Commands</h2><pre>{text}</pre></section>'

@@ -14,35 +14,37 @@ from klrl.report.jobs import Job, count, count_states, other_jobs
 from klrl.report.measures import measures
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
-from klrl.report.runs import Found
+from klrl.report.runs import Inventory
 from klrl.report.settings import Setting, group_runs, names_of
 from klrl.report.summary import table
 
 
-def write_report(found: Found, folder: Path, *, unfinished: bool = False) -> Path:
+def write_report(inventory: Inventory, folder: Path, *, unfinished: bool = False) -> Path:
     """Write ``report.html``, ``summary.csv`` and the PNGs; returns the page's path.
 
     Args:
-        found: the runs.
-        folder: where to write; made when missing.
+        inventory: the runs and sweeps.
+        folder: where to write; made if missing.
         unfinished: whether runs that did not finish count too.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = names_of(found.runs)
-    counted = [run for run in found.runs if run.rows and (unfinished or run.status == "finished")]
+    names = names_of(inventory.runs)
+    counted = [
+        run for run in inventory.runs if run.rows and (unfinished or run.status == "finished")
+    ]
     settings, replaced = group_runs(counted, names)
     stems = _stems(dict.fromkeys(setting.task for setting in settings))
     tasks = [_task(name, settings, folder / stem) for name, stem in stems.items()]
-    jobs = other_jobs(found, counted, replaced, names)
+    jobs = other_jobs(inventory, counted, replaced, names)
     page = folder / "report.html"
-    replace_file(page, make_page(tasks, jobs, found))
+    replace_file(page, make_page(tasks, jobs, inventory))
     _write_csv(tasks, folder / "summary.csv")
-    print(_told(page, settings, jobs))
+    print(_summary(page, settings, jobs))
     return page
 
 
-def _told(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
-    """One line on what the page holds."""
+def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
+    """One line on the page's contents."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
     parts = [f"{page}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
@@ -54,7 +56,7 @@ def _told(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:
-    """How the names of each task's files begin: plain letters, and no two alike."""
+    """The prefix of each task's file names: plain letters and digits, unique."""
     stems: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
@@ -64,21 +66,21 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
 
 
 def _task(name: str, settings: Sequence[Setting], stem: Path) -> Task:
-    """Everything about one task, its PNGs drawn."""
-    mine = [setting for setting in settings if setting.task == name]
-    lines = table(mine)
-    curves, frontiers, shown = learning_curves(mine), frontier_charts(lines), first_shown(lines)
+    """The section of one task; draws its PNGs."""
+    members = [setting for setting in settings if setting.task == name]
+    lines = table(members)
+    curves, frontiers, shown = learning_curves(members), frontier_charts(lines), first_shown(lines)
     pictures = [f"{stem.name}_curves.png", f"{stem.name}_frontier.png"]
-    titles = [setting.name for setting in mine]
+    titles = [setting.name for setting in members]
     draw_charts(curves, titles, shown, stem.with_name(pictures[0]))
     draw_charts(frontiers, titles, shown, stem.with_name(pictures[1]))
-    runs = [run for setting in mine for run in setting.runs]
+    runs = [run for setting in members for run in setting.runs]
     columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
-    return Task(name, lines, columns, curves, frontiers, equal_kl(mine), shown, pictures)
+    return Task(name, lines, columns, curves, frontiers, equal_kl(members), shown, pictures)
 
 
 def _write_csv(tasks: Sequence[Task], path: Path) -> None:
-    """The table of the page, every task below the other, in full precision."""
+    """Write the page's tables, one task after the other, in full precision."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         runs = [run for task in tasks for line in task.lines for run in line.setting.runs]

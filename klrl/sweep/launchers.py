@@ -80,7 +80,7 @@ def _died(job: Job) -> Outcome:
 
 
 def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
-    """``launcher=submitit``: by SLURM's queue, or submitit's local stand-in.
+    """``launcher=submitit``: by SLURM's queue, or submitit's local executor.
 
     A job that is preempted is queued again.
     """

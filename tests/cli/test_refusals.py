@@ -262,7 +262,7 @@ def test_a_folder_with_dollars_is_no_formula() -> None:
 def test_wandb_is_checked_beforehand(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert "no wandb key is found" in refused(capsys, "logger.mode=online")
+    assert "there is no wandb key" in refused(capsys, "logger.mode=online")
     monkeypatch.setenv("WANDB_MODE", "bogus")
     assert "WANDB_MODE=bogus: choose online" in refused(capsys)
 
