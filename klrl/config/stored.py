@@ -50,7 +50,9 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _renamed(group: str, node: Any) -> dict[str, Any]:
     if not isinstance(node, Mapping):
-        raise ConfigError(f"{group}={node}: is not a mapping of settings, as stored settings are")
+        raise ConfigError(
+            f"{group}={node}: is not a mapping of settings; give {group} as {{{NAME}: {node}, ...}}"
+        )
     if NAME in node:
         return dict(node)
     rest = dict(node)
