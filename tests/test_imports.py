@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+import runpy
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import klrl
-from klrl.base.moved import MOVED, PUBLIC
+from klrl.base.moved import COMMANDS, MOVED, PUBLIC
 
 PACKAGE = Path(klrl.__file__).parent
 
@@ -151,9 +153,22 @@ def test_a_public_name_is_its_module(name: str) -> None:
     assert importlib.import_module(name) is importlib.import_module(PUBLIC[name])
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy's own
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["klrl", "--help"])
+    for _ in range(2):
+        try:
+            runpy.run_module(name.removesuffix(".__main__"), run_name="__main__")
+        except SystemExit as stop:
+            assert not stop.code
+        assert "klrl " in capsys.readouterr().out
+        importlib.import_module(name)
+
+
 @pytest.mark.parametrize("name", MOVED)
 def test_an_old_name_is_its_module_and_says_so(name: str, monkeypatch) -> None:
-    monkeypatch.delitem(importlib.sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.warns(DeprecationWarning, match=MOVED[name]):
         module = importlib.import_module(name)
     assert module is importlib.import_module(MOVED[name])

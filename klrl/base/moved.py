@@ -11,19 +11,21 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from types import ModuleType
 
-#: Names that klrl's pages use -> the modules; they work with ``python -m`` too.
-PUBLIC = {
-    "klrl.kl.llm": "klrl.transforms.llm",
+#: ``python -m NAME`` -> the module that it runs.
+COMMANDS = {
     "klrl.evaluate": "klrl.cli.evaluate",
     "klrl.diff": "klrl.cli.diff",
     "klrl.plan": "klrl.cli.plan",
     "klrl.report.__main__": "klrl.cli.report",
     "klrl.doctor.__main__": "klrl.cli.doctor",
 }
+
+#: Names that klrl's pages use -> the modules.
+PUBLIC = {"klrl.kl.llm": "klrl.transforms.llm"}
 
 #: Module names of version 0.1.0's architecture page -> the modules now.
 MOVED = {
@@ -61,56 +63,34 @@ MOVED = {
 }
 
 
-class Moved(MetaPathFinder, InspectLoader):
+class Moved(MetaPathFinder, Loader):
     """Finds the modules of :data:`PUBLIC` and :data:`MOVED` under their other names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """A spec for another name; None for every other module."""
-        if fullname not in PUBLIC and fullname not in MOVED:
-            return None
-        target_name = _target(fullname)
+        if fullname in COMMANDS:
+            # A second module from the same file: runpy asks for the code by this name.
+            spec = importlib.util.find_spec(COMMANDS[fullname])
+            assert spec is not None
+            return importlib.util.spec_from_file_location(fullname, spec.origin)
         if fullname in MOVED:
-            warnings.warn(
-                f"{fullname} is {target_name} since klrl 0.2; import that",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-        spec = importlib.util.find_spec(target_name)
-        return ModuleSpec(fullname, self, origin=None if spec is None else spec.origin)
+            text = f"{fullname} is {MOVED[fullname]} since klrl 0.2; import that"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+        elif fullname not in PUBLIC:
+            return None
+        return ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module itself."""
-        module = importlib.import_module(_target(spec.name))
+        module = importlib.import_module(PUBLIC.get(spec.name) or MOVED[spec.name])
         self._own = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own spec, which the import system replaced by the alias's."""
         module.__spec__ = self._own
-
-    def get_source(self, fullname: str) -> str | None:
-        """The module's source."""
-        spec = importlib.util.find_spec(_target(fullname))
-        assert spec is not None
-        assert isinstance(spec.loader, InspectLoader)
-        return spec.loader.get_source(spec.name)
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        """The module's code, for ``python -m``."""
-        spec = importlib.util.find_spec(_target(fullname))
-        assert spec is not None
-        assert isinstance(spec.loader, InspectLoader)
-        return spec.loader.get_code(spec.name)
-
-    def is_package(self, fullname: str) -> bool:
-        """Whether the module has submodules: none has."""
-        return False
-
-
-def _target(fullname: str) -> str:
-    return PUBLIC.get(fullname) or MOVED[fullname]
 
 
 def install() -> None:
