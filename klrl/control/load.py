@@ -23,12 +23,12 @@ from klrl.runs.resume import stored_config
 
 
 def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
-    """:func:`load_policy` of a control run."""
+    """:func:`klrl.api.load_policy` of a control run."""
     return trained_agent(run, which, device).actor
 
 
 def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> Agent:
-    """Policy and critic of a run, frozen; arguments as :func:`load_policy`."""
+    """Policy and critic of a run, frozen; arguments as :func:`klrl.api.load_policy`."""
     folder = find_run(str(run), "run")
     check_device(device)
     config = control_config(folder)

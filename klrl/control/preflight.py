@@ -175,7 +175,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
-    """The part of a control job; arguments as :func:`check_machine`."""
+    """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
     if config.collector.elsewhere:
         check_ray_machine()
     check_env(config.env, config.actor, overridden)

@@ -169,7 +169,7 @@ class PolicyLoss(ABC):
         return {
             "objective": -means["gain"],
             "critic": self.config.critic_coeff * means["distance"],
-            "entropy": -self.entropy_bonus * means["entropy"],
+            "entropy": 0.0 - self.entropy_bonus * means["entropy"],  # no -0.0 without a bonus
             "kl_ref": kl_coef * means.get("kl_ref", 0.0),
             "policy_entropy": means["policy_entropy"],
         }

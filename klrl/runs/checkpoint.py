@@ -74,6 +74,7 @@ class Checkpoints:
         self._folder = folder
         self._components = {**components, "rng": GlobalRNGState()}
         self._refused: list[Path] = []
+        self._own: set[Path] = set()  # written here, so that they hold these weights
 
     def save(self, which: str, step: int, metadata: Mapping[str, Any]) -> None:
         """Write ``last`` or ``best``; ``step`` is the run's frames.
@@ -83,13 +84,14 @@ class Checkpoints:
         """
         self._remove_staging()
         destination = self._folder / which / f"frames-{step:012d}"
-        if _is_whole(destination):
+        if destination in self._own and _is_whole(destination):
             return
         chosen = {n: c for n, c in self._components.items() if n not in _LEFT_OUT[which]}
         staging = self._staging()
         try:
             write_entry(staging, chosen, step, metadata)
             self._publish(staging, destination)
+            self._own.add(destination)
             self._prune(destination)
         except OSError as error:
             error.filename = error.filename or str(destination)
@@ -126,9 +128,10 @@ class Checkpoints:
 
     def _prune(self, written: Path) -> None:
         """Remove what is older than the entries that are kept, and what was refused."""
-        entries = _newest_first(written.parent)
-        refused = [path for path in entries if path in self._refused and path != written]
-        whole = [path for path in entries if path not in refused]
+        others = [path for path in _newest_first(written.parent) if path != written]
+        refused = [path for path in others if path in self._refused]
+        # What was just written comes first: a killed run may have left a best of later frames.
+        whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
 

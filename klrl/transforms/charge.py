@@ -48,8 +48,9 @@ def charged_tokens(
 ) -> list[Tensor] | None:
     """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
 
-    The first of: the mask that :class:`RetrieveLogProb` wrote beside its log-probs; ("masks",
-    "all_assistant_mask"); the attention mask, minus the prompt's length if there is one.
+    The first of: the mask that :class:`klrl.transforms.retrieve.RetrieveLogProb` wrote beside its
+    log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
+    there is one.
 
     Raises:
         ValueError: masks that differ from each other, or from the log-probs in length.

@@ -161,3 +161,10 @@ def test_without_a_critic_its_term_is_nothing() -> None:
 def test_exact_without_an_exact_kl_is_refused() -> None:
     with pytest.raises(ValueError, match="the exact KL is missing"):
         loss_of("klpen", "exact")(replace(numbers(4), exact_ref=None), BETA, COEF)
+
+
+@pytest.mark.parametrize("kind", ["klpen", "clip"])
+def test_a_term_that_is_not_there_is_recorded_as_zero_not_minus_zero(kind: str) -> None:
+    loss = loss_of(kind, entropy_bonus=False)
+    weighted = loss.weighted(dict.fromkeys(loss.measures, 0.5), 0.0)
+    assert (str(weighted["entropy"]), str(weighted["kl_ref"])) == ("0.0", "0.0")

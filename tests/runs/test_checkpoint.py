@@ -378,6 +378,22 @@ def test_a_run_that_comes_to_a_refused_entry_again_writes_it() -> None:
     assert load() == 128
 
 
+@pytest.mark.parametrize("step", [100, 128])
+def test_a_killed_runs_newer_best_gives_way_to_that_of_the_resumed_run(step) -> None:
+    """It was killed after a ``best`` newer than ``last``, and resumed with more frames, say."""
+    save(64)
+    save(128, "best")
+    parts = small(64)
+    checkpoints = Checkpoints(RUN / "checkpoints", parts)
+    checkpoints.load_last(CPU)
+    parts["agent"].state = {"weight": torch.tensor(0.25)}
+    checkpoints.save("best", step, {})
+    assert steps(BEST) == [step]
+    part = Held()
+    load_component(RUN, "best", "agent", part, CPU)
+    assert_same(part.state, {"weight": torch.tensor(0.25)})
+
+
 def test_an_entry_that_the_run_drops_while_it_is_read_is_no_fault(monkeypatch, capsys) -> None:
     """An evaluation beside a run that trains: of the two entries listed both may go."""
     from klrl.runs.entry import Entry
