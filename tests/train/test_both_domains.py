@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from klrl.language.step import LanguageSteps
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from klrl.control.score import score
 from klrl.language.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
 from klrl.language.rollout import REF_STATES, STATES
 from klrl.language.scoring import Layout
+from klrl.language.update import LanguageSteps
 from klrl.language.value_head import ValueHead
 from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.losses.policy import ClipLoss, KLPENLoss, PolicyLoss
