@@ -1,9 +1,13 @@
 """The arithmetic of ``benchmarks/``; the measurements themselves are no tests."""
 
 import argparse
+import ast
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
 from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.sample_efficiency import crossing
 from benchmarks.throughput import summarise
+from klrl.base.moved import MOVED
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
 
@@ -137,3 +142,21 @@ def test_a_note_stands_below_its_table_and_long_prose_is_wrapped():
     assert told.count("handmade") == 20
     assert told.index("| klrl | 1 |") < told.index("handmade") < told.rindex("a task")
     assert max(map(len, told.splitlines())) <= 118
+
+
+def klrl_imports(source: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of every ``from klrl... import``: in functions, and in programs in strings."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "klrl":
+            yield from ((node.module, each.name) for each in node.names)
+        if isinstance(node, ast.Constant) and "\nfrom klrl" in str(node.value):
+            yield from klrl_imports(node.value)
+
+
+def test_benchmarks_import_what_is_there():
+    files = Path(results.__file__).parent.rglob("*.py")
+    imports = {each for path in files for each in klrl_imports(path.read_text("utf-8"))}
+    assert ("klrl.__main__", "main") in imports  # of the program in benchmarks/memory.py
+    assert [module for module, _ in imports if module in MOVED] == []
+    for module, name in imports:
+        assert hasattr(importlib.import_module(module), name), (module, name)

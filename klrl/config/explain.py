@@ -148,9 +148,8 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
             f"{group}={name}: no such {kind} is installed; pip install hydra-{name}-{kind}"
         )
     known = choices(group, config_dir)
-    return ConfigError(
-        f"{group}={name}: no such choice{_nearest(name, known)}; choices: {', '.join(known)}"
-    )
+    meant = _nearest(name, known) or ";"
+    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

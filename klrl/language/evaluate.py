@@ -47,7 +47,7 @@ def evaluate_policy(
     Raises:
         RewardError: the reward function failed.
     """
-    how = f"sampled at {config.collector.temperature:g}" if sampled else "greedy"
+    how = f"sampled at temperature {config.collector.temperature:g}" if sampled else "greedy"
     return evaluation(_scores(config, policy, task, episodes, limit, sampled, seed), LANGUAGE, how)
 
 

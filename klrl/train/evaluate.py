@@ -63,8 +63,10 @@ class Evaluation:
         row, domain = self.row, self.domain
         value, std = (number(row[key], domain.digits) for key in ("eval/return", "eval/return_std"))
         gold = f", gold {number(row['eval/gold'], domain.digits)}" if "eval/gold" in row else ""
-        played = f"{len(self.returns)} {self.how} {domain.episode}s"
-        return f"{domain.score} {value} +- {std}{gold} over {played}"
+        # "sampled at temperature 1": 8 sampled responses at temperature 1.
+        first, *rest = self.how.split()
+        played = " ".join([first, f"{domain.episode}s", *rest])
+        return f"{domain.score} {value} +- {std}{gold} over {len(self.returns)} {played}"
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str) -> Evaluation:

@@ -37,7 +37,7 @@ WRONG = [
     (["--resolve"], "--resolve: only --cfg reads it"),
     (["--config-name", "nope"], "klrl: Cannot find primary config 'nope'"),
     (["kl.coff=1"], "kl.coff=1: no such setting; did you mean kl.coef?"),
-    (["env=pendulm"], "env=pendulm: no such choice; did you mean pendulum?"),
+    (["env=pendulm"], "env=pendulm: no such choice; did you mean pendulum? choices: acrobot,"),
     (["envv=pendulum"], "envv=pendulum: no such setting; did you mean env?"),
     (["kl.coef=abc"], "kl.coef=abc: give a number"),
     (["kl.coef=-1"], "kl.coef=-1.0: out of range; give a finite number >= 0"),

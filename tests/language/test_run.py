@@ -73,7 +73,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     assert told["episodes"] == 6
     assert told["eval/return"] == pytest.approx(rows[-1]["eval/return"])
     evaluate_main(["run", "--episodes", "6", "--sampled"])
-    assert "over 6 sampled at 1 responses" in capsys.readouterr().out
+    assert "over 6 sampled responses at temperature 1" in capsys.readouterr().out
     evaluate_main(["run", "--episodes", "6", "--json", "env.reward=exact"])
     other = json.loads(capsys.readouterr().out)
     assert other["eval/return"] == pytest.approx(told["eval/gold"])

@@ -35,8 +35,8 @@ def test_mean_and_spread_are_numpys_however_many_end_at_a_time(few: int, gold: l
         (
             LANGUAGE,
             Scores([1.0, 0.5], [0.25, 0.0]),
-            "sampled at 0.7",
-            "reward 0.75 +- 0.25, gold 0.125 over 2 sampled at 0.7 responses",
+            "sampled at temperature 0.7",
+            "reward 0.75 +- 0.25, gold 0.125 over 2 sampled responses at temperature 0.7",
         ),
     ],
 )
