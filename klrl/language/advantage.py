@@ -54,6 +54,7 @@ def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Adv
     assert isinstance(config.advantage, GroupConfig)
     baseline, group_size = config.advantage.baseline, config.collector.group_size
 
+    @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         mask, score = response_mask(batch), batch[SCORE].flatten()
         charged, coef = torch.zeros(mask.shape, device=score.device), 0.0

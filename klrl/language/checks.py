@@ -117,7 +117,7 @@ def _checks(
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         scoring["reference"] = ref.temperature
-        if fresh and starts_at_reference(config):
+        if fresh and starts_at_reference(reference, config):
             # As the run measures it: the states kept while sampling against the reference's.
             kept = NextTokens(batch[STATES], head(policy.model), temperature)
             kl = exact_token_kl(kept, ref, mask)

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import LanguageConfig
-from klrl.kl.reference import FrozenReference
+from klrl.kl.reference import NO_ADAPTERS, THE_POLICY, FrozenReference
 from klrl.language.causal_lm import head
 from klrl.language.lora import adapter_off
 from klrl.language.scoring import Layout
@@ -49,10 +49,10 @@ class _OffHead:
             return head(self.model)(states)
 
 
-def starts_at_reference(config: LanguageConfig) -> bool:
-    """Whether KL(pi_0 || pi_ref) must be 0 in a fresh run."""
-    kind = config.reference.name
-    return kind != "checkpoint" and not (kind == "adapter_off" and config.actor.init is not None)
+def starts_at_reference(reference: FrozenReference, config: LanguageConfig) -> bool:
+    """Whether KL(pi_0 || pi_ref) must be 0 in a fresh run: trained adapters are not off."""
+    source = reference.rule.source
+    return source == THE_POLICY or (source == NO_ADAPTERS and config.actor.init is None)
 
 
 def checkpointed(config: LanguageConfig) -> bool:
