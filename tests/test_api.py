@@ -141,7 +141,10 @@ def test_settings_are_composed_changed_and_run() -> None:
     ("call", "said"),
     [
         (lambda: klrl.run(["env=pendulum"]), "['env=pendulum']: not a setting; give overrides"),
-        (lambda: klrl.run({"env": "pendulum"}), "env=pendulum: is not a mapping of settings"),
+        (
+            lambda: klrl.run({"env": "pendulum"}),
+            "{'env': 'pendulum'}: not a setting; give overrides",
+        ),
         (lambda: klrl.run("env=pendulum", 3), "3: not a setting"),
         (lambda: klrl.run("pendulum"), "did you mean env=pendulum?"),
         (lambda: klrl.run("kl.coff=1"), "did you mean kl.coef?"),

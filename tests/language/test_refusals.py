@@ -22,7 +22,7 @@ WRONG = [
     (["actor=mlp"], "actor=mlp: env=sort_digits is a language task; choose actor=causal_lm"),
     (
         ["collector=vector"],
-        "experiment=sort_digits: sets collector.prompts, which collector=vector has not",
+        "experiment=sort_digits: sets collector.prompts, which collector=vector does not have",
     ),
     (["env=pendulum"], "env=pendulum: sets advantage.gamma, which experiment=sort_digits's"),
     (["collector.group_size=1"], "collector.group_size=1: advantage=group compares"),
