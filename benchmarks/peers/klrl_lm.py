@@ -52,9 +52,8 @@ def train(words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
     def see(experiment: Any, batch: Any) -> None:
         rewards.append(float(batch["next", "reward_raw"].mean()))
         if not asked:
-            asked.append(
-                checksum([prompt.row["digits"] for prompt in experiment.parts.collector.asked])
-            )
+            prompts = experiment.parts.collector.scored_prompts
+            asked.append(checksum([prompt.row["digits"] for prompt in prompts]))
 
     time_training(clock, see)
     run_quietly(config)
