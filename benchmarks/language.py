@@ -52,8 +52,7 @@ WORKLOADS = (Workload("14-token prompts", 0, 1.8), Workload("94-token prompts", 
 
 def base_model_of(workload: Workload) -> Path:
     """The folder of klrl's own small model for these prompts; made first where there is none."""
-    from klrl.language.base_model import base_model
-    from klrl.language.supervised import recipe_for
+    from klrl.language.base_model import base_model, recipe_for
 
     return base_model(recipe_for(4, 8, workload.shots))
 

@@ -100,7 +100,7 @@ LANGUAGE = Domain(
         "preflight": "klrl.language.preflight:check_job",
         "parts": "klrl.language.parts:LanguageParts",
         "load": "klrl.language.load:trained_causal_lm",
-        "on_task": "klrl.language.other_task:language_on_task",
+        "on_task": "klrl.language.preflight:language_on_task",
         "evaluate": "klrl.language.evaluate:evaluate_trained",
     },
 )

@@ -30,11 +30,11 @@ from klrl.control.mlp import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
 from klrl.kl.family import Params
 from klrl.language import batch as layout
+from klrl.language.causal_lm import ValueHead
 from klrl.language.checks import Layouts
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
 from klrl.language.scoring import Layout
-from klrl.language.value_head import ValueHead
 from klrl.losses.policy import LossTerms
 from klrl.train.loop import Training
 from tests.one_step import (

@@ -140,11 +140,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "optim": {
         "adam": Choice(
             learning.OptimConfig,
-            {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.optimizer:adam"},
+            {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.update:adam"},
         ),
         "adamw": Choice(
             learning.AdamWConfig,
-            {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.optimizer:adamw"},
+            {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.update:adamw"},
         ),
     },
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout

@@ -74,3 +74,24 @@ def sharing_refused(model: nn.Module) -> str | None:
         kinds = ["sliding_attention"]
     by_slot = sorted(set(kinds or ()) - {"full_attention"})
     return f"its layers tell keys apart by slot ({', '.join(by_slot)})" if by_slot else None
+
+
+class ValueHead(nn.Module):
+    """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
+
+    Args:
+        model: the causal LM whose hidden states it reads; gives width, device and dtype.
+        detach: keep the critic's gradient out of the policy's network.
+    """
+
+    def __init__(self, model: nn.Module, detach: bool = False) -> None:
+        super().__init__()
+        self.detach = detach
+        width = unwrapped(model).config.get_text_config().hidden_size
+        self.linear = nn.Linear(width, 1, device=model_device(model), dtype=model_dtype(model))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B, R, D] -> [B, R], in reward units."""
+        return self.linear(states.detach() if self.detach else states).squeeze(-1)

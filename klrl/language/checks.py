@@ -15,14 +15,13 @@ from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.causal_lm import head, model_dtype
-from klrl.language.exact import exact_token_kl
+from klrl.language.kl import Reference, starts_at_reference
 from klrl.language.policy import Policy
 from klrl.language.prompts import PromptBatch
-from klrl.language.reference import Reference, starts_at_reference
 from klrl.language.rollout import STATES, sample
 from klrl.language.sampler import CacheSampler, Sampler, SpecialTokens
 from klrl.language.scoring import AGREEMENT, Layout, self_check
-from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.language.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.train.preflight import Check, kl_at_start, run_checks
 from klrl.transforms.tokens import MARKS_ASSISTANT
 

@@ -15,16 +15,22 @@ from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
 from klrl.language.checks import PROMPTS, preflight_checks
 from klrl.language.evaluate import evaluate_policy
-from klrl.language.kl import annotate, charge, make_reference_kl, measure
-from klrl.language.load import load_reference
+from klrl.language.kl import (
+    Reference,
+    annotate,
+    charge,
+    checkpointed,
+    make_reference_kl,
+    measure,
+    needs_base,
+)
+from klrl.language.load import Weights, base_digest, load_reference
 from klrl.language.model import prompt_limit
 from klrl.language.record import ShownSamples, rewards_of
-from klrl.language.reference import Reference, checkpointed, needs_base
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.tasks import make_task
 from klrl.language.update import LanguageSteps, prompts_at_a_time
 from klrl.language.vocabulary import NextTokens
-from klrl.language.weights import Weights, base_digest
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of

@@ -10,12 +10,11 @@ from torch import nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, LanguageConfig, SortDigitsConfig
-from klrl.language.base_model import base_model
+from klrl.language.base_model import base_model, recipe_for
+from klrl.language.causal_lm import ValueHead
 from klrl.language.lora import LoraSettings
 from klrl.language.model import CausalLM, load_causal_lm
 from klrl.language.sampler import SpecialTokens
-from klrl.language.supervised import recipe_for
-from klrl.language.value_head import ValueHead
 from klrl.runs.machine import device_of
 
 

@@ -1,13 +1,19 @@
-"""What a language job needs of this machine, looked at before anything is written or built."""
+"""Refuses a language job before anything is written or built. No torch in here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
-from klrl.config import LanguageConfig
+from klrl.config import JobConfig, LanguageConfig
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
+from klrl.runs.other_task import allowed
+from klrl.runs.resume import stored_config
+
+#: Settings of the task that an evaluation may change, where the task has them.
+_CHANGEABLE = ("env.reward", "env.shortest", "env.longest", "env.eval_data")
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
@@ -43,3 +49,9 @@ def _check_files(config: LanguageConfig, *, resumed: bool) -> None:
                 f"{setting}={path}: its network is actor.model={other.actor.model} with "
                 f"actor.lora.r={other.actor.lora.r}; choose the same actor.model and actor.lora"
             )
+
+
+def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
+    """:func:`klrl.runs.other_task.config_on_task` of a language run."""
+    changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
+    return stored_config(run, allowed(overrides, changeable), changeable=changeable)

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from klrl.base.seeds import derived_seed
 from klrl.config import LANGUAGE, LanguageEnvConfig, SortDigitsConfig, TextConfig, factory
-from klrl.language.jsonl import read_jsonl
-from klrl.language.prompts import Prompt, PromptStream, ShuffledEpochs, Tokenizer, check_prompts
+from klrl.language.prompts import (
+    Prompt,
+    PromptStream,
+    ShuffledEpochs,
+    Tokenizer,
+    check_prompts,
+    read_jsonl,
+)
 from klrl.language.rewards import Reward
 from klrl.language.sort_digits import SortDigits
 

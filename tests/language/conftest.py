@@ -9,8 +9,7 @@ import pytest
 from klrl.__main__ import compose, main
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
-from klrl.language.base_model import build
-from klrl.language.supervised import Recipe
+from klrl.language.base_model import Recipe, build
 
 QUICK_MODEL = Recipe(
     hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64

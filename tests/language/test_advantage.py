@@ -9,8 +9,8 @@ import torch
 
 from klrl.kl.charge import to_go as to_go_sum
 from klrl.language.batch import response_mask
+from klrl.language.causal_lm import ValueHead
 from klrl.language.scoring import Layout
-from klrl.language.value_head import ValueHead
 from klrl.train.advantage import group_advantage, group_normalized, leave_one_out, token_gae
 from tests.language.toys import FAMILIES, GROUP, network, rollout
 

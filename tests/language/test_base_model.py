@@ -13,18 +13,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from klrl.base.errors import ConfigError
-from klrl.language import base_model as cache
-from klrl.language import supervised
-from klrl.language.base_model import base_model, cache_dir
-from klrl.language.model import load_causal_lm
-from klrl.language.prompts import Prompt, PromptBatch, left_pad
-from klrl.language.sort_digits import SortDigits, make_tokenizer
-from klrl.language.supervised import (
+from klrl.language import base_model as module
+from klrl.language.base_model import (
     Recipe,
+    base_model,
+    cache_dir,
     make_model,
     recipe_for,
     sampled_accuracy,
 )
+from klrl.language.model import load_causal_lm
+from klrl.language.prompts import Prompt, PromptBatch, left_pad
+from klrl.language.sort_digits import SortDigits, make_tokenizer
 from tests.transforms import llm_toys as toys
 
 #: A second's work: four updates of a model of a few thousand parameters.
@@ -71,14 +71,14 @@ def test_the_loss_is_the_mean_over_all_answers_and_their_eos(shots: int) -> None
                 inside = True
         assert len(answers) == len(problem.row["answer"]) + 1 + 6 * shots
         scores.append(log_probs[answers])
-    loss = supervised._supervised_loss(model, *supervised._dialogues(recipe, tokenizer, 0))
+    loss = module._supervised_loss(model, *module._dialogues(recipe, tokenizer, 0))
     assert loss.item() == pytest.approx(-torch.cat(scores).mean().item(), abs=1e-5)
 
 
 def test_every_update_has_problems_of_its_own() -> None:
     tokenizer = make_tokenizer()
-    first, *_ = supervised._dialogues(QUICK, tokenizer, 0)
-    second, *_ = supervised._dialogues(QUICK, tokenizer, 1)
+    first, *_ = module._dialogues(QUICK, tokenizer, 0)
+    second, *_ = module._dialogues(QUICK, tokenizer, 1)
     rows = {tuple(row.tolist()) for ids in (first, second) for row in ids}
     assert len(rows) == 2 * QUICK.batch
 
@@ -90,12 +90,12 @@ def test_it_learns() -> None:
     )
     torch.manual_seed(0)
     model = make_model(recipe, tokenizer)
-    unseen = supervised._dialogues(recipe, tokenizer, 1000)
+    unseen = module._dialogues(recipe, tokenizer, 1000)
     with torch.no_grad():
-        before = supervised._supervised_loss(model, *unseen).item()
+        before = module._supervised_loss(model, *unseen).item()
         with torch.enable_grad():
-            told = supervised.train(model, tokenizer, recipe)
-        after = supervised._supervised_loss(model, *unseen).item()
+            told = module.train(model, tokenizer, recipe)
+        after = module._supervised_loss(model, *unseen).item()
     assert told["steps"] == 100
     assert before > 2.5  # log 18 = 2.89: uniform
     assert after < 2.0  # without a thought of the question: log 10 = 2.30, less the sure EOS
@@ -156,7 +156,7 @@ def test_it_is_built_once_and_loads_like_any_other_model(
     assert sum(p.numel() for p in loaded.model.parameters()) == told["parameters"]
     assert loaded.context == 256
     assert not loaded.pad_is_eos
-    monkeypatch.setattr(cache, "build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(module, "build", lambda *_: pytest.fail("built again"))
     assert base_model(QUICK, tmp_path) == folder
 
 
@@ -184,7 +184,7 @@ def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
 def test_it_learns_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over several threads would differ from machine to machine."""
     threads = []
-    monkeypatch.setattr(cache, "train", lambda *_: threads.append(torch.get_num_threads()))
+    monkeypatch.setattr(module, "train", lambda *_: threads.append(torch.get_num_threads()))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -203,7 +203,7 @@ def test_the_key_moves_with_everything_that_matters(monkeypatch: pytest.MonkeyPa
         ("transformers", SimpleNamespace(__version__="0")),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(supervised, name, value)
+            patched.setattr(module, name, value)
             keys.add(Recipe().key)
     assert len(keys) == 8
     assert Recipe().key == Recipe().key
@@ -217,7 +217,7 @@ def test_ctrl_c_leaves_nothing_and_the_next_build_works(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(cache, "build", interrupted)
+        patched.setattr(module, "build", interrupted)
         with pytest.raises(KeyboardInterrupt):
             base_model(QUICK, tmp_path)
     assert files(tmp_path) == []
@@ -243,7 +243,7 @@ def test_two_at_once_build_once(
         assert go_on.wait(10)
         (folder / "built.json").write_text("{}")
 
-    monkeypatch.setattr(cache, "build", slow)
+    monkeypatch.setattr(module, "build", slow)
     ask = [
         threading.Thread(target=lambda: found.append(base_model(QUICK, tmp_path))) for _ in range(2)
     ]
@@ -286,7 +286,7 @@ def test_saved_weights_are_the_trained_ones(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(QUICK.seed)
         model = make_model(QUICK, tokenizer)
-        supervised.train(model, tokenizer, QUICK)
+        module.train(model, tokenizer, QUICK)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name

@@ -22,10 +22,9 @@ from klrl.language.batch import (
     take_prompts,
 )
 from klrl.language.causal_lm import head
-from klrl.language.exact import exact_token_kl
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.scoring import Layout, padded_states
-from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.language.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.train.preflight import kl_at_start
 from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer

@@ -10,8 +10,8 @@ from klrl.config.placement import check_placement
 from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
 from klrl.language.batch import on_response, response_mask, take_prompts
-from klrl.language.exact import log_probs_and_exact_kl
 from klrl.language.scoring import Layout
+from klrl.language.vocabulary import log_probs_and_exact_kl
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
 COEF = 0.3

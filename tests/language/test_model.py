@@ -157,7 +157,7 @@ def test_a_tokenizer_with_everything_is_no_news(capsys: pytest.CaptureFixture[st
 
 
 def test_auto_tokenizer_still_overrules_the_folder_of_a_qwen2_model() -> None:
-    """When this fails, klrl/language/tokenizer.py needs its own choice of a class no more."""
+    """When this fails, load_tokenizer needs its own choice of a class no more."""
     tokenizer = AutoTokenizer.from_pretrained(save("qwen2"))
     assert type(tokenizer).__name__ == "Qwen2Tokenizer"
     assert len(tokenizer) == len(toys.tokenizer()) + 1

@@ -10,7 +10,6 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from klrl.base.errors import ConfigError
-from klrl.language.jsonl import read_jsonl
 from klrl.language.prompts import (
     Prompt,
     PromptStream,
@@ -18,6 +17,7 @@ from klrl.language.prompts import (
     check_prompts,
     encode,
     left_pad,
+    read_jsonl,
 )
 from tests.transforms import llm_toys as toys
 

@@ -12,7 +12,7 @@ from klrl.__main__ import compose, main
 from klrl.base.errors import ConfigError
 from klrl.config.checks import to_config
 from klrl.config.combinations import BASE_CONTEXT
-from klrl.language.supervised import Recipe
+from klrl.language.base_model import Recipe
 from tests.runs.commands import rows_of
 
 pytestmark = pytest.mark.integration

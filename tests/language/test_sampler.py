@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from klrl.language import decoder
+from klrl.language import sampler as module
 from klrl.language.batch import make_batch
 from klrl.language.prompts import Prompt, encode, left_pad
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
@@ -168,7 +168,7 @@ def test_a_prompt_longer_than_the_context_is_refused(kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"), [("shared", decoder.SharedCache), ("copied", decoder.CopiedCache)]
+    ("kind", "rows"), [("shared", module.SharedCache), ("copied", module.CopiedCache)]
 )
 def test_finished_rows_leave_the_cache_and_change_no_other(kind, rows, monkeypatch) -> None:
     model, (ids, mask) = network(), prompts(lengths=(3, 7, 5, 4), pads=2)
@@ -206,21 +206,21 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     assert sampler.shared
     assert sampler.self_check(ids, mask, GROUP).startswith("cache shared by a prompt's responses")
 
-    def slots(self, *args, init=decoder.SharedCache.__init__):
+    def slots(self, *args, init=module.SharedCache.__init__):
         init(self, *args)
         self.position_ids = self.position_ids + 3
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoder.SharedCache, "__init__", slots)
+        patch.setattr(module.SharedCache, "__init__", slots)
         assert "sharing is" in sampler.self_check(ids, mask, GROUP)
     assert not sampler.shared
     assert sampler.self_check(ids, mask, GROUP).startswith("cache copied per response")
 
-    def wrong(self, *args, init=decoder.CopiedCache.__init__):
+    def wrong(self, *args, init=module.CopiedCache.__init__):
         init(self, *args)
         self.mask[:] = 1
 
-    monkeypatch.setattr(decoder.CopiedCache, "__init__", wrong)
+    monkeypatch.setattr(module.CopiedCache, "__init__", wrong)
     with pytest.raises(ValueError, match="off recomputed"):
         sampler.self_check(ids, mask, GROUP)
 

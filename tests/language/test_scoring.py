@@ -8,9 +8,14 @@ import torch
 from klrl.language import scoring, vocabulary
 from klrl.language.batch import response_mask, take_prompts
 from klrl.language.causal_lm import head, sharing_refused
-from klrl.language.exact import exact_token_kl, log_probs_and_exact_kl
 from klrl.language.scoring import Layout, padded_states, self_check, shared_states
-from klrl.language.vocabulary import NextTokens, response_log_probs, token_entropy
+from klrl.language.vocabulary import (
+    NextTokens,
+    exact_token_kl,
+    log_probs_and_exact_kl,
+    response_log_probs,
+    token_entropy,
+)
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
 PADDED, SHARED = Layout(GROUP, False, ""), Layout(GROUP, True, "")

@@ -14,8 +14,8 @@ import klrl
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.language.base_model import build
+from klrl.language.load import base_digest
 from klrl.language.lora import LoraSettings, add_lora
-from klrl.language.weights import base_digest
 from tests.language.conftest import QUICK, QUICK_MODEL
 from tests.transforms.llm_toys import network
 
