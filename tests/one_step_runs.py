@@ -347,7 +347,7 @@ def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
     heads = [model.head] if critic is None else [model.head, critic.linear]
     load(heads, REF, VALUE)
     causal = SimpleNamespace(model=model, tokenizer=None, context=None)
-    training = language_training(config, Policy(causal, None, critic))
+    training = language_training(config, Policy(causal, critic))
     reference = training.parts.reference
     if fill is not None and reference is not None:
         # Of pi_ref alone: NaN in the learning policy's states would reach its weights by itself.

@@ -84,9 +84,8 @@ def _sample(prompts: int, samples: int, seed: int) -> tuple[Array, Array]:
     from klrl.config import LanguageConfig
     from klrl.config.checks import to_config
     from klrl.config.compose import compose
-    from klrl.language.batch import make_batch
     from klrl.language.policy import make_policy
-    from klrl.language.rollout import decoding_of, texts_of
+    from klrl.language.rollout import decoding_of, respond, texts_of
     from klrl.language.sampler import CacheSampler
     from klrl.language.tasks import make_task
 
@@ -101,8 +100,7 @@ def _sample(prompts: int, samples: int, seed: int) -> tuple[Array, Array]:
     proxy, gold, at_a_time = [], [], 8
     for _ in range(0, prompts, at_a_time):
         taken = stream.take(at_a_time)
-        found = sampler(taken.ids, taken.mask, samples, decoding, generator)
-        answers = texts_of(policy, make_batch(taken.ids, taken.mask, found, samples))
+        answers = texts_of(policy, respond(sampler, taken, samples, decoding, generator))
         asked = taken.repeat(samples).prompts
         proxy.append(task.reward(asked, answers).reshape(at_a_time, samples).numpy())
         gold.append(task.gold(asked, answers).reshape(at_a_time, samples).numpy())

@@ -43,6 +43,9 @@ class ReferenceRule:
         source: what it starts as: :data:`THE_POLICY`, :data:`OTHER_RUN` or :data:`NO_ADAPTERS`.
     """
 
+    #: Whether it ever changes the reference.
+    moves = False
+
     def __init__(self, source: str = THE_POLICY) -> None:
         self.source = source
 
@@ -66,6 +69,8 @@ class EMAReference(ReferenceRule):
         decay: share of the old reference that stays.
     """
 
+    moves = True
+
     def __init__(self, decay: float) -> None:
         super().__init__()
         self.decay = decay
@@ -85,6 +90,8 @@ class PeriodicReference(ReferenceRule):
     Args:
         every: iterations between two resets.
     """
+
+    moves = True
 
     def __init__(self, every: int) -> None:
         super().__init__()

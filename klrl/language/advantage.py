@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDictBase
 
-from klrl.config import LANGUAGE, AdvantageConfig, GroupConfig, LanguageConfig, factory
+from klrl.config import AdvantageConfig, GroupConfig, LanguageConfig
 from klrl.kl.charge import ReferenceKL, to_go
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.kl import CHARGED
@@ -18,20 +18,12 @@ from klrl.train.advantage import group_advantage, token_gae
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 
 
-def make_token_advantage(
-    config: LanguageConfig, policy: Policy, kl: ReferenceKL | None
-) -> Advantage:
-    """The choice of ``advantage``.
+def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
+    """``advantage=gae``: per token, against the value head.
 
     Returns:
-        A function that writes ``advantage`` [B, R, 1], and with a value head ``value_target`` and
-        ``state_value`` [B, R, 1].
+        A function that writes ``advantage``, ``value_target`` and ``state_value``, [B, R, 1] each.
     """
-    return factory("advantage", config.advantage, LANGUAGE)(config, policy, kl)
-
-
-def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=gae``: per token; arguments as :func:`make_token_advantage`."""
     advantage, value_head = config.advantage, policy.value_head
     assert isinstance(advantage, AdvantageConfig)
     assert value_head is not None
@@ -40,9 +32,10 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         mask = response_mask(batch)
         # The states are the sampling policy's, so this is the value before the update.
-        value = value_head(batch[STATES]).to(batch[REWARD]).masked_fill(~mask, 0.0)
-        found = token_gae(batch[REWARD], value, mask, advantage.gamma, advantage.lmbda)
-        batch["advantage"], batch["value_target"] = found
+        value = value_head(batch[STATES], mask).to(batch[REWARD])
+        batch["advantage"], batch["value_target"] = token_gae(
+            batch[REWARD], value, mask, advantage.gamma, advantage.lmbda
+        )
         batch["state_value"] = value.unsqueeze(-1)
         return batch
 
@@ -50,7 +43,11 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
 
 def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=group``: against the other responses to the prompt; arguments as above."""
+    """``advantage=group``: against the other responses to the prompt.
+
+    Returns:
+        A function that writes ``advantage`` [B, R, 1].
+    """
     assert isinstance(config.advantage, GroupConfig)
     baseline, group_size = config.advantage.baseline, config.collector.group_size
 

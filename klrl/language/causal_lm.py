@@ -92,6 +92,9 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, states: Tensor) -> Tensor:
-        """[B, R, D] -> [B, R], in reward units."""
-        return self.linear(states.detach() if self.detach else states).squeeze(-1)
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """[B, R, D] -> [B, R], in reward units; 0 at padding, and no gradient from it."""
+        # 0 * NaN is NaN in the weights' gradient, and states are undefined at padding.
+        states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
+        value = self.linear(states.detach() if self.detach else states).squeeze(-1)
+        return value.masked_fill(~mask, 0.0)

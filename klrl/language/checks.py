@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
-from klrl.language.causal_lm import head, model_dtype
+from klrl.language.causal_lm import head, model_device, model_dtype
 from klrl.language.kl import Reference, starts_at_reference
 from klrl.language.policy import Policy
 from klrl.language.prompts import PromptBatch
@@ -70,7 +71,7 @@ def preflight_checks(
     notes: list[Check | str] = []
     try:
         if isinstance(sampler, CacheSampler):
-            device = next(policy.model.parameters()).device
+            device = model_device(policy.model)
             ids, mask = prompts.ids.to(device), prompts.mask.to(device)
             notes.append(sampler.self_check(ids, mask, config.collector.group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
@@ -82,7 +83,7 @@ def preflight_checks(
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
-    notes.append(f"scoring: {layout.reason}")
+    notes.append(layout.reason)
     checks = _checks(config, policy, reference, layouts, batch, prompts, fresh)
     return layouts, run_checks([*notes, *checks])
 
@@ -91,7 +92,7 @@ def _layout(config: LanguageConfig, model: torch.nn.Module, batch: TensorDictBas
     size = config.collector.group_size
     layout = self_check(model, batch, size)
     if config.collector.scoring == "padded":
-        return Layout(size, False, "one row per response: collector.scoring=padded")
+        return Layout(size, False, "scored in one row per response: collector.scoring=padded")
     return layout
 
 
@@ -206,12 +207,11 @@ def template_marks(
     before = _ids(tokenizer, messages, return_assistant_tokens_mask=True)["assistant_masks"]
     # Earlier turns' answers are marked too; they were not produced here.
     marks = [0] * len(before) + list(marks[len(before) :])
-    mine = prompt + response
     expected = [0] * len(prompt) + [1] * len(response)
-    width = max(len(ids), len(mine))
+    by_position = zip_longest(marks, expected, ids, prompt + response, fillvalue=0)
     wrong = sum(
-        _at(marks, i) != _at(expected, i) or (_at(expected, i) == 1 and _at(ids, i) != mine[i])
-        for i in range(width)
+        mark != right or (right == 1 and token != right_token)
+        for mark, right, token, right_token in by_position
     )
     remedy = "fix the {% generation %} marks of the chat template, or take them out"
     return Check(name, float(wrong), 0.0, remedy=remedy)
@@ -221,7 +221,3 @@ def _ids(tokenizer: Any, messages: Sequence[Mapping[str, str]], **kwargs: Any) -
     return tokenizer.apply_chat_template(
         [dict(message) for message in messages], tokenize=True, return_dict=True, **kwargs
     )
-
-
-def _at(row: Sequence[int], index: int) -> int:
-    return row[index] if index < len(row) else 0

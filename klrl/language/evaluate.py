@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
-from klrl.language.batch import make_batch
+from klrl.language.causal_lm import model_device
 from klrl.language.load import trained_policy
 from klrl.language.model import prompt_limit
 from klrl.language.policy import Policy
-from klrl.language.prompts import PromptBatch
-from klrl.language.rollout import decoding_of, texts_of
+from klrl.language.rollout import decoding_of, respond, texts_of
 from klrl.language.sampler import CacheSampler
 from klrl.language.tasks import Task, make_task
 from klrl.train.evaluate import Evaluation, Scores, evaluation
@@ -29,7 +29,6 @@ def evaluate_policy(
     task: Task,
     *,
     episodes: int,
-    limit: int | None,
     sampled: bool = False,
     seed: int = 0,
 ) -> Evaluation:
@@ -40,75 +39,41 @@ def evaluate_policy(
         policy: answers.
         task: asks and scores.
         episodes: prompts; no more than there are in a file.
-        limit: most tokens of a prompt.
         sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
         seed: of the samples.
 
     Raises:
+        ConfigError: a response may fill the model's context.
         RewardError: the reward function failed.
     """
-    how = f"sampled at temperature {config.collector.temperature:g}" if sampled else "greedy"
-    return evaluation(_scores(config, policy, task, episodes, limit, sampled, seed), LANGUAGE, how)
-
-
-def _scores(
-    config: LanguageConfig,
-    policy: Policy,
-    task: Task,
-    episodes: int,
-    limit: int | None,
-    sampled: bool,
-    seed: int,
-) -> Iterator[Scores]:
-    """Of :data:`AT_A_TIME` responses at a time."""
+    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
     prompts = task.stream(policy.causal.tokenizer, limit, "eval")
-    left = min(episodes, task.evaluations or episodes)
-    device = next(policy.model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
-    while left:
-        taken = prompts.take(min(left, AT_A_TIME))
-        left -= len(taken.prompts)
-        answers = _answers(config, policy, taken, generator, sampled)
-        rewards = task.reward(taken.prompts, answers).tolist()
-        gold = () if task.gold is None else task.gold(taken.prompts, answers).tolist()
-        yield Scores(rewards, gold)
-
-
-def _answers(
-    config: LanguageConfig,
-    policy: Policy,
-    prompts: PromptBatch,
-    generator: torch.Generator,
-    sampled: bool,
-) -> list[str]:
-    ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
-    decoding = decoding_of(config, greedy=not sampled, training=False)
     # One response a prompt shares nothing.
     sampler = CacheSampler(policy.model, policy.special, shared=False)
-    found = sampler(ids, mask, 1, decoding, generator)
-    return texts_of(policy, make_batch(ids, mask, found, 1))
+    decoding = decoding_of(config, greedy=not sampled)
+    generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
+
+    def scores() -> Iterator[Scores]:
+        """Of :data:`AT_A_TIME` responses at a time."""
+        left = min(episodes, task.evaluations or episodes)
+        while left:
+            asked = prompts.take(min(left, AT_A_TIME))
+            left -= len(asked.prompts)
+            answers = texts_of(policy, respond(sampler, asked, 1, decoding, generator))
+            rewards = task.reward(asked.prompts, answers).tolist()
+            gold = () if task.gold is None else task.gold(asked.prompts, answers).tolist()
+            yield Scores(rewards, gold)
+
+    how = f"sampled at temperature {decoding.temperature:g}" if sampled else "greedy"
+    return evaluation(scores(), LANGUAGE, how)
 
 
 def evaluate_trained(
-    folder: Path,
-    config: LanguageConfig,
-    *,
-    episodes: int,
-    sampled: bool,
-    which: str,
-    seed: int,
-    device: torch.device,
+    folder: Path, config: LanguageConfig, *, which: str, device: torch.device, **how: Any
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task."""
+    """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task.
+
+    ``how`` goes to :func:`evaluate_policy`.
+    """
     task = make_task(config.env, config.seed)
-    policy = trained_policy(folder, which, str(device))
-    longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
-    return evaluate_policy(
-        config,
-        policy,
-        task,
-        episodes=episodes,
-        limit=prompt_limit(policy.causal.context, longest, setting),
-        sampled=sampled,
-        seed=seed,
-    )
+    return evaluate_policy(config, trained_policy(folder, which, str(device)), task, **how)

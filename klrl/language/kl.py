@@ -1,8 +1,8 @@
-"""KL(policy||reference) of a language rollout: measured by every estimator, charged once."""
+"""KL(policy||reference) of a language rollout: pi_ref, its KL by every estimator, charged once."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from klrl.config import (
 )
 from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
 from klrl.kl.measure import mean_kl
-from klrl.kl.reference import NO_ADAPTERS, THE_POLICY, FrozenReference
+from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
 from klrl.language.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -45,11 +45,8 @@ class Reference(FrozenReference):
 
     def states(self, batch: TensorDictBase, layout: Layout, prompts: int) -> Tensor:
         """The hidden states [B, R, D] of a rollout, computed once, ``prompts`` at a time."""
-        with self._scoring():
-            return layout.annotation(self.module, batch, 1.0, prompts).states
-
-    def _scoring(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.own else adapter_off(self.module)
+        with nullcontext() if self.own else adapter_off(self.module):
+            return layout.rollout_states(self.module, batch, prompts)
 
 
 @dataclass(frozen=True)
@@ -74,18 +71,11 @@ def starts_at_reference(reference: FrozenReference, config: LanguageConfig) -> b
     return source == THE_POLICY or (source == NO_ADAPTERS and config.actor.init is None)
 
 
-def checkpointed(config: LanguageConfig) -> bool:
+def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     """Whether a checkpoint must hold the reference: it moves, or cannot be made from the model."""
-    kind = config.reference.name
-    return kind != "adapter_off" and (kind != "initial" or config.actor.init is not None)
-
-
-def needs_base(config: LanguageConfig) -> bool:
-    """Whether a checkpoint is worth nothing without the weights of ``actor.model``.
-
-    With LoRA it holds the adapters alone; and a reference that it does not hold is made from them.
-    """
-    return bool(config.actor.lora.r) or (config.kl.name != "none" and not checkpointed(config))
+    if rule.source == NO_ADAPTERS:
+        return False
+    return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
 
 
 #: The exact KL of every token [B, R], and the applied one [B, R, 1] without its coefficient.

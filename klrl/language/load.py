@@ -1,4 +1,4 @@
-"""Trained language policies, read back from a run folder."""
+"""Trained language policies, read back from a run folder; what a checkpoint holds of a model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from klrl.config import (
     SortDigitsConfig,
 )
 from klrl.config.stored import renamed
+from klrl.kl.reference import Loaded
+from klrl.language.causal_lm import model_device
 from klrl.language.model import CausalLM
 from klrl.language.policy import Policy, make_policy
 from klrl.runs.checkpoint import load_component
@@ -62,7 +64,7 @@ def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu")
 
 def load_reference(
     config: LanguageConfig, policy: Policy, described: Mapping[str, Any] | None
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> Loaded:
     """Another run's model as pi_ref.
 
     Args:
@@ -80,18 +82,17 @@ def load_reference(
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig)
     if described is not None:
-        told = dict(described)
-        other = make_policy(_like(config, told), say=lambda _: None)
+        other = make_policy(_like(config, described), say=lambda _: None)
     else:
-        told = _describe(language_config(find_run(reference.path, _PATH), _PATH))
-        device = str(next(policy.model.parameters()).device)
+        described = _describe(language_config(find_run(reference.path, _PATH), _PATH))
+        device = str(model_device(policy.model))
         other = trained_policy(reference.path, reference.which, device, _PATH)
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
             f"{_PATH}={reference.path}: its tokens are not this policy's; choose a run with the "
             "same tokenizer"
         )
-    return other.model, told
+    return other.model, described
 
 
 def _describe(config: LanguageConfig) -> dict[str, Any]:
@@ -104,10 +105,10 @@ def _describe(config: LanguageConfig) -> dict[str, Any]:
 
 def _like(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
     """The same job with the network of another run."""
-    told = renamed(described)
-    actor = told["actor"]
+    stored = renamed(described)
+    actor = stored["actor"]
     network = CausalLMConfig(**{**actor, "lora": LoraConfig(**actor["lora"])})
-    env = SortDigitsConfig(**told["env"]) if "env" in told else config.env
+    env = SortDigitsConfig(**stored["env"]) if "env" in stored else config.env
     return replace(config, actor=network, env=env)
 
 
@@ -121,11 +122,6 @@ def language_config(run: Path, setting: str = "run") -> LanguageConfig:
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"{setting}={run}: is a control run; give a language run")
     return config
-
-
-def same_network(first: CausalLMConfig, second: CausalLMConfig) -> bool:
-    """Whether the weights of one fit into the other, by the settings."""
-    return (first.model, first.lora) == (second.model, second.lora)
 
 
 #: Prefix, before the dtype, of the entry that identifies the base model.

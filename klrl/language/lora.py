@@ -7,54 +7,40 @@ W x becomes W x + (alpha / r) B A x, and B starts at 0, so that the policy start
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.config import LoraConfig
 from klrl.transforms.token_log_probs import evaluating
 
 
-@dataclass(frozen=True)
-class LoraSettings:
-    """``actor.lora.*``.
-
-    Args:
-        r: rank of the update of a weight.
-        alpha: the update is scaled by alpha / r.
-        dropout: must be 0: it would act in the update but not while sampling, so that the ratio of
-            the first epoch would not be 1.
-        target_modules: names of layers, or "all-linear" for all but the head.
-    """
-
-    r: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
-    target_modules: str | Sequence[str] = "all-linear"
-
-
-def add_lora(network: Any, settings: LoraSettings) -> Any:
+def add_lora(network: Any, settings: LoraConfig) -> Any:
     """Freeze a model and put trainable adapters beside its layers.
 
+    Args:
+        network: a causal LM; changed in place.
+        settings: ``actor.lora.*`` with r >= 1. Dropout is not applied: it would act in the update
+            but not while sampling, so that the ratio of the first epoch would not be 1.
+
     Returns:
-        A ``PeftModel`` around the network, which is changed in place.
+        A ``PeftModel`` around the network.
 
     Raises:
-        ConfigError: a setting is out of range or names no layer; peft is not installed.
+        ConfigError: a setting names no layer; peft is not installed.
     """
-    _check(settings)
     try:
-        from peft import LoraConfig, get_peft_model
+        import peft
     except ImportError as error:
         raise ConfigError(
             "actor.lora: the package peft is not installed; pip install 'klrl[language]'"
         ) from error
     targets = settings.target_modules
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
@@ -67,24 +53,12 @@ def add_lora(network: Any, settings: LoraSettings) -> Any:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            return get_peft_model(network, config)
+            return peft.get_peft_model(network, config)
     except ValueError as error:
         raise ConfigError(
             f"actor.lora.target_modules={targets}: {first_line(error)}; name layers of "
             "the model, or use all-linear"
         ) from error
-
-
-def _check(settings: LoraSettings) -> None:
-    if settings.r < 1:
-        raise ConfigError(f"actor.lora.r={settings.r}: out of range; give a whole number >= 1")
-    if not settings.alpha > 0:
-        raise ConfigError(f"actor.lora.alpha={settings.alpha:g}: out of range; give a number > 0")
-    if settings.dropout != 0:
-        raise ConfigError(
-            f"actor.lora.dropout={settings.dropout:g}: the updated policy would not be the one "
-            "that sampled (a ratio other than 1 in the first epoch); set it to 0"
-        )
 
 
 @contextmanager

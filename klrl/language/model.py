@@ -29,7 +29,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.language.lora import LoraSettings, add_lora
+from klrl.config import LoraConfig
+from klrl.language.lora import add_lora
 from klrl.language.prompts import Tokenizer
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
@@ -37,7 +38,6 @@ WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 #: The same weights again, in other layouts.
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,6 @@ class CausalLM:
     context: int | None
     eos: tuple[int, ...]
 
-    @property
-    def pad_is_eos(self) -> bool:
-        """Whether only its position distinguishes padding from EOS."""
-        return self.tokenizer.pad_token_id in self.eos
-
 
 def load_causal_lm(
     model: str | Path,
@@ -70,7 +65,7 @@ def load_causal_lm(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
     gradient_checkpointing: bool = False,
-    lora: LoraSettings | None = None,
+    lora: LoraConfig | None = None,
     say: Callable[[str], None] = print,
 ) -> CausalLM:
     """Load a model and its tokenizer.
@@ -87,14 +82,11 @@ def load_causal_lm(
     Raises:
         ConfigError: it cannot be loaded, would run code, or lacks what training needs.
     """
-    if dtype not in DTYPES:
-        remedy = "gradients underflow in it; " if dtype == "float16" else ""
-        raise ConfigError(f"actor.dtype={dtype}: {remedy}choose one of {', '.join(DTYPES)}")
     folder, setting = find_model(model), f"actor.model={model}"
     config = _read_config(folder, setting)
     _check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
-    network = _read_weights(folder, config, DTYPES[dtype], setting)
+    network = _read_weights(folder, config, getattr(torch, dtype), setting)
     _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
     # The author's sampling defaults (top_k, top_p, penalties) would change the samples and the KL.
@@ -379,13 +371,12 @@ def context_of(config: PretrainedConfig) -> int | None:
     return int(limit) if limit is not None and limit > 0 else None
 
 
-def prompt_limit(context: int | None, response: int, setting: str) -> int | None:
+def prompt_limit(context: int | None, response: int) -> int | None:
     """Most tokens of a prompt that leave room for the response.
 
     Args:
         context: of the model; None for no limit.
-        response: most tokens of a response.
-        setting: the name of its setting, as in ``collector.max_new_tokens``.
+        response: ``collector.max_new_tokens``, most tokens of a response.
 
     Raises:
         ConfigError: the response alone fills the context.
@@ -394,7 +385,7 @@ def prompt_limit(context: int | None, response: int, setting: str) -> int | None
         return None
     if response >= context:
         raise ConfigError(
-            f"{setting}={response}: leaves no room for a prompt in the model's context of "
-            f"{context} tokens; choose less"
+            f"collector.max_new_tokens={response}: leaves no room for a prompt in the model's "
+            f"context of {context} tokens; choose less"
         )
     return context - response

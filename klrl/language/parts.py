@@ -11,7 +11,6 @@ from torch import nn
 
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig, factory
-from klrl.language.advantage import make_token_advantage
 from klrl.language.causal_lm import head
 from klrl.language.checks import PROMPTS, preflight_checks
 from klrl.language.evaluate import evaluate_policy
@@ -22,7 +21,6 @@ from klrl.language.kl import (
     checkpointed,
     make_reference_kl,
     measure,
-    needs_base,
 )
 from klrl.language.load import Weights, base_digest, load_reference
 from klrl.language.model import prompt_limit
@@ -61,23 +59,29 @@ class LanguageParts(Parts):
         self.task = make_task(config.env, config.seed)
         torch.manual_seed(derived_seed(config.seed, "torch"))
         self.policy = factory("actor", config.actor, config.domain)(config, chat=self.task.chat)
-        longest, setting = config.collector.max_new_tokens, "collector.max_new_tokens"
-        self.limit = prompt_limit(self.policy.causal.context, longest, setting)
-        self.task.check(self.policy.causal.tokenizer, self.limit)
-        self.prompts = self.task.stream(self.policy.causal.tokenizer, self.limit)
-        base = base_digest(self.policy.model, config.actor.model) if needs_base(config) else None
+        tokenizer = self.policy.causal.tokenizer
+        limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
+        self.task.check(tokenizer, limit)
+        self.prompts = self.task.stream(tokenizer, limit)
+        self.kl = make_reference_kl(config.kl)
+        kept = checkpointed(self.reference_rule, config)
+        # Without these weights a checkpoint is worth nothing: with LoRA it holds the adapters
+        # alone, and a reference that it does not hold is made from them.
+        needed = config.actor.lora.r or (self.kl is not None and not kept)
+        base = base_digest(self.policy.model, config.actor.model) if needed else None
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.sampler = make_sampler(config, self.policy)
-        few = self.task.stream(self.policy.causal.tokenizer, self.limit).take(PROMPTS)
+        few = self.task.stream(tokenizer, limit).take(PROMPTS)
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
-        self.kl = make_reference_kl(config.kl)
-        self.estimate_advantage = make_token_advantage(config, self.policy, self.kl)
+        self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
+            config, self.policy, self.kl
+        )
         charged = None if self.kl is None else self.kl.loss_estimator
         steps = LanguageSteps(config, self.policy, self.layouts.policy, self.reference, charged)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
@@ -109,10 +113,8 @@ class LanguageParts(Parts):
 
     def evaluation(self) -> Row:
         """Greedy responses to the evaluation split."""
-        config = self.config
-        return evaluate_policy(
-            config, self.policy, self.task, episodes=config.eval.episodes, limit=self.limit
-        ).row
+        episodes = self.config.eval.episodes
+        return evaluate_policy(self.config, self.policy, self.task, episodes=episodes).row
 
     def callbacks(self) -> Sequence[Callback]:
         """Shows some responses."""
@@ -123,20 +125,9 @@ class LanguageParts(Parts):
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
         """The sampler of responses, from an iteration on."""
-
-        def seed_at(iteration: int) -> int:
-            return derived_seed(self.config.seed, "sample", iteration)
-
-        self.collector: PromptRollout = factory(
-            "collector", self.config.collector, self.config.domain
-        )(
-            self.config,
-            self.policy,
-            self.sampler,
-            self.task,
-            self.prompts,
-            seed_at,
-            iteration,
+        make_rollout = factory("collector", self.config.collector, self.config.domain)
+        self.collector: PromptRollout = make_rollout(
+            self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
         return self.collector
 
@@ -154,11 +145,11 @@ class LanguageParts(Parts):
     def _make_reference(self, described: Mapping[str, Any] | None) -> Reference | None:
         """pi_ref; ``described`` on resume, where it is another run's model."""
         config, policy = self.config, self.policy
-        if config.kl.name == "none":
+        if self.kl is None:
             return None
         return Reference.start(
             self.reference_rule,
             policy.model,
             lambda: load_reference(config, policy, described),
-            checkpointed=checkpointed(config),
+            checkpointed=checkpointed(self.reference_rule, config),
         )

@@ -1,4 +1,4 @@
-"""The policy of a language run: a causal LM, its special tokens, and perhaps a value head."""
+"""The policy of a language run: a causal LM, and perhaps a value head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, LanguageConfig, SortDigitsConfig
 from klrl.language.base_model import base_model, recipe_for
 from klrl.language.causal_lm import ValueHead
-from klrl.language.lora import LoraSettings
 from klrl.language.model import CausalLM, load_causal_lm
 from klrl.language.sampler import SpecialTokens
 from klrl.runs.machine import device_of
@@ -24,18 +23,21 @@ class Policy:
 
     Attributes:
         causal: model and tokenizer.
-        special: EOS and pad.
         value_head: the critic, with ``advantage=gae``.
     """
 
     causal: CausalLM
-    special: SpecialTokens
     value_head: ValueHead | None = None
 
     @property
     def model(self) -> nn.Module:
         """The causal LM; a ``PeftModel`` with LoRA."""
         return self.causal.model
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The ids that end a response, and the tokenizer's pad."""
+        return SpecialTokens(self.causal.eos, self.causal.tokenizer.pad_token_id)
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -63,20 +65,18 @@ def make_policy(
         ConfigError: as :func:`klrl.language.model.load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
-    lora = actor.lora
-    adapters = LoraSettings(lora.r, lora.alpha, lora.dropout, lora.target_modules)
     causal = load_causal_lm(
         find_base(config),
         chat=chat,
         dtype=actor.dtype,
         device=device,
         gradient_checkpointing=actor.gradient_checkpointing,
-        lora=adapters if lora.r else None,
+        lora=actor.lora if actor.lora.r else None,
         say=say,
     )
     critic = isinstance(config.advantage, AdvantageConfig)
     head = ValueHead(causal.model, detach=config.loss.separate_losses) if critic else None
-    return Policy(causal, special_tokens(causal), head)
+    return Policy(causal, head)
 
 
 def find_base(config: LanguageConfig) -> str | Path:
@@ -87,8 +87,3 @@ def find_base(config: LanguageConfig) -> str | Path:
         raise ConfigError("actor.model=null: env=text needs a model; give a folder or a hub id")
     env = config.env
     return base_model(recipe_for(env.shortest, env.longest, env.shots))
-
-
-def special_tokens(causal: CausalLM) -> SpecialTokens:
-    """The ids that end a response, and the tokenizer's pad."""
-    return SpecialTokens(causal.eos, causal.tokenizer.pad_token_id)

@@ -17,23 +17,16 @@ _CHANGEABLE = ("env.reward", "env.shortest", "env.longest", "env.eval_data")
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
-    """The part of a language job; arguments as :func:`klrl.runs.machine.check_machine`."""
-    check_language_packages(config)
-    _check_files(config, resumed=resumed)
+    """Refuse a job whose packages, data, reward function, model folder or other run is missing.
 
-
-def _check_files(config: LanguageConfig, *, resumed: bool) -> None:
-    """Refuse a job whose data, reward function, model folder or other run is missing.
-
-    Args:
-        config: the checked job.
-        resumed: whether the run goes on from its own checkpoint.
+    Arguments as :func:`klrl.runs.machine.check_machine`.
 
     Raises:
         ConfigError: with the setting and the remedy.
     """
+    check_language_packages(config)
     # They import the packages that were just looked for.
-    from klrl.language.load import language_config, same_network
+    from klrl.language.load import language_config
     from klrl.language.tasks import make_task
 
     make_task(config.env, config.seed)
@@ -43,11 +36,12 @@ def _check_files(config: LanguageConfig, *, resumed: bool) -> None:
     if resumed:
         return
     for setting, path, run in other_runs(config):
-        other = language_config(run, setting)
-        if setting == "actor.init" and not same_network(config.actor, other.actor):
+        actor = language_config(run, setting).actor
+        same = (actor.model, actor.lora) == (config.actor.model, config.actor.lora)
+        if setting == "actor.init" and not same:
             raise ConfigError(
-                f"{setting}={path}: its network is actor.model={other.actor.model} with "
-                f"actor.lora.r={other.actor.lora.r}; choose the same actor.model and actor.lora"
+                f"{setting}={path}: its network is actor.model={actor.model} with "
+                f"actor.lora.r={actor.lora.r}; choose the same actor.model and actor.lora"
             )
 
 

@@ -143,14 +143,19 @@ def _kind(value: Any) -> str:
 # ---------------------------------------------------------------------------------------- rendering
 
 
-def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+def encode(prompt: Prompt, tokenizer: Tokenizer, limit: int | None = None) -> list[int]:
     """The token ids of a prompt: a conversation through the chat template, ready for an answer.
 
     A plain text gets the special tokens that the tokenizer puts around texts, except a closing EOS,
     which no response could follow.
 
+    Args:
+        prompt: plain, or a conversation.
+        tokenizer: with a chat template for conversations.
+        limit: most tokens, the model's context less the longest response; None for no limit.
+
     Raises:
-        ConfigError: no chat template, one that refuses the conversation, or no token at all.
+        ConfigError: a template that refuses the conversation, no token, or more than ``limit``.
     """
     if isinstance(prompt.content, str):
         ids = list(tokenizer(prompt.content)["input_ids"])
@@ -161,6 +166,11 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
         ids = _render(prompt, tokenizer)
     if not ids:
         raise ConfigError(f"{prompt.origin}: holds no token; a response needs one to follow")
+    if limit is not None and len(ids) > limit:
+        raise ConfigError(
+            f"{prompt.origin}: {len(ids)} tokens, and the model's context less the longest "
+            f"response leaves {limit}; shorten the prompt or the response"
+        )
     return ids
 
 
@@ -175,41 +185,6 @@ def _render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
             "conversation or the tokenizer's chat_template"
         ) from error
     return list(rendered["input_ids"])
-
-
-def check_prompt_length(ids: Sequence[int], prompt: Prompt, limit: int | None) -> None:
-    """Refuse a prompt that leaves no room for its response.
-
-    Args:
-        ids: its tokens.
-        prompt: for the message.
-        limit: most tokens, the model's context less the longest response; None for no limit.
-
-    Raises:
-        ConfigError: it has more.
-    """
-    if limit is not None and len(ids) > limit:
-        raise ConfigError(
-            f"{prompt.origin}: {len(ids)} tokens, and the model's context less the longest "
-            f"response leaves {limit}; shorten the prompt or the response"
-        )
-
-
-def check_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, limit: int | None) -> int:
-    """Render a whole data set before anything runs.
-
-    Returns:
-        The tokens of its longest prompt.
-
-    Raises:
-        ConfigError: one prompt cannot be rendered or is longer than ``limit``.
-    """
-    longest = 0
-    for prompt in prompts:
-        ids = encode(prompt, tokenizer)
-        check_prompt_length(ids, prompt, limit)
-        longest = max(longest, len(ids))
-    return longest
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -274,14 +249,9 @@ class PromptStream:
             ConfigError: one cannot be rendered or is too long.
         """
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
-        rows = [self._encoded(prompt) for prompt in prompts]
+        rows = [encode(prompt, self._tokenizer, self._limit) for prompt in prompts]
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
-
-    def _encoded(self, prompt: Prompt) -> list[int]:
-        ids = encode(prompt, self._tokenizer)
-        check_prompt_length(ids, prompt, self._limit)
-        return ids
 
     def state_dict(self) -> dict[str, int]:
         """The counter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,43 +62,28 @@ class ShownSamples(Callback):
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """Record them when they are due."""
         every, iteration = self._config.samples_every, training.counters.iteration
-        if every == 0 or (iteration % every and iteration != 1):
-            return
-        count, rollout = self._config.samples_count, self._rollout()
-        samples = shown_samples(training.counters, batch, rollout, self._tokenizer, count)
-        training.recorder.samples(samples)
+        if every and (iteration % every == 0 or iteration == 1):
+            training.recorder.samples(self._samples(training.counters, batch))
 
-
-def shown_samples(
-    counters: Counters, batch: TensorDictBase, rollout: PromptRollout, tokenizer: Any, count: int
-) -> Sequence[Mapping[str, Any]]:
-    """Responses of a rollout for ``samples.jsonl``, from different prompts.
-
-    Args:
-        counters: of the iteration that was just done.
-        batch: its rollout [B].
-        rollout: holds its texts.
-        tokenizer: of the policy.
-        count: how many.
-    """
-    size = len(batch)
-    mask = response_mask(batch)
-    found = []
-    for index in range(0, size, max(1, size // count))[:count]:
-        row, real = batch[index], mask[index]
-        ids = row["tokens", "response"][real].tolist()
-        entry: dict[str, Any] = {
-            "iteration": counters.iteration,
-            "samples": counters.frames,
-            "prompt": rollout.scored_prompts[index].content,
-            "response": rollout.responses[index],
-            "reward": float(row[SCORE].sum()),
-            "truncated": bool(row["next", "truncated"].any()),
-            "tokens": tokenizer.convert_ids_to_tokens(ids),
-        }
-        if GOLD in batch.keys(include_nested=True):
-            entry["gold"] = float(row[GOLD].sum())
-        if EXACT in batch.keys(include_nested=True):
-            entry["kl"] = [round(value, 6) for value in row[EXACT][real].tolist()]
-        found.append(entry)
-    return found
+    def _samples(self, counters: Counters, batch: TensorDictBase) -> list[dict[str, Any]]:
+        """Entries of ``samples.jsonl``, of different prompts of a rollout [B]."""
+        count, rollout, mask = self._config.samples_count, self._rollout(), response_mask(batch)
+        samples = []
+        for index in range(0, len(batch), max(1, len(batch) // count))[:count]:
+            row, real = batch[index], mask[index]
+            ids = row["tokens", "response"][real].tolist()
+            sample = {
+                "iteration": counters.iteration,
+                "samples": counters.frames,
+                "prompt": rollout.scored_prompts[index].content,
+                "response": rollout.responses[index],
+                "reward": float(row[SCORE].sum()),
+                "truncated": bool(row["next", "truncated"].any()),
+                "tokens": self._tokenizer.convert_ids_to_tokens(ids),
+            }
+            if GOLD in batch.keys(include_nested=True):
+                sample["gold"] = float(row[GOLD].sum())
+            if EXACT in batch.keys(include_nested=True):
+                sample["kl"] = [round(value, 6) for value in row[EXACT][real].tolist()]
+            samples.append(sample)
+        return samples

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.language.batch import make_batch, response_mask, set_scores
+from klrl.language.causal_lm import model_device
 from klrl.language.policy import Policy
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.rewards import response_texts
@@ -30,10 +30,9 @@ def make_sampler(config: LanguageConfig, policy: Policy) -> CacheSampler | Wrapp
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 
-def decoding_of(config: LanguageConfig, **more: bool) -> Decoding:
-    """The decoding of training; evaluation adds ``greedy`` and ``training=False``."""
-    collector = config.collector
-    return Decoding(collector.max_new_tokens, collector.temperature, **more)
+def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
+    """The decoding of training, or a greedy one of responses as long."""
+    return Decoding(config.collector.max_new_tokens, config.collector.temperature, greedy)
 
 
 class PromptRollout:
@@ -45,8 +44,7 @@ class PromptRollout:
         sampler: of the policy.
         task: has the reward.
         prompts: of training.
-        seed_at: iteration -> seed of its samples, so that a resumed run draws the same ones.
-        iteration: of the first call.
+        iteration: of the first call; seeds its samples, so that a resumed run draws the same ones.
     """
 
     def __init__(
@@ -56,11 +54,10 @@ class PromptRollout:
         sampler: Sampler,
         task: Task,
         prompts: PromptStream,
-        seed_at: Callable[[int], int],
-        iteration: int = 0,
+        iteration: int,
     ) -> None:
         self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
-        self.prompts, self._seed_at, self._iteration = prompts, seed_at, iteration
+        self.prompts, self._iteration = prompts, iteration
         #: The latest rollout's B prompts and B responses, as texts.
         self.scored_prompts: list[Prompt] = []
         self.responses: list[str] = []
@@ -73,9 +70,8 @@ class PromptRollout:
             RewardError: the reward function failed.
         """
         prompts = self.prompts.take(self.config.collector.prompts)
-        batch = sample(
-            self.policy, self.sampler, prompts, self.config, self._seed_at(self._iteration)
-        )
+        seed = derived_seed(self.config.seed, "sample", self._iteration)
+        batch = sample(self.policy, self.sampler, prompts, self.config, seed)
         self._iteration += 1
         self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
         self.responses = texts_of(self.policy, batch)
@@ -92,15 +88,24 @@ class PromptRollout:
 def sample(
     policy: Policy, sampler: Sampler, prompts: PromptBatch, config: LanguageConfig, seed: int
 ) -> TensorDict:
-    """A batch [B] of responses to prompts, with ("old", "states") and without scores."""
-    device = next(policy.model.parameters()).device
-    ids, mask = prompts.ids.to(device), prompts.mask.to(device)
-    size = config.collector.group_size
-    generator = torch.Generator(device).manual_seed(seed)
-    responses = sampler(ids, mask, size, decoding_of(config), generator)
-    batch = make_batch(ids, mask, responses, size)
-    assert responses.states is not None
-    batch[STATES] = responses.states
+    """A batch [B] of responses to prompts as in training, without scores."""
+    generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
+    return respond(sampler, prompts, config.collector.group_size, decoding_of(config), generator)
+
+
+def respond(
+    sampler: Sampler,
+    prompts: PromptBatch,
+    group_size: int,
+    decoding: Decoding,
+    generator: torch.Generator,
+) -> TensorDict:
+    """A batch [B] of responses; with ("old", "states") where the sampler keeps them."""
+    ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
+    responses = sampler(ids, mask, group_size, decoding, generator)
+    batch = make_batch(ids, mask, responses, group_size)
+    if responses.states is not None:
+        batch[STATES] = responses.states
     return batch
 
 

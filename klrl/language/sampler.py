@@ -1,6 +1,8 @@
 """Sampling of responses: the protocol, its settings, and klrl's own loop over a KV cache.
 
-:mod:`klrl.language.sampler` explains the cache and its two kinds.
+A prompt is computed once for its G responses. Then the responses either share one row, their keys
+behind one copy of the prompt's, or each gets a copy of the prompt's keys. Sharing is faster but
+needs attention that takes any mask; copies also work with sliding windows and flash attention.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from klrl.language.causal_lm import (
 )
 from klrl.language.scoring import AGREEMENT, padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length, evaluating
 
 
@@ -44,39 +47,14 @@ class Decoding:
 
     Attributes:
         max_new_tokens: largest R.
-        temperature: training draws from softmax(logits / temperature).
-        greedy: take the likeliest token; for evaluation only.
-        top_k: draw among the k likeliest; for evaluation only.
-        top_p: draw among the fewest tokens with this total probability; for evaluation only.
-        training: whether the policy learns from the responses.
-
-    Raises:
-        ValueError: a value out of range, or a truncated distribution in training.
+        temperature: tokens are drawn from the whole softmax(logits / temperature).
+        greedy: take the likeliest token instead; for evaluation only, since such a policy has no
+            KL to the reference.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
     greedy: bool = False
-    top_k: int | None = None
-    top_p: float | None = None
-    training: bool = True
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens}: at least 1")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature}: must be above 0; or use greedy")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k}: at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: above 0, at most 1")
-        for name in ("greedy", "top_k", "top_p"):
-            value = getattr(self, name)
-            if self.training and value not in (None, False):
-                raise ValueError(
-                    f"{name}={value}: training samples from the whole softmax, a truncated "
-                    "distribution has no KL to the reference; use it in evaluation"
-                )
 
 
 class Sampler(Protocol):
@@ -100,8 +78,8 @@ class Sampler(Protocol):
             generator: on the model's device; equal seeds give equal tokens. None for torch's own.
 
         Returns:
-            N x G rows, those of a prompt together; log-probs are of the whole
-            softmax(logits / temperature), also where evaluation truncates it.
+            N x G rows, those of a prompt together; log-probs are of softmax(logits / temperature),
+            also where decoding is greedy.
 
         Raises:
             ValueError: prompt and response do not fit the model's context.
@@ -147,28 +125,26 @@ class CacheSampler:
             decoder = kind(self.model, prompt, prompt_mask, group_size, decoding.max_new_tokens)
             return _decode(decoder, self, decoding, generator)
 
-    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> str:
+    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
         """Compare sampled log-probs of a few tokens with padded ones; unshare rows if they differ.
 
         Returns:
-            One line: the cache that the sampler uses from now on, and why.
+            The check of the cache that the sampler uses from now on.
 
         Raises:
             ValueError: copied rows differ too: this model's cache cannot be used.
         """
-        bound = AGREEMENT[model_dtype(self.model)]
+        bound, detail = AGREEMENT[model_dtype(self.model)], ""
         off = self._largest_difference(prompt, prompt_mask, group_size)
         if off > bound and self.shared:
-            self.shared, shared_off = False, off
+            self.shared, detail = False, f"sharing is {off:.3g} nats off"
             off = self._largest_difference(prompt, prompt_mask, group_size)
-            if off <= bound:
-                return f"cache copied per response: sharing is {shared_off:.2g} nats off"
         if not off <= bound:
             raise ValueError(
                 f"sampled log-probs are {off:.2g} nats off recomputed ones (at most {bound:g})"
             )
         how = "shared by a prompt's responses" if self.shared else "copied per response"
-        return f"cache {how}: {off:.2g} nats off recomputed log-probs, at most {bound:g}"
+        return Check(f"cache {how}, nats off recomputed log-probs", off, bound, detail)
 
     @torch.no_grad()
     def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
@@ -238,22 +214,7 @@ def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None
     """One token per row from log-probs [rows, V]."""
     if decoding.greedy:
         return log_p.argmax(-1)
-    probs = _truncate(log_p.exp(), decoding)
-    return torch.multinomial(probs, 1, generator=generator).squeeze(-1)
-
-
-def _truncate(probs: Tensor, decoding: Decoding) -> Tensor:
-    """Set probabilities outside top-k and top-p to 0; the rest is not renormalised."""
-    if decoding.top_k is not None and decoding.top_k < probs.shape[-1]:
-        least = probs.topk(decoding.top_k, -1).values[:, -1:]
-        probs = probs.masked_fill(probs < least, 0.0)
-    if decoding.top_p is not None and decoding.top_p < 1:
-        probs = probs / probs.sum(-1, keepdim=True)
-        ordered, index = probs.sort(-1, descending=True)
-        # A token is kept while the likelier ones sum to less than top_p; the first always is.
-        outside = ordered.cumsum(-1) - ordered >= decoding.top_p
-        probs = torch.zeros_like(probs).scatter(-1, index, ordered.masked_fill(outside, 0.0))
-    return probs
+    return torch.multinomial(log_p.exp(), 1, generator=generator).squeeze(-1)
 
 
 # ---------------------------------------------------------------------------------------- the cache

@@ -27,6 +27,7 @@ from klrl.language.causal_lm import (
     without_dropout,
 )
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
 
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
@@ -166,7 +167,7 @@ class Layout:
     Attributes:
         group_size: G.
         shared: one row per prompt, else one per response.
-        reason: one line: the comparison, or why sharing is impossible.
+        reason: a line of the preflight: the comparison, or why rows are not shared.
     """
 
     group_size: int
@@ -186,31 +187,25 @@ class Layout:
         return NextTokens(self.states(model, batch), head(model), temperature)
 
     @torch.no_grad()
-    def annotation(
-        self, model: nn.Module, batch: TensorDictBase, temperature: float, prompts_at_a_time: int
-    ) -> NextTokens:
-        """The same without gradient for a whole rollout, as a reference needs it once.
-
-        The hidden states are kept, not the logits.
-        """
+    def rollout_states(
+        self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
+    ) -> Tensor:
+        """The same without gradient for a whole rollout, as a reference needs it once."""
         count = batch.batch_size[0] // self.group_size
         device = batch["tokens", "full"].device
         pieces = torch.arange(count, device=device).split(prompts_at_a_time)
         states = [self.states(model, take_prompts(batch, p, self.group_size)) for p in pieces]
-        return NextTokens(torch.cat(states), head(model), temperature)
+        return torch.cat(states)
 
 
 @torch.no_grad()
-def self_check(
-    model: nn.Module, batch: TensorDictBase, group_size: int, prompts: int = 4
-) -> Layout:
-    """Compare the layouts on the first prompts of a batch, and choose one.
+def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Layout:
+    """Compare the layouts on the first four prompts of a batch, and choose one.
 
     Args:
         model: a causal LM.
         batch: [N x G].
         group_size: G.
-        prompts: number of prompts to compare on.
 
     Returns:
         Shared rows where they agree with padded ones within :data:`AGREEMENT`, else padded ones.
@@ -219,7 +214,7 @@ def self_check(
         ValueError: even padded rows differ from the model's own logits: it does more than apply
             its head to hidden states (it scales or caps logits), which no layout reproduces.
     """
-    chosen = torch.arange(min(prompts, len(batch) // group_size), device=batch.device)
+    chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)
     tokens, mask = few["tokens", "response"], response_mask(few)
     bound = AGREEMENT[model_dtype(model)]
@@ -241,11 +236,11 @@ def self_check(
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             reason = f"it takes no 4-D mask ({first_line(error)})"
         else:
-            line = f"{off:.2g} nats between shared and padded rows, at most {bound:g}"
             if off <= bound:
-                return Layout(group_size, True, f"one row per prompt: {line}")
-            reason = line
-    return Layout(group_size, False, f"one row per response: {reason}")
+                check = Check("scored in one row per prompt, nats off padded rows", off, bound)
+                return Layout(group_size, True, str(check))
+            reason = f"shared rows are {off:.3g} nats off (at most {bound:g})"
+    return Layout(group_size, False, f"scored in one row per response: {reason}")
 
 
 def _own_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:

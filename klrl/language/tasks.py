@@ -12,7 +12,7 @@ from klrl.language.prompts import (
     PromptStream,
     ShuffledEpochs,
     Tokenizer,
-    check_prompts,
+    encode,
     read_jsonl,
 )
 from klrl.language.rewards import Reward
@@ -55,15 +55,12 @@ class Task:
         Raises:
             ConfigError: one cannot be rendered or leaves no room for its response.
         """
-        check_prompts(self.checked, tokenizer, limit)
+        for prompt in self.checked:
+            encode(prompt, tokenizer, limit)
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
-    """The task of the chosen ``env``.
-
-    Args:
-        config: the env group.
-        seed: of the run; fixes the order of its prompts.
+    """The task of the chosen ``env``; ``seed`` fixes the order of its prompts.
 
     Raises:
         ConfigError: the data or the reward function cannot be read.

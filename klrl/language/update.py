@@ -109,7 +109,6 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
         log_prob, exact_ref = self._log_prob(policy, batch, mask)
         kl_old = self._kl_old(policy, log_prob, batch, mask)
-        critic = self._critic(policy.states, batch)
         # Without a bonus of the sampling policy, from its own tokens: E[-log pi] costs nothing.
         entropy = token_entropy(policy, mask) if self.loss.entropy_bonus else -old_log_prob
         charged = self.loss.reference_estimator is not None
@@ -119,7 +118,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             advantage=batch["advantage"].squeeze(-1),
             kl_old=kl_old,
             entropy=entropy,
-            **critic,
+            **self._critic(policy.states, batch, mask),
             ref_log_prob=on_response(batch, REF_LOG_PROBS) if charged else None,
             exact_ref=exact_ref,
             mask=mask,
@@ -151,12 +150,12 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             log_prob = log_prob.detach()
         return estimate_kl(on_response(batch, LOG_PROBS), log_prob, "k3", mask)
 
-    def _critic(self, states: Tensor, batch: TensorDictBase) -> dict[str, Tensor]:
+    def _critic(self, states: Tensor, batch: TensorDictBase, mask: Tensor) -> dict[str, Tensor]:
         """The values and what they are compared with; nothing without a value head."""
         if self.policy.value_head is None:
             return {}
         target, old = (batch[key].squeeze(-1) for key in ("value_target", "state_value"))
-        value = self.policy.value_head(states).to(target)
+        value = self.policy.value_head(states, mask).to(target)
         return {"value": value, "value_target": target, "old_value": old}
 
     @torch.no_grad()

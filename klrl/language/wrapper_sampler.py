@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
-from klrl.language.batch import Responses, make_batch
+from klrl.language.batch import ATTENTION, Responses, make_batch
 from klrl.language.causal_lm import head, unwrapped
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
@@ -52,15 +52,8 @@ class WrapperSampler:
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
         rows = prompt.repeat_interleave(group_size, 0)
-        data = TensorDict(
-            {
-                ("tokens", "prompt"): rows,
-                ("masks", "all_attention_mask"): prompt_mask.bool().repeat_interleave(
-                    group_size, 0
-                ),
-            },
-            batch_size=[len(rows)],
-        )
+        attention = prompt_mask.bool().repeat_interleave(group_size, 0)
+        data = TensorDict({("tokens", "prompt"): rows, ATTENTION: attention}, [len(rows)])
         wrapper = TransformersWrapper(
             unwrapped(self.model),
             tokenizer=self.tokenizer,
@@ -113,8 +106,8 @@ def _generation_config(decoding: Decoding, special: SpecialTokens) -> Generation
         sampling = {
             "do_sample": True,
             "temperature": decoding.temperature,
-            "top_k": decoding.top_k or 0,
-            "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
+            "top_k": 0,
+            "top_p": 1.0,
         }
     return GenerationConfig(
         max_new_tokens=decoding.max_new_tokens,

@@ -119,11 +119,13 @@ def test_the_value_is_that_of_the_prefix(family, shared) -> None:
     model, batch = network(family), rollout(pads=2)
     critic = ValueHead(model)
     states = Layout(GROUP, shared, "").states(model, batch)
-    assert not critic(states).any(), "a new critic says 0"
+    mask = response_mask(batch)
+    assert not critic(states, mask).any(), "a new critic says 0"
     torch.nn.init.normal_(critic.linear.weight)
     torch.nn.init.normal_(critic.linear.bias)
-    value = critic(states)
-    assert value.shape == response_mask(batch).shape
+    value = critic(states, mask)
+    assert value.shape == mask.shape
+    assert not value[~mask].any()
     for row, (prompt, response) in enumerate(rows(batch)):
         ids = torch.cat([prompt, response])
         hidden = model.base_model(ids[None]).last_hidden_state[0]
@@ -140,6 +142,22 @@ def test_the_critics_gradient_reaches_the_network_unless_detached(detach) -> Non
     critic = ValueHead(model, detach=detach)
     torch.nn.init.normal_(critic.linear.weight)
     states = Layout(GROUP, True, "").states(model, batch)
-    critic(states)[response_mask(batch)].square().sum().backward()
+    critic(states, response_mask(batch)).square().sum().backward()
     assert critic.linear.weight.grad.abs().sum() > 0
     assert (model.model.layers[0].mlp.up_proj.weight.grad is None) == detach
+
+
+def test_what_stands_at_padding_reaches_no_gradient() -> None:
+    """d/dw of the squared values over the real tokens, by hand; at padding a state may be NaN."""
+    mask = torch.arange(4) < torch.tensor([4, 1, 2])[:, None]
+    critic = ValueHead(network()).double()
+    torch.nn.init.normal_(critic.linear.weight)
+    width = critic.linear.in_features
+    states = torch.randn(3, 4, width, dtype=torch.float64).masked_fill(~mask[..., None], torch.nan)
+    states.requires_grad_()
+    critic(states, mask).square().sum().backward()
+    real = states.detach()[mask]
+    slope = 2 * (real @ critic.linear.weight.detach()[0])
+    torch.testing.assert_close(critic.linear.weight.grad[0], slope @ real)
+    torch.testing.assert_close(critic.linear.bias.grad[0], slope.sum())
+    assert not states.grad[~mask].any()

@@ -155,7 +155,7 @@ def test_it_is_built_once_and_loads_like_any_other_model(
     loaded = load_causal_lm(folder, chat=True)
     assert sum(p.numel() for p in loaded.model.parameters()) == told["parameters"]
     assert loaded.context == 256
-    assert not loaded.pad_is_eos
+    assert loaded.tokenizer.pad_token_id not in loaded.eos
     monkeypatch.setattr(module, "build", lambda *_: pytest.fail("built again"))
     assert base_model(QUICK, tmp_path) == folder
 

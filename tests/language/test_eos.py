@@ -13,7 +13,7 @@ from klrl.base.errors import ConfigError
 from klrl.language import checks as preflight
 from klrl.language.batch import make_batch
 from klrl.language.model import load_causal_lm
-from klrl.language.policy import special_tokens
+from klrl.language.policy import Policy
 from klrl.language.rewards import response_texts
 from klrl.language.sampler import CacheSampler, Decoding
 from klrl.language.wrapper_sampler import WrapperSampler
@@ -69,12 +69,12 @@ def test_responses_end_where_plain_transformers_ends_them(kind, file, family) ->
 
     loaded = load_causal_lm(folder, chat=True, say=lambda _: None)
     assert set(loaded.eos) == {eos, free[0][4], free[1][2]}
-    special = special_tokens(loaded)
+    special = Policy(loaded).special
     if kind == "wrapper":
         sampler = WrapperSampler(loaded.model, loaded.tokenizer, special)
     else:
         sampler = CacheSampler(loaded.model, special, shared=kind == "shared")
-    found = sampler(prompt, mask, 1, Decoding(LONGEST, greedy=True, training=False))
+    found = sampler(prompt, mask, 1, Decoding(LONGEST, greedy=True))
     rows = [row[kept].tolist() for row, kept in zip(found.tokens, found.mask, strict=True)]
     assert rows == plain
     assert found.truncated.tolist() == [row[-1] not in loaded.eos for row in plain]
@@ -87,7 +87,8 @@ def test_responses_end_where_plain_transformers_ends_them(kind, file, family) ->
 def test_several_are_said_and_pad_among_them_is_known_by_position() -> None:
     said: list[str] = []
     loaded = load_causal_lm(save([2, 1, 0]), chat=True, say=said.append)
-    assert (loaded.eos, loaded.pad_is_eos) == ((2, 1, 0), True)
+    assert loaded.eos == (2, 1, 0)
+    assert loaded.tokenizer.pad_token_id in loaded.eos
     assert said == [
         "actor.model=model: a response ends with any of <|im_end|>, <|im_start|>, <pad>, as its "
         "generation config lists"

@@ -14,7 +14,6 @@ from klrl.language.prompts import (
     Prompt,
     PromptStream,
     ShuffledEpochs,
-    check_prompts,
     encode,
     left_pad,
     read_jsonl,
@@ -145,10 +144,10 @@ def test_a_prompt_beyond_the_context_tells_line_length_and_limit() -> None:
     prompts = read_jsonl(write({"prompt": "a b"}, {"prompt": "x" * 9}))
     tokenizer = toys.tokenizer()
     lengths = [len(tokenizer(p.content)["input_ids"]) for p in prompts]
-    assert check_prompts(prompts, tokenizer, lengths[1]) == lengths[1] == 9
-    assert check_prompts(prompts, tokenizer, None) == 9
+    for limit in (9, None):
+        assert len(encode(prompts[1], tokenizer, limit)) == lengths[1] == 9
     with pytest.raises(ConfigError, match="line 2: 9 tokens.*leaves 8"):
-        check_prompts(prompts, tokenizer, 8)
+        encode(prompts[1], tokenizer, 8)
     stream = PromptStream(ShuffledEpochs(prompts, 0), tokenizer, 8)
     with pytest.raises(ConfigError, match="line 2: 9 tokens"):
         stream.take(2)

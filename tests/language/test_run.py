@@ -39,7 +39,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
         line.split(":")[1].strip()[:12] for line in out.splitlines() if "preflight" in line
     ] == [
         "cache shared",
-        "scoring",
+        "scored in on",
         "sampled - re",
         "KL(policy||r",
         "temperature ",

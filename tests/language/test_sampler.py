@@ -112,41 +112,10 @@ def test_tokens_follow_the_tempered_softmax(kind) -> None:
 @families
 def test_greedy_takes_the_likeliest(kind, family) -> None:
     model, (ids, mask) = network(family), prompts()
-    decoding = Decoding(5, greedy=True, training=False)
+    decoding = Decoding(5, greedy=True)
     found = make(kind, model, eos=(299,))(ids, mask, 1, decoding)
     for row, table in enumerate(truth(model, make_batch(ids, mask, found, 1))):
         assert torch.equal(found.tokens[row, : len(table)], table.argmax(-1))
-
-
-@kinds
-@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"top_k": 20, "top_p": 0.6}])
-def test_evaluation_may_truncate(kind, cut) -> None:
-    """Drawn tokens lie in the nucleus of the truth, all of it is drawn, log-probs stay whole."""
-    model, (ids, mask) = network(), prompts(lengths=(4,))
-    found = make(kind, model)(ids, mask, 2000, Decoding(1, training=False, **cut), seeded())
-    probs, order = model(ids).logits[0, -1].detach().softmax(-1).sort(descending=True)
-    keep = min(cut.get("top_k", 300), 300)
-    inside = probs[:keep] / probs[:keep].sum()
-    if "top_p" in cut:
-        keep = int((inside.cumsum(0) < cut["top_p"]).sum()) + 1
-    assert set(found.tokens[:, 0].tolist()) == set(order[:keep].tolist())
-    expected = probs.log()[order.argsort()][found.tokens[:, 0]]
-    torch.testing.assert_close(found.log_probs[:, 0], expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.5}, {"greedy": True}])
-def test_training_refuses_to_truncate(cut) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(cut))}=.*no KL to the reference"):
-        Decoding(5, **cut)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"max_new_tokens": 0}, {"temperature": 0.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}],
-)
-def test_values_out_of_range_are_refused(wrong) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Decoding(**{"max_new_tokens": 5, "training": False, **wrong})
 
 
 @kinds
@@ -204,7 +173,7 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     model, (ids, mask) = network(family), prompts()
     sampler = CacheSampler(model, SpecialTokens((EOS,), PAD))
     assert sampler.shared
-    assert sampler.self_check(ids, mask, GROUP).startswith("cache shared by a prompt's responses")
+    assert "cache shared by a prompt's responses" in str(sampler.self_check(ids, mask, GROUP))
 
     def slots(self, *args, init=module.SharedCache.__init__):
         init(self, *args)
@@ -212,9 +181,9 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(module.SharedCache, "__init__", slots)
-        assert "sharing is" in sampler.self_check(ids, mask, GROUP)
+        assert "sharing is" in str(sampler.self_check(ids, mask, GROUP))
     assert not sampler.shared
-    assert sampler.self_check(ids, mask, GROUP).startswith("cache copied per response")
+    assert "cache copied per response" in str(sampler.self_check(ids, mask, GROUP))
 
     def wrong(self, *args, init=module.CopiedCache.__init__):
         init(self, *args)

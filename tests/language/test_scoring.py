@@ -23,9 +23,9 @@ LAYOUTS = pytest.mark.parametrize("layout", [PADDED, SHARED], ids=["padded", "sh
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
-def log_probs(layout, model, batch, temperature=1.0, chunk=None):
+def log_probs(layout, model, batch, temperature=1.0):
     policy = layout.next_tokens(model, batch, temperature)
-    return response_log_probs(policy, batch["tokens", "response"], response_mask(batch), chunk)
+    return response_log_probs(policy, batch["tokens", "response"], response_mask(batch))
 
 
 def true_log_probs(model, batch, temperature=1.0):
@@ -121,21 +121,23 @@ def test_both_layouts_have_one_gradient(family) -> None:
     assert max(float(g.abs().max()) for g in grads[0]) > 1e-3
 
 
-def test_chunks_change_neither_values_nor_gradients() -> None:
+def test_chunks_change_neither_values_nor_gradients(monkeypatch) -> None:
     model, other, batch = network().double(), network(seed=1).double(), rollout()
     mask, found = response_mask(batch), []
-    for chunk in (None, 4):
+    for logits in (vocabulary.CHUNK_ELEMENTS, 4 * 300):
+        monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", logits)
         model.zero_grad()
         pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
-        terms = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask, chunk)
+        terms = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask)
         torch.stack(terms).square().sum().backward()
         found.append([*terms, *(p.grad.clone() for p in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_a_chunks_logits_are_not_kept_for_the_backward() -> None:
+def test_a_chunks_logits_are_not_kept_for_the_backward(monkeypatch) -> None:
     """What autograd keeps stays far below one [tokens, V] table, and grows by no chunk's."""
+    monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 16 * 5000)
     states = torch.randn(8, 32, 4, requires_grad=True)
     head_ = torch.nn.Linear(4, 5000)
     policy, ref = NextTokens(states, head_), NextTokens(states.detach(), torch.nn.Linear(4, 5000))
@@ -147,7 +149,7 @@ def test_a_chunks_logits_are_not_kept_for_the_backward() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        kl = exact_token_kl(policy, ref, torch.ones(8, 32, dtype=torch.bool), chunk=16)
+        kl = exact_token_kl(policy, ref, torch.ones(8, 32, dtype=torch.bool))
     assert kept < 8 * 32 * 5000 / 20
     kl.sum().backward()
     assert states.grad.abs().sum() > 0
@@ -189,7 +191,8 @@ def test_a_forbidden_token_adds_nothing() -> None:
 def test_the_self_check_shares_where_it_can(family) -> None:
     layout = self_check(network(family), rollout(), GROUP)
     assert layout.shared
-    assert "one row per prompt: " in layout.reason
+    assert layout.reason.startswith("scored in one row per prompt, nats off padded rows: ")
+    assert layout.reason.endswith("(at most 0.0001) ok")
 
 
 def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
@@ -198,7 +201,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     layout = self_check(model, batch, GROUP)
     assert not layout.shared
     assert layout.reason == (
-        "one row per response: its layers tell keys apart by slot (sliding_attention)"
+        "scored in one row per response: its layers tell keys apart by slot (sliding_attention)"
     )
     assert torch.equal(layout.states(model, batch), padded_states(model, batch))
 
@@ -206,7 +209,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     monkeypatch.setattr(scoring, "tree_mask", lambda s, d: wrong(s.clamp_max(0), d))
     layout = self_check(network(), batch, GROUP)
     assert not layout.shared
-    assert "nats between shared and padded rows" in layout.reason
+    assert "one row per response: shared rows are " in layout.reason
 
     def refuses(*args):
         raise ValueError("attention_mask must be 2-D\nmore")
@@ -214,7 +217,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     monkeypatch.setattr(scoring, "tree_mask", refuses)
     layout = self_check(network(), batch, GROUP)
     assert layout.reason == (
-        "one row per response: it takes no 4-D mask (attention_mask must be 2-D)"
+        "scored in one row per response: it takes no 4-D mask (attention_mask must be 2-D)"
     )
 
 
@@ -254,7 +257,7 @@ def test_the_self_check_refuses_a_model_that_scales_its_logits() -> None:
 def test_a_reference_is_scored_once_for_the_whole_rollout() -> None:
     model, batch = network(seed=1), rollout()
     for at_a_time in (1, 2, 3):
-        found = SHARED.annotation(model, batch, 0.7, at_a_time)
+        found = NextTokens(SHARED.rollout_states(model, batch, at_a_time), head(model), 0.7)
         assert not found.states.requires_grad
         torch.testing.assert_close(
             response_log_probs(found, batch["tokens", "response"], response_mask(batch)).double(),

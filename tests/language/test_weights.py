@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 import klrl
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
+from klrl.config import LoraConfig
 from klrl.language.base_model import build
 from klrl.language.load import base_digest
-from klrl.language.lora import LoraSettings, add_lora
+from klrl.language.lora import add_lora
 from tests.language.conftest import QUICK, QUICK_MODEL
 from tests.transforms.llm_toys import network
 
@@ -84,7 +85,7 @@ def test_a_checkpoint_that_holds_everything_needs_no_base(capsys, words: list[st
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_digest_is_that_of_the_base_and_not_of_its_adapters(dtype: torch.dtype) -> None:
-    model = add_lora(network().to(dtype), LoraSettings(r=2))
+    model = add_lora(network().to(dtype), LoraConfig(r=2, alpha=16.0, target_modules="all-linear"))
     found = base_digest(model, "model")
     sha = hashlib.sha256()
     for name, p in model.named_parameters():

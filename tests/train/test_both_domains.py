@@ -87,7 +87,8 @@ def as_frames(tokens: SimpleNamespace, old_head) -> tuple[dict, Tensor, dict]:
         "ref_logits": ref,
         **{key: batch[key].squeeze(-1)[mask] for key in estimates},
     }
-    return {"logits": now.head(now.states)[mask]}, tokens.value_head(now.states)[mask], frames
+    value = tokens.value_head(now.states, mask)[mask]
+    return {"logits": now.head(now.states)[mask]}, value, frames
 
 
 @pytest.mark.parametrize("kind", LOSSES)
