@@ -161,10 +161,7 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
                 "(merge_and_unload) and give the folder where that was saved"
             )
         raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
-    try:
-        raw = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{setting}: config.json is not JSON ({error}); save it anew") from error
+    raw = _read_json(file, setting)
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
         if "auto_map" in raw:
@@ -184,6 +181,13 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     silence_dropout(config)
     return config
+
+
+def _read_json(file: Path, setting: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {file.name} is not JSON ({error}); save it anew") from error
 
 
 def silence_dropout(config: PretrainedConfig) -> None:
@@ -348,18 +352,13 @@ def end_tokens(
 def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
     """The content of ``tokenizer_config.json``; one that needs remote code is refused."""
     file = folder / "tokenizer_config.json"
-    try:
-        settings = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(
-            f"{setting}: tokenizer_config.json is not JSON ({error}); save it anew"
-        ) from error
+    settings = _read_json(file, setting) if file.is_file() else {}
     if settings.get("auto_map"):
         raise ConfigError(
             f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
             "choose a model whose tokenizer transformers itself implements"
         )
-    return dict(settings)
+    return settings
 
 
 # ------------------------------------------------------------------------------------------ context

@@ -118,8 +118,7 @@ class LanguageParts(Parts):
 
     def callbacks(self) -> Sequence[Callback]:
         """Shows some responses."""
-        tokenizer = self.policy.causal.tokenizer
-        return (ShownSamples(self.config.collector, tokenizer, lambda: self.collector),)
+        return (ShownSamples(self.config.collector),)
 
     # --------------------------------------------------------------------------------- parts
 

@@ -1,4 +1,4 @@
-"""Refuses a language job before anything is written or built. No torch in here."""
+"""Refuses a language job, or the task of an evaluation, before anything is written or built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
         ConfigError: with the setting and the remedy.
     """
     check_language_packages(config)
-    # They import the packages that were just looked for.
+    # They import torch and the packages that were just looked for.
     from klrl.language.load import language_config
     from klrl.language.tasks import make_task
 

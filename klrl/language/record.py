@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +12,7 @@ from klrl.kl.charge import ReferenceKL
 from klrl.kl.estimators import masked_mean
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.kl import CHARGED, EXACT
-from klrl.language.rollout import GOLD, PromptRollout
-from klrl.runs.checkpoint import Counters
+from klrl.language.rollout import GOLD
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
 from klrl.train.row import Rewards
@@ -50,36 +48,33 @@ class ShownSamples(Callback):
 
     Args:
         config: the collector group.
-        tokenizer: of the policy.
-        rollout: the run's, which holds the texts of the latest batch.
     """
 
-    def __init__(
-        self, config: SamplerConfig, tokenizer: Any, rollout: Callable[[], PromptRollout]
-    ) -> None:
-        self._config, self._tokenizer, self._rollout = config, tokenizer, rollout
+    def __init__(self, config: SamplerConfig) -> None:
+        self._config = config
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """Record them when they are due."""
         every, iteration = self._config.samples_every, training.counters.iteration
         if every and (iteration % every == 0 or iteration == 1):
-            training.recorder.samples(self._samples(training.counters, batch))
+            training.recorder.samples(self._samples(training, batch))
 
-    def _samples(self, counters: Counters, batch: TensorDictBase) -> list[dict[str, Any]]:
+    def _samples(self, training: Loop, batch: TensorDictBase) -> list[dict[str, Any]]:
         """Entries of ``samples.jsonl``, of different prompts of a rollout [B]."""
-        count, rollout, mask = self._config.samples_count, self._rollout(), response_mask(batch)
+        rollout, tokenizer = training.parts.collector, training.parts.policy.causal.tokenizer
+        count, mask = self._config.samples_count, response_mask(batch)
         samples = []
         for index in range(0, len(batch), max(1, len(batch) // count))[:count]:
             row, real = batch[index], mask[index]
             ids = row["tokens", "response"][real].tolist()
             sample = {
-                "iteration": counters.iteration,
-                "samples": counters.frames,
+                "iteration": training.counters.iteration,
+                "samples": training.counters.frames,
                 "prompt": rollout.scored_prompts[index].content,
                 "response": rollout.responses[index],
                 "reward": float(row[SCORE].sum()),
                 "truncated": bool(row["next", "truncated"].any()),
-                "tokens": self._tokenizer.convert_ids_to_tokens(ids),
+                "tokens": tokenizer.convert_ids_to_tokens(ids),
             }
             if GOLD in batch.keys(include_nested=True):
                 sample["gold"] = float(row[GOLD].sum())

@@ -7,6 +7,7 @@ needs attention that takes any mask; copies also work with sliding windows and f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -220,31 +221,15 @@ def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None
 # ---------------------------------------------------------------------------------------- the cache
 
 
-class Decoder(Protocol):
-    """A model and its KV cache; ``width`` is the number of responses in a row of the cache."""
+class Decoder(ABC):
+    """A model and its KV cache, which holds N prompts; ``width`` responses stand in a row of it."""
 
-    width: int
-
-    def start(self) -> Tensor:
-        """The states [B, D] that predict the first tokens."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token to each response in the cache; the states that predict the next ones."""
-        ...
-
-    def keep(self, alive: Tensor) -> None:
-        """Keep only these rows of the cache."""
-        ...
-
-
-class _Prompts:
-    """Computes N prompts once into a cache."""
+    width = 1
 
     def __init__(
         self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
     ) -> None:
-        self.network, self.group_size, self.longest = backbone(model), group_size, longest
+        self.network, self.group_size = backbone(model), group_size
         self.dtype = model_dtype(model)
         self.mask = mask.bool()
         position_ids = positions(self.mask)
@@ -259,11 +244,31 @@ class _Prompts:
         self.last = output.last_hidden_state[:, -1]
 
     def start(self) -> Tensor:
-        """[N, D] -> [B, D]: the G responses of a prompt start from the same state."""
+        """The states that predict the first tokens, [N, D] -> [B, D]: a prompt's G are the same."""
         return self.last.repeat_interleave(self.group_size, 0)
 
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token to each of n responses in the cache; the states [n, D] after them."""
 
-class SharedCache(_Prompts):
+    def _feed(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """The states [n, D] after tokens [rows, width]."""
+        self.position_ids = self.position_ids + 1
+        output = self.network(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=self.position_ids,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state.flatten(0, 1)
+
+    @abstractmethod
+    def keep(self, alive: Tensor) -> None:
+        """Keep only these rows of the cache."""
+
+
+class SharedCache(Decoder):
     """A row is a prompt; its keys are [prompt | first tokens of r1 .. rG | second tokens | ..]."""
 
     def __init__(
@@ -280,17 +285,9 @@ class SharedCache(_Prompts):
         self.position_ids = self.position_ids.expand(-1, group_size)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """[n x G] -> [n x G, D]."""
-        self.position_ids = self.position_ids + 1
+        """Feed the G responses of each prompt."""
         self.slots += self.width
-        output = self.network(
-            input_ids=tokens.unflatten(0, (-1, self.width)),
-            attention_mask=self.bias[..., : self.slots],
-            position_ids=self.position_ids,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return output.last_hidden_state.flatten(0, 1)
+        return self._feed(tokens.unflatten(0, (-1, self.width)), self.bias[..., : self.slots])
 
     def keep(self, alive: Tensor) -> None:
         """Keep the prompts that have an unfinished response."""
@@ -298,10 +295,8 @@ class SharedCache(_Prompts):
         self.bias, self.position_ids = self.bias[alive], self.position_ids[alive]
 
 
-class CopiedCache(_Prompts):
+class CopiedCache(Decoder):
     """A row is a response with its own copy of the prompt's keys."""
-
-    width = 1
 
     def __init__(
         self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
@@ -312,17 +307,9 @@ class CopiedCache(_Prompts):
         self.position_ids = self.position_ids.repeat_interleave(group_size, 0)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """[n] -> [n, D]."""
-        self.position_ids = self.position_ids + 1
+        """Feed every response."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
-        output = self.network(
-            input_ids=tokens[:, None],
-            attention_mask=self.mask,
-            position_ids=self.position_ids,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return output.last_hidden_state[:, -1]
+        return self._feed(tokens[:, None], self.mask)
 
     def keep(self, alive: Tensor) -> None:
         """Keep the unfinished responses."""

@@ -49,20 +49,20 @@ class WrapperSampler:
         generator: torch.Generator | None = None,
     ) -> Responses:
         """As :class:`klrl.language.sampler.Sampler`."""
-        longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
-        check_length(unwrapped(self.model), longest)
+        network = unwrapped(self.model)
+        check_length(network, int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens)
         rows = prompt.repeat_interleave(group_size, 0)
         attention = prompt_mask.bool().repeat_interleave(group_size, 0)
         data = TensorDict({("tokens", "prompt"): rows, ATTENTION: attention}, [len(rows)])
         wrapper = TransformersWrapper(
-            unwrapped(self.model),
+            network,
             tokenizer=self.tokenizer,
             input_mode="tokens",
             generate=True,
             pad_output=True,
             return_log_probs=False,
         )
-        network, config = unwrapped(self.model), _generation_config(decoding, self.special)
+        config = _generation_config(decoding, self.special)
         seeded = _seeded(generator, prompt.device)
         with evaluating(self.model), _generating_with(network, config), seeded:
             output = wrapper(data)
