@@ -27,9 +27,9 @@ from klrl.config import (
 )
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
+from klrl.config.combinations import check_all_read
 from klrl.config.explain import explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
-from klrl.config.unread import check_all_read
 
 
 class Checked(NamedTuple):
