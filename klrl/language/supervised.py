@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from klrl.base.live import LiveLine
+from klrl.base.text import LiveLine
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact
 from klrl.runs.progress import duration

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from klrl.base.errors import ConfigError
-from klrl.base.live import LiveLine
+from klrl.base.text import LiveLine
 from klrl.config import SWEEP_GROUPS, LauncherConfig, SearchConfig
 from klrl.config.checks import check_names_unset, to_settings
 from klrl.config.compose import Checked, Composer, checked_config, keys

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from klrl import __version__
 from klrl.base.files import replace_file
 from klrl.base.text import text_table
-from klrl.base.version import __version__
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
