@@ -22,7 +22,7 @@ from klrl.config.choices import (
     factory,
     register_schemas,
 )
-from klrl.config.fields import ChoiceConfig, choice, number
+from klrl.config.fields import ChoiceConfig
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
 from klrl.config.schemas import (
     ActorConfig,
@@ -124,11 +124,9 @@ __all__ = [
     "SubmititConfig",
     "TextConfig",
     "WandbConfig",
-    "choice",
     "choice_of",
     "choices_for",
     "conf_dir",
     "factory",
-    "number",
     "register_schemas",
 ]

@@ -57,6 +57,11 @@ def _both(factory: str) -> dict[str, str]:
     return {CONTROL: factory, LANGUAGE: factory}
 
 
+def _each(factory: str) -> dict[str, str]:
+    """The same name in the same file of both domains, as ``kl:legacy``."""
+    return {domain: f"klrl.{domain}.{factory}" for domain in (CONTROL, LANGUAGE)}
+
+
 def _control(factory: str) -> dict[str, str]:
     return {CONTROL: factory}
 
@@ -104,18 +109,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # control: (config, actor, reference), language: (config) -> ReferenceKL | None
     "kl": {
-        "none": Choice(
-            schemas.KLConfig,
-            {CONTROL: "klrl.control.kl:no_kl", LANGUAGE: "klrl.language.kl:no_kl"},
-        ),
-        "legacy": Choice(
-            schemas.LegacyKLConfig,
-            {CONTROL: "klrl.control.kl:legacy", LANGUAGE: "klrl.language.kl:legacy"},
-        ),
-        "retrieve": Choice(
-            schemas.RetrieveKLConfig,
-            {CONTROL: "klrl.control.kl:retrieve", LANGUAGE: "klrl.language.kl:retrieve"},
-        ),
+        "none": Choice(schemas.KLConfig, _each("kl:no_kl")),
+        "legacy": Choice(schemas.LegacyKLConfig, _each("kl:legacy")),
+        "retrieve": Choice(schemas.RetrieveKLConfig, _each("kl:retrieve")),
     },
     # (config, coef, frames) -> a controller
     "controller": {
@@ -126,10 +122,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
-        "gae": Choice(
-            schemas.AdvantageConfig,
-            {CONTROL: "klrl.control.advantage:gae", LANGUAGE: "klrl.language.advantage:gae"},
-        ),
+        "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
         "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
     },
     # (config, reference_estimator) -> PolicyLoss

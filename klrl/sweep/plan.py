@@ -245,10 +245,8 @@ def sweep_seconds(
     """
     if not jobs:
         return 0.0
-    free = [0.0] * at_once
     fresh = set(range(at_once))
     queue = [(0.0, slot) for slot in range(at_once)]
-    heapq.heapify(queue)
     for job in jobs:
         cost = costs[kind_of(job.config)]
         at, slot = heapq.heappop(queue)
@@ -256,9 +254,8 @@ def sweep_seconds(
             at += cost.start
             fresh.discard(slot)
         at += job_seconds(job, cost)
-        free[slot] = at
         heapq.heappush(queue, (at, slot))
-    return max(free)
+    return max(at for at, _ in queue)
 
 
 def memory(costs: Mapping[str, Cost], at_once: int) -> int:
