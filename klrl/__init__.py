@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import Any
 
 from klrl.base.moved import install
-from klrl.base.version import __version__
 
 __all__ = [
     "Callback",
@@ -22,6 +21,8 @@ __all__ = [
     "losses",
     "run",
 ]
+
+__version__ = "0.2.0"
 
 _WHERE = {
     "Callback": "klrl.train.callbacks",

@@ -39,7 +39,7 @@ from klrl.runs.loggers import read_rows
 from klrl.runs.machine import check_machine
 from klrl.runs.metrics import final_return, last_recorded
 from klrl.runs.resume import stored_config
-from klrl.sweep.single import run_in_folder
+from klrl.sweep.run import run_in_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

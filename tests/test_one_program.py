@@ -21,7 +21,7 @@ import pytest
 from torch import Tensor
 
 from klrl.config import CHOICES, CONTROL, LANGUAGE, JobConfig, choices_for
-from klrl.config.compose import Composer, checked_config
+from klrl.config.compose import Composer
 from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from tests.one_step import (
     BETA,
@@ -119,7 +119,7 @@ def job(domain: str, loss: str, kl: str, advantage: str, settings: str, *more: s
     words = [*JOB[domain], f"loss={loss}", f"loss.reduction={REDUCTION[domain][settings]}"]
     words += known(LOSS_WORDS, "loss", loss)[settings]
     words += [f"advantage={advantage}", *known(ADVANTAGE_WORDS, "advantage", advantage)[settings]]
-    return checked_config([*words, *SHARED[settings], *kl.split(), *more], COMPOSER, None)
+    return COMPOSER.job_config([*words, *SHARED[settings], *kl.split(), *more])
 
 
 def domains(**chosen: str) -> list[str]:

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.shipped.tables import Row
-from klrl.report.curves import curve
+from klrl.report.charts import curve
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
 from klrl.runs.curves import COLOURS
@@ -102,12 +102,12 @@ def learning_curve(
     axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
 ) -> None:
     """A metric against frames: the interquartile mean over seeds, and its interval as a band."""
-    found = curve(Setting("", list(runs), runs[0].settings), metric)
-    assert found is not None, f"{metric} was not recorded"
-    points = [(x, y) for x, y in zip(found.x, found.y, strict=True) if y is not None]
-    x = [place / 1000 for place, _ in points]
-    axes.plot(x, [y.value for _, y in points], style, color=colour, linewidth=1.6, **look)
-    low, high = ([_or(getattr(y, end), y.value) for _, y in points] for end in ("low", "high"))
+    points = curve(Setting("", list(runs), runs[0].settings), metric)
+    assert points, f"{metric} was not recorded"
+    x = [point.x / 1000 for point in points]
+    estimates = [point.y for point in points]
+    axes.plot(x, [y.value for y in estimates], style, color=colour, linewidth=1.6, **look)
+    low, high = ([_or(getattr(y, end), y.value) for y in estimates] for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 

@@ -1,8 +1,14 @@
-"""Tables in plain text."""
+"""Plain text for people: tables, and a line that is updated in place."""
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Collection, Sequence
+from typing import TextIO
+
+#: Seconds between updates in a notebook, which keeps all of its output.
+_NOTEBOOK_SECONDS = 0.2
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
@@ -24,3 +30,72 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         ).rstrip()
         for row in filled
     )
+
+
+class LiveLine:
+    """The last line of a stream; replaced on a terminal and in a notebook, elsewhere a new line.
+
+    Args:
+        stream: where to write.
+        every: seconds between the lines of :meth:`show` where a line cannot be replaced.
+
+    Attributes:
+        live: whether the stream can replace a line.
+    """
+
+    def __init__(self, stream: TextIO, every: float = 0.0) -> None:
+        self._stream = stream
+        self._notebook = type(stream).__module__.startswith("ipykernel")
+        self.live = self._notebook or stream.isatty()
+        self._pause = (_NOTEBOOK_SECONDS if self._notebook else 0.0) if self.live else every
+        self._shown = self._latest = ""
+        self._last = time.monotonic()
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def show(self, text: str) -> None:
+        """Replace the line by a text; updates that come too fast are skipped."""
+        self._latest = text
+        now = time.monotonic()
+        if now - self._last >= self._pause:
+            self._last = now
+            self._show()
+
+    def say(self, text: str) -> None:
+        """Write a line that stays; the live line follows it."""
+        self._stream.write(self._clear() + text + "\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove the live line."""
+        self._stream.write(self._clear())
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Write the last text, if it was skipped, and continue on the next line."""
+        if self._shown != self._latest:
+            self._show()
+        if self.live:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._shown = self._latest = ""
+
+    def _show(self) -> None:
+        text = self._latest
+        if self.live and not self._notebook:
+            # A wrapped line could not be replaced.
+            text = text[: shutil.get_terminal_size().columns - 1]
+        self._stream.write(self._clear() + text + "\n" * (not self.live))
+        self._stream.flush()
+        self._shown = text
+
+    def _clear(self) -> str:
+        """The text that removes the line: a terminal's control code, or spaces over it."""
+        if not self.live:
+            return ""
+        before, self._shown = self._shown, ""
+        return f"\r{' ' * len(before)}\r" if self._notebook else "\r\x1b[2K"

@@ -14,7 +14,7 @@ def doctor_command(argv: list[str]) -> int:
     """Run every check and print the tables; returns 1 if one of klrl's own numbers is off."""
     args = parser().parse_args(argv)
 
-    from klrl.doctor.examine import examine
+    from klrl.doctor import examine
     from klrl.doctor.lines import off, table
 
     lines = examine(parity_only=args.parity)

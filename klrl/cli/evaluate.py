@@ -59,23 +59,17 @@ def parser() -> Parser:
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
-    parser.add_argument("--episodes", type=_positive, default=None, help=many)
+    parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument(
         "--sampled", action="store_true", help="language: sample as in training, else greedy"
     )
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    parser.add_argument("--seed", type=_natural, default=0, help="seed of the episodes (default 0)")
+    parser.add_argument(
+        "--seed", type=partial(_at_least, 0), default=0, help="seed of the episodes (default 0)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, text)
 
 
 def _at_least(least: int, text: str) -> int:

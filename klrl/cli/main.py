@@ -12,8 +12,8 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
+from klrl import __version__
 from klrl.base.errors import ConfigError
-from klrl.base.version import __version__
 from klrl.cli.wrapper import DONE, exit_code, run_command
 
 #: command -> what it does; ``run`` is the default.

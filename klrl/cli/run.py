@@ -22,7 +22,7 @@ from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
 from klrl.sweep.check import check_jobs
-from klrl.sweep.single import run_in_folder
+from klrl.sweep.run import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:

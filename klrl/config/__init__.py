@@ -3,10 +3,9 @@
 Values are in ``conf/`` (one YAML per choice); types and ranges are here. Nothing in here imports
 torch or gymnasium, so that ``--help`` and config errors print at once.
 
-To add a setting: a field in the dataclass of its group (``control``, ``language``, ``kl``,
-``learning``, ``record``, ``sweep``; outside any group ``jobs.RootConfig``), and a commented line in
-the YAML of each choice that has it. To add a choice: a line in ``choices.py``, and where it has
-settings of its own a dataclass there and among the names below.
+To add a setting: a field in the dataclass of its group in ``schemas.py`` (of a sweep's groups in
+``sweep.py``), and a commented line in the YAML of each choice that has it. To add a choice: a line
+in ``choices.py``, and where it has settings of its own a dataclass there and among the names below.
 """
 
 from klrl.config.choices import (
@@ -19,50 +18,49 @@ from klrl.config.choices import (
     SWEEP_GROUPS,
     choice_of,
     choices_for,
+    conf_dir,
     factory,
+    register_schemas,
 )
-from klrl.config.control import (
+from klrl.config.fields import ChoiceConfig
+from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
+from klrl.config.schemas import (
     ActorConfig,
-    CollectorConfig,
-    EnvConfig,
-    GaussianActorConfig,
-    RayCollectorConfig,
-)
-from klrl.config.fields import ChoiceConfig, choice, number
-from klrl.config.groups import conf_dir, register_schemas
-from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig, RootConfig
-from klrl.config.kl import (
+    AdamWConfig,
     AdaptiveControllerConfig,
+    AdvantageConfig,
+    CausalLMConfig,
+    CheckpointConfig,
     CheckpointReferenceConfig,
+    ClipConfig,
+    CollectorConfig,
     ControllerConfig,
     DualControllerConfig,
     EMAReferenceConfig,
-    KLConfig,
-    LegacyKLConfig,
-    PeriodicReferenceConfig,
-    ReferenceConfig,
-    RetrieveKLConfig,
-    ScheduleControllerConfig,
-)
-from klrl.config.language import (
-    CausalLMConfig,
-    LanguageEnvConfig,
-    LoraConfig,
-    SamplerConfig,
-    SortDigitsConfig,
-    TextConfig,
-)
-from klrl.config.learning import (
-    AdamWConfig,
-    AdvantageConfig,
-    ClipConfig,
+    EnvConfig,
+    EvalConfig,
+    GaussianActorConfig,
     GroupConfig,
+    KLConfig,
     KLPENConfig,
+    LanguageEnvConfig,
     LearnerConfig,
+    LegacyKLConfig,
+    LoggerConfig,
+    LoraConfig,
     LossConfig,
     OptimConfig,
+    PeriodicReferenceConfig,
+    RayCollectorConfig,
+    ReferenceConfig,
+    RetrieveKLConfig,
+    RootConfig,
+    SamplerConfig,
+    ScheduleControllerConfig,
+    SortDigitsConfig,
+    TextConfig,
+    WandbConfig,
 )
-from klrl.config.record import CheckpointConfig, EvalConfig, LoggerConfig, WandbConfig
 from klrl.config.sweep import (
     JoblibConfig,
     LauncherConfig,
@@ -126,11 +124,9 @@ __all__ = [
     "SubmititConfig",
     "TextConfig",
     "WandbConfig",
-    "choice",
     "choice_of",
     "choices_for",
     "conf_dir",
     "factory",
-    "number",
     "register_schemas",
 ]

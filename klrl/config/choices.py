@@ -13,11 +13,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from hydra.core.config_store import ConfigStore
 
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
-from klrl.config import control, kl, language, learning, record, sweep
+from klrl.config import schemas, sweep
 from klrl.config.fields import ChoiceConfig
 
 CONTROL, LANGUAGE = "control", "language"
@@ -53,6 +57,11 @@ def _both(factory: str) -> dict[str, str]:
     return {CONTROL: factory, LANGUAGE: factory}
 
 
+def _each(factory: str) -> dict[str, str]:
+    """The same name in the same file of both domains, as ``kl:legacy``."""
+    return {domain: f"klrl.{domain}.{factory}" for domain in (CONTROL, LANGUAGE)}
+
+
 def _control(factory: str) -> dict[str, str]:
     return {CONTROL: factory}
 
@@ -70,97 +79,87 @@ def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
-        "gym": Choice(control.EnvConfig, _control("klrl.control.env:gym")),
+        "gym": Choice(schemas.EnvConfig, _control("klrl.control.env:gym")),
         "sort_digits": Choice(
-            language.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
+            schemas.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
         ),
-        "text": Choice(language.TextConfig, _language("klrl.language.tasks:text")),
+        "text": Choice(schemas.TextConfig, _language("klrl.language.tasks:text")),
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
-        "mlp": Choice(control.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
-        "normal": Choice(control.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
+        "mlp": Choice(schemas.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
+        "normal": Choice(schemas.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
         "tanh_normal": Choice(
-            control.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
+            schemas.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
         ),
         "categorical": Choice(
-            control.ActorConfig, _control("klrl.control.actor:categorical_agent")
+            schemas.ActorConfig, _control("klrl.control.actor:categorical_agent")
         ),
-        "causal_lm": Choice(language.CausalLMConfig, _language("klrl.language.policy:make_policy")),
+        "causal_lm": Choice(schemas.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },
     # (config) -> ReferenceRule
     "reference": {
-        "initial": Choice(kl.ReferenceConfig, _both("klrl.kl.reference:initial")),
-        "checkpoint": Choice(kl.CheckpointReferenceConfig, _both("klrl.kl.reference:checkpoint")),
-        "ema": Choice(kl.EMAReferenceConfig, _both("klrl.kl.reference:ema")),
-        "periodic": Choice(kl.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
-        "adapter_off": Choice(kl.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
+        "initial": Choice(schemas.ReferenceConfig, _both("klrl.kl.reference:initial")),
+        "checkpoint": Choice(
+            schemas.CheckpointReferenceConfig, _both("klrl.kl.reference:checkpoint")
+        ),
+        "ema": Choice(schemas.EMAReferenceConfig, _both("klrl.kl.reference:ema")),
+        "periodic": Choice(schemas.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
+        "adapter_off": Choice(schemas.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
     },
     # control: (config, actor, reference), language: (config) -> ReferenceKL | None
     "kl": {
-        "none": Choice(
-            kl.KLConfig,
-            {CONTROL: "klrl.control.kl:no_kl", LANGUAGE: "klrl.language.kl:no_kl"},
-        ),
-        "legacy": Choice(
-            kl.LegacyKLConfig,
-            {CONTROL: "klrl.control.kl:legacy", LANGUAGE: "klrl.language.kl:legacy"},
-        ),
-        "retrieve": Choice(
-            kl.RetrieveKLConfig,
-            {CONTROL: "klrl.control.kl:retrieve", LANGUAGE: "klrl.language.kl:retrieve"},
-        ),
+        "none": Choice(schemas.KLConfig, _each("kl:no_kl")),
+        "legacy": Choice(schemas.LegacyKLConfig, _each("kl:legacy")),
+        "retrieve": Choice(schemas.RetrieveKLConfig, _each("kl:retrieve")),
     },
     # (config, coef, frames) -> a controller
     "controller": {
-        "fixed": Choice(kl.ControllerConfig, _both("klrl.kl.controllers:fixed")),
-        "schedule": Choice(kl.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
-        "adaptive": Choice(kl.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
-        "dual": Choice(kl.DualControllerConfig, _both("klrl.kl.controllers:dual")),
+        "fixed": Choice(schemas.ControllerConfig, _both("klrl.kl.controllers:fixed")),
+        "schedule": Choice(schemas.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
+        "adaptive": Choice(schemas.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
+        "dual": Choice(schemas.DualControllerConfig, _both("klrl.kl.controllers:dual")),
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
-        "gae": Choice(
-            learning.AdvantageConfig,
-            {CONTROL: "klrl.control.advantage:gae", LANGUAGE: "klrl.language.advantage:gae"},
-        ),
-        "group": Choice(learning.GroupConfig, _language("klrl.language.advantage:group")),
+        "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
+        "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
     },
     # (config, reference_estimator) -> PolicyLoss
     "loss": {
-        "klpen": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
-        "klpen_held": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
-        "clip": Choice(learning.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
+        "klpen": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
+        "klpen_held": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
+        "clip": Choice(schemas.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
     },
     # (job, the domain's steps) -> a learner
     "learner": {
-        "ppo": Choice(learning.LearnerConfig, _both("klrl.train.learner:Learner")),
+        "ppo": Choice(schemas.LearnerConfig, _both("klrl.train.learner:Learner")),
     },
     # (config, parameters) -> the optimiser
     "optim": {
         "adam": Choice(
-            learning.OptimConfig,
+            schemas.OptimConfig,
             {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.update:adam"},
         ),
         "adamw": Choice(
-            learning.AdamWConfig,
+            schemas.AdamWConfig,
             {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.update:adamw"},
         ),
     },
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
     "collector": {
-        "vector": Choice(control.CollectorConfig, _control("klrl.control.rollout:vector_rollout")),
+        "vector": Choice(schemas.CollectorConfig, _control("klrl.control.rollout:vector_rollout")),
         "torchrl": Choice(
-            control.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
+            schemas.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
         ),
         "ray": Choice(
-            control.RayCollectorConfig,
+            schemas.RayCollectorConfig,
             _control("klrl.control.ray_rollout:ray_rollout"),
             package="ray",
             remedy="pip install 'klrl[ray]', or choose collector=vector",
         ),
         "sampler": Choice(
-            language.SamplerConfig,
+            schemas.SamplerConfig,
             _language("klrl.language.rollout:PromptRollout"),
             free=("samples_every", "samples_count"),
         ),
@@ -168,13 +167,13 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # (config, opened) -> a context manager that yields loggers
     "logger": {
         "wandb": Choice(
-            record.WandbConfig,
+            schemas.WandbConfig,
             _both("klrl.runs.loggers:wandb_run"),
             free=("*",),
             package="wandb",
             remedy="pip install wandb, or choose logger=none",
         ),
-        "none": Choice(record.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
+        "none": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }
 
@@ -247,3 +246,21 @@ def resolve(path: str) -> Callable[..., Any]:
 def choices_for(group: str, domain: str) -> list[str]:
     """The names of a domain's choices in a group."""
     return [name for name, choice in ALL_CHOICES[group].items() if domain in choice.factories]
+
+
+@cache
+def register_schemas() -> None:
+    """Register the dataclasses with Hydra, once, in the group ``schema``: they are no choices."""
+    store = ConfigStore.instance()
+    store.store(group="schema", name="root", node=schemas.RootConfig)
+    store.store(group="schema", name="sweep", node=sweep.SweepRoot)
+    for group, choices in ALL_CHOICES.items():
+        for name, choice in choices.items():
+            store.store(group=f"schema/{group}", name=name, node=choice.schema)
+
+
+def conf_dir() -> Path:
+    """The folder of the YAML files: inside the installed package, else beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    packaged = package / "conf"
+    return packaged if packaged.is_dir() else package.parent / "conf"

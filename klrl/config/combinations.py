@@ -1,13 +1,15 @@
-"""Combinations of settings that are refused: a list of checks per domain, :data:`CHECKS`.
+"""Settings against each other: combinations that are refused, settings that a job never reads.
 
 A check takes a typed job and raises a ConfigError that names setting, value and remedy. To add one:
-a function, and its name in a list below. No torch in here; ``klrl.runs.machine`` and each domain's
-``preflight`` check what depends on this machine.
+a function, and its name in :data:`CHECKS`; for a setting that nothing reads a rule in
+:data:`UNREAD`. No torch in here; ``klrl.runs.machine`` and each domain's ``preflight`` check what
+depends on this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from klrl.base.errors import ConfigError
@@ -231,3 +233,119 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     CONTROL: (_check_frames, _check_ray, _check_hidden, *_BOTH),
     LANGUAGE: (_check_task, _check_groups, _check_lora, _check_apply, _check_compile, *_BOTH),
 }
+
+
+# ---------------------------------------------------------------------- settings that nothing reads
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A rule on one setting, or on all settings of a group.
+
+    Attributes:
+        key: the setting, as ``loss.gain``, or the group.
+        unread: whether a job, a ``Config`` or a ``LanguageConfig``, never reads it.
+        reason: why, and the remedy.
+    """
+
+    key: str
+    unread: Callable[[Any], bool]
+    reason: str
+
+
+_no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
+_unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
+_grouped = "advantage=group has no critic; drop it or choose advantage=gae"
+_full = "actor.lora.r=0 has no adapters; set actor.lora.r"
+_UNREAD_BOTH = (
+    Unread(
+        "loss.gain",
+        lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
+        "only loss.beta_rule=proportional reads it; drop it or set that",
+    ),
+    *(
+        Unread(
+            f"loss.{name}",
+            lambda c: getattr(c.loss, "beta_rule", "") == "proportional",
+            "loss.beta_rule=proportional reads loss.gain instead; drop it",
+        )
+        for name in ("increment", "decrement")
+    ),
+    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    *(
+        Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
+        for name in ("beta_min", "beta_max")
+    ),
+    *(
+        Unread(group, lambda c: c.kl.name == "none", f"kl=none has no {group}; drop it")
+        for group in ("reference", "controller")
+    ),
+    Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
+)
+_UNREAD_CONTROL = (
+    Unread(
+        "loss.samples_mc_kl",
+        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
+        "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
+    ),
+    Unread(
+        "kl.apply",
+        lambda c: getattr(c.kl, "placement", "reward") == "loss",
+        "kl.placement=loss puts no penalty in the reward; drop it",
+    ),
+    Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    Unread(
+        "loss.samples_mc_entropy",
+        lambda c: c.actor.name != "tanh_normal",
+        "only actor=tanh_normal lacks a closed-form entropy; drop it",
+    ),
+    Unread(
+        "loss.separate_losses",
+        lambda c: not c.actor.share_trunk,
+        "policy and critic share nothing; set actor.share_trunk=true",
+    ),
+)
+_UNREAD_LANGUAGE = (
+    *(
+        Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
+        for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")
+    ),
+    *(
+        Unread(f"actor.lora.{name}", lambda c: c.actor.lora.r == 0, _full)
+        for name in ("alpha", "dropout", "target_modules")
+    ),
+    *(
+        Unread(f"loss.{name}", lambda c: True, reason)
+        for name, reason in (
+            ("samples_mc_kl", "a language job samples KL(old||new) from the responses; drop it"),
+            ("samples_mc_entropy", "a token's entropy has a closed form; drop it"),
+        )
+    ),
+    Unread(
+        "collector.samples_count",
+        lambda c: c.collector.samples_every == 0,
+        "collector.samples_every=0 never shows any; drop it",
+    ),
+)
+#: domain -> the rules of its jobs
+UNREAD = {
+    CONTROL: (*_UNREAD_BOTH, *_UNREAD_CONTROL),
+    LANGUAGE: (*_UNREAD_BOTH, *_UNREAD_LANGUAGE),
+}
+
+
+def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
+    """Refuse an override that the chosen composition never reads.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave, as in ``loss.beta``.
+
+    Raises:
+        ConfigError: an override is never read; says why.
+    """
+    given = sorted(overridden)
+    for rule in UNREAD[config.domain]:
+        named = [key for key in given if f"{key}.".startswith(f"{rule.key}.")]
+        if named and rule.unread(config):
+            raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")

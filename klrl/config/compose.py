@@ -18,18 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
-from klrl.config import (
-    GROUPS,
-    JobConfig,
-    RootConfig,
-    conf_dir,
-    register_schemas,
-)
+from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
+from klrl.config.combinations import check_all_read
 from klrl.config.explain import explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
-from klrl.config.unread import check_all_read
 
 
 class Checked(NamedTuple):
@@ -142,6 +136,24 @@ class Composer:
         except (*_REFUSALS, OSError) as error:
             raise explain(error, overrides, self._from[0]) from error
 
+    def job_config(self, overrides: list[str]) -> JobConfig:
+        """One job's settings, typed and checked.
+
+        Raises:
+            ConfigError: an override is refused, or the job never reads it.
+        """
+        cfg = self.explained(overrides)
+        given = keys(overrides)
+        check_names_unset(given)
+        try:
+            config = to_config(cfg)
+        except ConfigError:
+            raise
+        except (OmegaConfBaseException, ValueError) as error:
+            raise explain(error, overrides, self._from[0]) from error
+        check_all_read(config, given)
+        return config
+
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
         # Hydra composes all up to the last override of another form, as ~kl.coef or kl={coef: 1}.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
@@ -191,26 +203,7 @@ def job_config(
     Raises:
         ConfigError: an override is refused, or the job never reads it.
     """
-    return checked_config(overrides, Composer(config_dir, config_name), config_dir)
-
-
-def checked_config(overrides: list[str], composer: Composer, config_dir: str | None) -> JobConfig:
-    """:func:`job_config` with a composer that several jobs share.
-
-    Raises:
-        ConfigError: an override is refused, or the job never reads it.
-    """
-    cfg = composer.explained(overrides)
-    given = keys(overrides)
-    check_names_unset(given)
-    try:
-        config = to_config(cfg)
-    except ConfigError:
-        raise
-    except (OmegaConfBaseException, ValueError) as error:
-        raise explain(error, overrides, config_dir) from error
-    check_all_read(config, given)
-    return config
+    return Composer(config_dir, config_name).job_config(overrides)
 
 
 def keys(overrides: Sequence[str]) -> frozenset[str]:

@@ -1,51 +1,32 @@
-"""The settings as Hydra composes them, and the typed job of each kind."""
+"""The typed job of each domain."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
-
-from omegaconf import MISSING
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
-from klrl.config.control import ActorConfig, CollectorConfig, EnvConfig
-from klrl.config.fields import number
-from klrl.config.kl import ControllerConfig, KLConfig, ReferenceConfig
-from klrl.config.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
-from klrl.config.learning import (
+from klrl.config.schemas import (
+    ActorConfig,
     AdvantageConfig,
+    CausalLMConfig,
+    CheckpointConfig,
+    CollectorConfig,
+    ControllerConfig,
+    EnvConfig,
+    EvalConfig,
     GroupConfig,
+    KLConfig,
+    LanguageEnvConfig,
     LearnerConfig,
+    LoggerConfig,
     LossConfig,
     OptimConfig,
+    ReferenceConfig,
+    SamplerConfig,
 )
-from klrl.config.record import CheckpointConfig, EvalConfig, LoggerConfig
-
-
-@dataclass
-class RootConfig:
-    """The settings outside any group."""
-
-    frames: Any = number(gt=0, whole=True, optional=False)
-    seed: int = number(ge=0)
-    device: str = MISSING
-    threads: int = number(ge=1)
-    resume: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    env: Any = None
-    actor: Any = None
-    reference: Any = None
-    kl: Any = None
-    controller: Any = None
-    advantage: Any = None
-    loss: Any = None
-    learner: Any = None
-    optim: Any = None
-    collector: Any = None
-    logger: Any = None
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""Values of the estimators, and their gradients over one step."""
+"""Values of the estimators, and their gradients over one step, where expectations are sums.
+
+The random problems of the gradient tables are those of the published figures: the same generator,
+seed and order of draws.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from klrl.doctor.enumerable import DOUBLE, cosine, error, softmax_pairs
 from klrl.doctor.lines import Line
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.losses.functional import reference_kl
+
+DOUBLE = torch.float64
 
 #: shift between two unit Gaussians -> true KL, std / true of k1, k2, k3, relative bias of k2.
 SCHULMAN = {
@@ -51,6 +56,16 @@ def _best_of(n: int, size: int = 1_000_000) -> tuple[float, float]:
     return math.log(n) - (n - 1) / n, float(kl)
 
 
+def softmax_pairs(scales: tuple[float, ...], actions: int = 50) -> list[tuple[Tensor, Tensor]]:
+    """Logits (policy, reference) at growing distance; one step of many actions."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = []
+    for scale in scales:
+        ref = torch.randn(actions, dtype=DOUBLE, generator=generator)
+        pairs.append((ref + scale * torch.randn(actions, dtype=DOUBLE, generator=generator), ref))
+    return pairs
+
+
 #: scale of the random problem -> cosine with the exact gradient, by placement and estimator.
 COSINES: dict[float, dict[str, float]] = {
     0.1: {"k2 in the loss": 1.0, "k3 in the loss": 1.0, "k1 in the reward": 1.0,
@@ -73,14 +88,14 @@ def gradient_lines() -> Iterator[Line]:
         log_p, log_q = theta.log_softmax(0), ref.log_softmax(0)
         p = log_p.exp().detach()
         kl = exact_kl(*(torch.distributions.Categorical(logits=x) for x in (theta, ref)))
-        true = _grad(kl, theta)
+        true = grad(kl, theta)
         label = f"KL {float(kl.detach()):.3f}"
         for name, value in expected.items():
             estimate = ESTIMATORS[name[:2]](log_p - log_q)
             loss = (p * estimate) if "loss" in name else p * estimate.detach() * log_p
-            aligned = cosine(_grad(loss.sum(), theta), true)
+            aligned = cosine(grad(loss.sum(), theta), true)
             yield Line(section, f"{label}: {name}", value, aligned, 0.006, source)
-        zero = _grad((p * ESTIMATORS["k1"](log_p - log_q)).sum(), theta).norm() / true.norm()
+        zero = grad((p * ESTIMATORS["k1"](log_p - log_q)).sum(), theta).norm() / true.norm()
         yield Line(section, f"{label}: |k1 in the loss|", 0.0, float(zero), 1e-9, source)
 
 
@@ -93,20 +108,20 @@ def off_policy_lines() -> Iterator[Line]:
         old = theta + 0.3 * torch.randn(theta.shape, dtype=DOUBLE, generator=generator)
         theta.requires_grad_()
         log_p, log_q, log_old = (x.log_softmax(0) for x in (theta, ref, old))
-        true = _grad((log_p.exp() * (log_p - log_q)).sum(), theta)
+        true = grad((log_p.exp() * (log_p - log_q)).sum(), theta)
         for name in ("k1", "k2", "k3"):
             kl = reference_kl(name, log_p, log_old, log_q)
-            off = error(_grad((log_old.exp() * kl).sum(), theta), true)
+            off = error(grad((log_old.exp() * kl).sum(), theta), true)
             yield Line(section, f"{name} with the ratio", 0.0, off, 1e-9, source)
     section = "Gradients of KL(old||new), sampled from pi_old: |error| / |exact|"
     theta, old = softmax_pairs((0.5,))[0]
     theta.requires_grad_()
     log_p, log_old = theta.log_softmax(0), old.log_softmax(0)
     dists = (torch.distributions.Categorical(logits=x) for x in (old, theta))
-    true = _grad(exact_kl(*dists), theta)
+    true = grad(exact_kl(*dists), theta)
     for name in ("k1", "k3"):
         kl = estimate_kl(log_old, log_p, name)
-        off = error(_grad((log_old.exp() * kl).sum(), theta), true)
+        off = error(grad((log_old.exp() * kl).sum(), theta), true)
         yield Line(section, f"{name} in the loss, no ratio", 0.0, off, 1e-9, source)
 
 
@@ -132,17 +147,17 @@ def forgotten_ratio_lines() -> Iterator[Line]:
     direction = torch.randn(theta.shape, dtype=DOUBLE, generator=generator)
     theta.requires_grad_()
     log_p, log_q = theta.log_softmax(0), ref.log_softmax(0)
-    true = _grad((log_p.exp() * (log_p - log_q)).sum(), theta)
+    true = grad((log_p.exp() * (log_p - log_q)).sum(), theta)
     errors = []
     for distance in DISTANCES:
         log_old = _policy_at(distance, theta.detach(), direction)
         loss = (log_old.exp() * ESTIMATORS["k2"](log_p - log_q)).sum()
-        errors.append(error(_grad(loss, theta), true))
+        errors.append(error(grad(loss, theta), true))
         expected = _forgotten_ratio(log_p.detach(), log_q, log_old)
         label = f"KL(old||new) {distance}"
         yield Line(section, f"{label}: without w", expected, errors[-1], 1e-9, source)
         loss = (log_old.exp() * reference_kl("k2", log_p, log_old, log_q)).sum()
-        yield Line(section, f"{label}: with w", 0.0, error(_grad(loss, theta), true), 1e-9, source)
+        yield Line(section, f"{label}: with w", 0.0, error(grad(loss, theta), true), 1e-9, source)
     grows = float(0.02 < errors[0] < errors[1] < errors[2])
     yield Line(section, "without w the error grows: 1 = yes", 1.0, grows, 0.0, source)
 
@@ -167,5 +182,16 @@ def _policy_at(distance: float, theta: Tensor, direction: Tensor) -> Tensor:
     return log_old
 
 
-def _grad(value: Tensor, at: Tensor) -> Tensor:
+def grad(value: Tensor, at: Tensor) -> Tensor:
+    """The gradient of a value at a tensor; the graph is kept for the next one."""
     return torch.autograd.grad(value, at, retain_graph=True)[0]
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Cosine of two gradients of any shape."""
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+def error(estimate: Tensor, true: Tensor) -> float:
+    """|estimate - true| / |true|."""
+    return float((estimate - true).norm() / true.norm())

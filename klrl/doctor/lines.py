@@ -47,7 +47,7 @@ def table(lines: Sequence[Line]) -> str:
     """The lines as text, a block per section."""
     blocks = []
     for section in dict.fromkeys(line.section for line in lines):
-        mine = [line for line in lines if line.section == section]
+        members = [line for line in lines if line.section == section]
         rows = [
             (
                 line.name,
@@ -55,9 +55,9 @@ def table(lines: Sequence[Line]) -> str:
                 f"found {line.found:>9.4g}",
                 f"+-{line.tolerance:<7.2g} {line.verdict}",
             )
-            for line in mine
+            for line in members
         ]
-        blocks.append(f"{section}   [{mine[0].source}]\n{text_table(rows, indent=2)}")
+        blocks.append(f"{section}   [{members[0].source}]\n{text_table(rows, indent=2)}")
     return "\n\n".join(blocks)
 
 

@@ -68,8 +68,7 @@ def _gradient_uses_the_next_beta() -> bool:
     for beta, increment in ((1.0, 2.0), (1.0, 1.0)):
         loss, batch = _klpen()
         loss.beta.fill_(beta)
-        loss.increment = loss_decrement = increment
-        loss.decrement = 1.0 / loss_decrement
+        loss.increment, loss.decrement = increment, 1.0 / increment
         with torch.no_grad():
             loss.actor_network[0].module.bias += 1.0
         loss(batch.copy())["loss_objective"].backward()

@@ -27,7 +27,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
-from klrl.base.live import LiveLine
+from klrl.base.text import LiveLine
 from klrl.language.model import no_progress_bar
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact, make_tokenizer

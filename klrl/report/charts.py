@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from klrl.report.curves import curve
 from klrl.report.frontier import frontier
-from klrl.report.measures import compared_by, kl_metric, reward_metric
+from klrl.report.measures import Line, column, compared_by, kl_metric, line_value, reward_metric
+from klrl.report.runs import Run
 from klrl.report.settings import Setting
-from klrl.report.statistics import Estimate
-from klrl.report.summary import Line, line_value
+from klrl.report.statistics import Estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
 #: Settings drawn at first: more cannot be told apart in a chart. On the page the reader can choose.
 SHOWN = 7
+#: A curve has no more points than this; rows between two points are averaged.
+POINTS = 60
 
 
 class Point(NamedTuple):
@@ -59,6 +61,9 @@ class Chart:
     floor: float | None = None
 
 
+# ---------------------------------------------------------------------------------- learning curves
+
+
 def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
     """A chart for each metric that declares a panel and has data, against the axis."""
     runs = [run for setting in settings for run in setting.runs]
@@ -93,13 +98,54 @@ def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
 
 
 def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
-    series = {}
-    for i, setting in enumerate(settings):
-        learned = curve(setting, metric)
-        if learned:
-            pairs = zip(learned.x, learned.y, strict=True)
-            series[i] = [Point(x, y) for x, y in pairs if y is not None]
-    return {i: points for i, points in series.items() if points}
+    curves = {i: curve(setting, metric) for i, setting in enumerate(settings)}
+    return {i: points for i, points in curves.items() if points}
+
+
+def curve(setting: Setting, metric: str) -> list[Point]:
+    """IQM and interval over seeds along the x-axis; empty if no seed recorded the metric.
+
+    At each point a seed has the mean of its rows since the point before, or else its last value. A
+    seed that ended earlier is left out.
+    """
+    runs = [run for run in setting.runs if metric in run.columns]
+    if not runs:
+        return []
+    grid = _grid(runs, metric)
+    seeds = np.stack([_at(grid, column(run, run.axis), column(run, metric)) for run in runs])
+    pairs = zip(grid, estimate_curve(seeds), strict=True)
+    return [Point(float(x), y) for x, y in pairs if y is not None]
+
+
+def _grid(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
+    """The x of the run with the most values, thinned to every k-th, and the last x of all runs."""
+    places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
+    x = max(places, key=len)
+    every = -(-len(x) // POINTS) or 1
+    x = x[::-1][::every][::-1]
+    end = max((place[-1] for place in places if len(place)), default=-np.inf)
+    return np.append(x, end) if len(x) and end > x[-1] else x
+
+
+def _at(
+    grid: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Mean of y over each interval (grid[i - 1], grid[i]]; an empty one has the value before it."""
+    answer = np.full(len(grid), np.nan)
+    recorded = np.isfinite(y)
+    interval = np.searchsorted(grid, x[recorded])
+    inside = interval < len(grid)
+    counts = np.bincount(interval[inside], minlength=len(grid))
+    sums = np.bincount(interval[inside], y[recorded][inside], minlength=len(grid))
+    held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
+    means = sums / np.maximum(counts, 1)
+    # Not past the run's own end, up to the width of an interval.
+    alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
+    answer[alive] = means[held[alive]]
+    return answer
+
+
+# ---------------------------------------------------------------------------------------- frontiers
 
 
 def frontier_charts(lines: Sequence[Line]) -> list[Chart]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.report.measures import final
+from klrl.report.measures import final, recorded_metrics
 from klrl.report.runs import Run, read_run
 from klrl.report.settings import differing, show
 from klrl.report.sweeps import Unreadable
@@ -68,9 +68,8 @@ def _unequal(
 def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
     """All metrics of either run; the difference is the second minus the first."""
     rows = []
-    for name in dict.fromkeys([*first.columns, *second.columns]):
-        values = [final(run, name) if name in run.columns else None for run in (first, second)]
-        left, right = values
+    for name in recorded_metrics([first, second]):
+        left, right = (final(r, name) if name in r.columns else None for r in (first, second))
         metric = metric_of(name, first.domain)
         change = "" if left is None or right is None else metric.show(right - left, signed=True)
         rows.append((name, _shown(metric, left), _shown(metric, right), change))

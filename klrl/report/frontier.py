@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from klrl.report.measures import final, kl_metric, reward_metric
+from klrl.report.measures import Line, final, kl_metric, line_value, reward_metric
 from klrl.report.runs import Run
 from klrl.report.settings import Setting, identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve, pareto_front
-from klrl.report.summary import Line, line_value
 from klrl.runs.metrics import Metric, metric_of
 
 #: The settings that move a run along a frontier; the other settings define the frontier.

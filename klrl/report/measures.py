@@ -1,15 +1,17 @@
-"""Measures, one number per run each, and the metrics by which runs are compared."""
+"""Measures: one number per run, and their estimates per setting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from klrl.report.runs import Run
-from klrl.runs.metrics import Metric, metric_of
+from klrl.report.settings import Setting
+from klrl.report.statistics import Estimate, estimate
+from klrl.runs.metrics import METRICS, Metric, metric_of
 
 #: KL(old||new) is in band within this factor of loss.dtarg, after WARM_UP iterations.
 BAND = 1.5
@@ -48,6 +50,13 @@ class Measure:
 def column(run: Run, metric: str) -> NDArray[np.float64]:
     """A metric of a run by iteration; all NaN if it was not recorded."""
     return run.columns.get(metric, np.full(run.rows, np.nan))
+
+
+def recorded_metrics(runs: Iterable[Run]) -> list[str]:
+    """The metrics that any of the runs recorded, in the order of their declaration; others last."""
+    names = dict.fromkeys(name for run in runs for name in run.columns)
+    declared = [name for name in METRICS if name in names]
+    return declared + [name for name in names if name not in METRICS]
 
 
 def final(run: Run, *metrics: str) -> float:
@@ -144,3 +153,36 @@ def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
         if runs and all(name in run.columns for run in runs):
             return name
     return names[1]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting's row of the table.
+
+    Attributes:
+        setting: the setting.
+        estimates: by :attr:`Measure.key`; None if no seed has the number.
+        worst: the lowest final return among its seeds.
+    """
+
+    setting: Setting
+    estimates: dict[str, Estimate | None]
+    worst: float | None
+
+
+def summary_lines(settings: Sequence[Setting]) -> list[Line]:
+    """One line per setting of one task."""
+    columns = measures([run for setting in settings for run in setting.runs])
+    lines = []
+    for setting in settings:
+        values = {m.key: np.array([m.of(run) for run in setting.runs]) for m in columns}
+        returns = values["return"][np.isfinite(values["return"])]
+        worst = float(returns.min()) if len(returns) else None
+        lines.append(Line(setting, {k: estimate(v) for k, v in values.items()}, worst))
+    return lines
+
+
+def line_value(line: Line, key: str) -> float:
+    """The estimate's value; NaN if there is none."""
+    estimated = line.estimates[key]
+    return estimated.value if estimated else float("nan")

@@ -11,10 +11,9 @@ from typing import Any
 
 from klrl.report.charts import SHOWN, Chart, Point
 from klrl.report.frontier import EqualKL
-from klrl.report.jobs import Job, count
-from klrl.report.measures import Measure
+from klrl.report.measures import Line, Measure
 from klrl.report.runs import Inventory
-from klrl.report.summary import Line
+from klrl.report.settings import Job, count
 from klrl.report.tables import (
     commands,
     differences,

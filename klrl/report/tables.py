@@ -7,13 +7,11 @@ from html import escape
 
 from klrl.domains import Domain
 from klrl.report.frontier import KNOBS, EqualKL
-from klrl.report.jobs import Job, count_states
-from klrl.report.measures import Measure
+from klrl.report.measures import Line, Measure, recorded_metrics
 from klrl.report.runs import Inventory, Run
-from klrl.report.settings import Setting, differing, show
+from klrl.report.settings import Job, Setting, count_states, differing, show
 from klrl.report.statistics import Estimate
-from klrl.report.summary import Line
-from klrl.runs.metrics import METRICS, Metric, metric_of
+from klrl.runs.metrics import Metric, metric_of
 
 
 def equal_table(equal: EqualKL) -> str:
@@ -133,10 +131,7 @@ def metrics_table(runs: Sequence[Run]) -> str:
     for domain, of in domains.items():
         if len(domains) > 1:
             parts.append(f"<h3>{escape(', '.join(dict.fromkeys(run.task for run in of)))}</h3>")
-        recorded = dict.fromkeys(name for run in of for name in run.columns)
-        names = [name for name in METRICS if name in recorded]
-        names += [name for name in recorded if name not in METRICS]
-        each = [metric_of(name, domain) for name in names]
+        each = [metric_of(name, domain) for name in recorded_metrics(of)]
         rows = [map(escape, (m.name, m.title, m.unit, m.what)) for m in each]
         head = ["metric", "title", "unit", "what it is"]
         parts.append(_table("Metrics", head, rows, ' class="words"'))

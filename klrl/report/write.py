@@ -10,13 +10,11 @@ from pathlib import Path
 from klrl.base.files import replace_file
 from klrl.report.charts import first_shown, frontier_charts, learning_curves
 from klrl.report.frontier import equal_kl
-from klrl.report.jobs import Job, count, count_states, other_jobs
-from klrl.report.measures import measures
+from klrl.report.measures import measures, summary_lines
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
 from klrl.report.runs import Inventory
-from klrl.report.settings import Setting, group_runs, names_of
-from klrl.report.summary import table
+from klrl.report.settings import Job, Setting, count, count_states, group_runs, names_of, other_jobs
 
 
 def write_report(inventory: Inventory, folder: Path, *, unfinished: bool = False) -> Path:
@@ -68,7 +66,7 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
 def _task(name: str, settings: Sequence[Setting], stem: Path) -> Task:
     """The section of one task; draws its PNGs."""
     members = [setting for setting in settings if setting.task == name]
-    lines = table(members)
+    lines = summary_lines(members)
     curves, frontiers, shown = learning_curves(members), frontier_charts(lines), first_shown(lines)
     pictures = [f"{stem.name}_curves.png", f"{stem.name}_frontier.png"]
     titles = [setting.name for setting in members]

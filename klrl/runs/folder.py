@@ -20,9 +20,9 @@ from uuid import uuid4
 import yaml
 from omegaconf import OmegaConf
 
+from klrl import __version__
 from klrl.base.errors import first_line
 from klrl.base.files import replace_file
-from klrl.base.version import __version__
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.domains import DOMAINS

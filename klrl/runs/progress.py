@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TextIO
 
-from klrl.base.live import LiveLine
+from klrl.base.text import LiveLine
 from klrl.domains import Domain
 from klrl.runs.metrics import Row, metrics_of
 

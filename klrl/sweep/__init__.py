@@ -2,7 +2,7 @@
 
 ``check.py`` checks the jobs of a command line, ``jobs.py`` defines a job and its status,
 ``worker.py`` runs one, ``launchers.py`` says where, ``search.py`` chooses jobs by their results,
-``ledger.py`` prints and records, ``run.py`` runs the whole sweep, ``single.py`` a single job and
-``stop.py`` handles signals; ``plan.py`` predicts the time (``probe.py``, ``estimate.py``). Only
-``worker.py`` and ``probe.py`` import torch, when they run a job.
+``ledger.py`` prints and records, ``run.py`` runs the whole sweep, or a single job, and ``stop.py``
+handles signals; ``plan.py`` predicts the time, from what ``probe.py`` measures. Only ``worker.py``
+and ``probe.py`` import torch, when they run a job.
 """

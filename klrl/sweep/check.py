@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from klrl.base.errors import ConfigError
-from klrl.base.live import LiveLine
+from klrl.base.text import LiveLine
 from klrl.config import SWEEP_GROUPS, LauncherConfig, SearchConfig
 from klrl.config.checks import check_names_unset, to_settings
-from klrl.config.compose import Checked, Composer, checked_config, keys
+from klrl.config.compose import Checked, Composer, keys
 from klrl.runs.machine import check_machine, check_package
 
 
@@ -27,8 +27,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
     checked: list[Checked] = []
     with checking(len(jobs)) as show:
         for job in jobs:
-            config = checked_config(job, composer, args.config_dir)
-            checked.append(Checked(job, config))
+            checked.append(Checked(job, composer.job_config(job)))
             show(len(checked))
     seen = set()
     for each in checked:
@@ -77,12 +76,12 @@ def sweep_settings(
     Raises:
         ConfigError: an override is refused, or a package is missing.
     """
-    overrides = list(own)
-    for override in overrides:
-        if override.partition("=")[0] in SWEEP_GROUPS and "," in override:
-            raise ConfigError(f"{override}: a sweep has one {override.partition('=')[0]}; give one")
-    cfg = Composer(args.config_dir, "sweep").explained(overrides)
-    check_names_unset(keys(overrides))
+    for override in own:
+        group = override.partition("=")[0]
+        if group in SWEEP_GROUPS and "," in override:
+            raise ConfigError(f"{override}: a sweep has one {group}; give one")
+    cfg = Composer(args.config_dir, "sweep").explained(own)
+    check_names_unset(keys(own))
     parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
     for group, config in parts.items():
         check_package(group, config.name)

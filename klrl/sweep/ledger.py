@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from klrl import __version__
 from klrl.base.files import replace_file
 from klrl.base.text import text_table
-from klrl.base.version import __version__
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import read_rows
@@ -33,7 +34,7 @@ class Ledger:
         self._path = folder / SWEEP_FILE
         self._command = shlex.join(["python", "-m", "klrl", *argv])
         self.jobs = {job.name: job for job in jobs}
-        self._status: dict[str, tuple[str, str | None]] = {}
+        self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
         self._seconds: dict[str, float] = {}
 
     def add(self, jobs: Sequence[Job]) -> None:
@@ -51,7 +52,7 @@ class Ledger:
 
     def status(self, name: str) -> str:
         """The status of a job; waiting where none is stored."""
-        return self._status.get(name, ("waiting", None))[0]
+        return self._status[name][0]
 
     def write(self) -> None:
         """Replace ``sweep.json`` in one step."""
@@ -61,8 +62,8 @@ class Ledger:
                 "folder": job.folder.name,
                 "overrides": list(job.overrides),
                 "identity": job.identity.settings,
-                "status": self._status.get(job.name, ("waiting", None))[0],
-                "error": self._status.get(job.name, ("waiting", None))[1],
+                "status": self._status[job.name][0],
+                "error": self._status[job.name][1],
             }
             for job in self.jobs.values()
         ]
@@ -78,7 +79,7 @@ class Ledger:
             recorded = _recorded(job)
             if recorded:
                 domains[recorded[1]] = None
-            status, error = self._status.get(name, ("waiting", None))
+            status, error = self._status[name]
             rows.append(_line(job, status, error, self._seconds.get(name), recorded))
         rows.sort(key=lambda row: row[1] != "finished")
         heads = _heads(list(domains) or [CONTROL])

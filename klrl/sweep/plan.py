@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import os
 import subprocess
@@ -14,21 +15,13 @@ from statistics import mean
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.config import LauncherConfig, OptunaConfig, register_schemas
+from klrl.config import JobConfig, LauncherConfig, OptunaConfig
 from klrl.config.overrides import expand, split_overrides
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.progress import duration
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.estimate import (
-    Planned,
-    job_seconds,
-    kind_of,
-    memory,
-    slots,
-    sweep_seconds,
-)
-from klrl.sweep.jobs import Job, make_jobs, status_of
+from klrl.sweep.jobs import Job, flat_settings, make_jobs, status_of
 from klrl.sweep.probe import Cost
 from klrl.sweep.run import check_launcher, named
 
@@ -36,6 +29,25 @@ from klrl.sweep.run import check_launcher, named
 SECONDS = 5.0
 #: A start that takes longer included a compilation, which is cached and not paid again.
 _COMPILED = 12.0
+#: Share of the evaluations that are the best so far, and write a checkpoint; most of them early.
+_IMPROVED = 0.5
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job to run.
+
+    Attributes:
+        name: its folder's name.
+        overrides: those of its command line.
+        config: its settings.
+        done: frames (language: samples) done before.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    config: JobConfig
+    done: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,6 @@ def print_plan(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
     """
-    register_schemas()
     plan = make_plan(args)
     total = len(plan.jobs) + plan.finished
     done = f", {plan.finished} finished before" if plan.finished else ""
@@ -118,12 +129,17 @@ def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
     for job in sorted(jobs, key=lambda job: job.config.frames):
         longest[kind_of(job.config)] = job
     for kind, job in longest.items():
-        print(f"  measuring {job.name} for {SECONDS:g} s ...", file=sys.stderr, flush=True)
+        _say(f"{job.name}: one start, with its imports and compilation, then {SECONDS:g} s")
         cost = _probe(job, 1)
         if cost.start > _COMPILED or at_once > 1:
+            _say(f"{job.name}: again, {at_once} at a time")
             cost = _probe(job, at_once)
         costs[kind] = cost
     return costs
+
+
+def _say(text: str) -> None:
+    print(f"  measuring {text} ...", file=sys.stderr, flush=True)
 
 
 def _probe(job: Planned, copies: int) -> Cost:
@@ -182,3 +198,66 @@ def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
             f"launcher={launcher.name}: {at_once} jobs at a time need {needed / 1e9:.0f} GB, this "
             f"machine has {total / 1e9:.0f}; run fewer at a time"
         )
+
+
+# --------------------------------------------- time and memory, from the cost of each part of a job
+
+
+def kind_of(config: JobConfig) -> str:
+    """A key that is equal for two jobs which cost the same per iteration.
+
+    The seed and real-valued settings (coefficients, targets, rates) are left out: they change what
+    is learned, not how long it takes.
+    """
+    settings = flat_settings(config)
+    kept = {k: v for k, v in settings.items() if not isinstance(v, float)}
+    for free in ("seed", "frames"):
+        del kept[free]
+    return repr(sorted(kept.items(), key=lambda item: item[0]))
+
+
+def job_seconds(job: Planned, cost: Cost) -> float:
+    """Seconds of a job in a process that has run a job of its kind before."""
+    config = job.config
+    share = 1 - job.done / config.frames
+    iterations = config.iterations * share
+    evaluations = iterations / config.eval.every if config.eval.every else 0.0
+    checkpoints = 1 + iterations / config.checkpoint.every + _IMPROVED * evaluations
+    return (
+        cost.job
+        + iterations * cost.iteration
+        + evaluations * cost.evaluation
+        + checkpoints * cost.checkpoint
+    )
+
+
+def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
+    """Jobs that run at a time."""
+    return max(min(launcher.at_once(jobs, cores), jobs), 1)
+
+
+def sweep_seconds(
+    jobs: Sequence[Planned], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
+) -> float:
+    """Wall time of all jobs in seconds; each goes to the process that is free first.
+
+    The first job of a process pays the process's start; with submitit every job has a new one.
+    """
+    if not jobs:
+        return 0.0
+    fresh = set(range(at_once))
+    queue = [(0.0, slot) for slot in range(at_once)]
+    for job in jobs:
+        cost = costs[kind_of(job.config)]
+        at, slot = heapq.heappop(queue)
+        if slot in fresh or launcher.name == "submitit":
+            at += cost.start
+            fresh.discard(slot)
+        at += job_seconds(job, cost)
+        heapq.heappush(queue, (at, slot))
+    return max(at for at, _ in queue)
+
+
+def memory(costs: Mapping[str, Cost], at_once: int) -> int:
+    """Peak memory of ``at_once`` processes in bytes, each counted with the largest job's peak."""
+    return at_once * max((cost.memory + cost.children for cost in costs.values()), default=0)

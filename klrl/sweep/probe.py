@@ -47,7 +47,6 @@ class Cost:
         checkpoint: one checkpoint.
         memory: the process's peak memory, bytes.
         children: the peak memory of the largest child process (wandb's service), bytes.
-        mode: how the update runs.
     """
 
     start: float
@@ -57,7 +56,6 @@ class Cost:
     checkpoint: float
     memory: int = 0
     children: int = 0
-    mode: str = "false"
 
 
 class _Timer(Callback):
@@ -129,7 +127,6 @@ def measure(config: JobConfig, seconds: float) -> Measured:
         iteration=iteration,
         evaluation=_mean(evaluations),
         checkpoint=_mean(timer.checkpoints),
-        mode=training.parts.learner.steps.mode,
     )
     return Measured(cost, len(timer.stamps), timer.extra)
 

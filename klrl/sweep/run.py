@@ -1,27 +1,113 @@
-"""A sweep from its command line to its closing table."""
+"""A single run in its folder; a sweep from its command line to its closing table."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from klrl.base.errors import ConfigError, Interrupted
+from klrl.base.imports import collection_paused
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
-from klrl.runs.folder import new_folder
+from klrl.runs.folder import RunFolder, new_folder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, JobStatus, Outcome, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
-from klrl.sweep.single import remove_unstarted
 from klrl.sweep.stop import passed_on
 
+if TYPE_CHECKING:
+    from klrl.train.callbacks import Callback
+
 FAILED = 1
+
+
+class OwnFolder:
+    """The folder of a run or of a sweep, made if it is missing.
+
+    Args:
+        given: its path; None for a new one below ``outputs/``.
+        setting: where the path was given, for error messages.
+        suffix: the end of a new folder's name.
+
+    Attributes:
+        path: the folder.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+
+    def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
+        folder = Path(given) if given is not None else None
+        # What it held already, and keeps; None where it is new.
+        self._before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
+        try:
+            self.path = folder or new_folder(suffix)
+            self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{setting}: cannot be written: {error}") from error
+
+    def remove_unstarted(self) -> None:
+        """Remove what was written, and new folders, unless a run began."""
+        if any(self.path.glob("**/manifest.json")):
+            return
+        for path in set(self.path.iterdir()) - (self._before or set()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        if self._before is None:
+            for path in self._new or [self.path]:
+                if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
+                    path.rmdir()
+
+
+def run_in_folder(
+    given: str | None,
+    config: JobConfig,
+    overrides: Sequence[str] | None,
+    *,
+    setting: str = "hydra.run.dir",
+    argv: Sequence[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Path:
+    """Run a checked job in a folder, which is removed again if the job does not begin.
+
+    Args:
+        given: the folder; None for a new one below ``outputs/``.
+        config: the job.
+        overrides: as on the command line; None where the config was given directly.
+        setting: the folder's name in error messages.
+        argv: the command line that started it; default: that of the overrides.
+        callbacks: hooks of the loop.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: the folder cannot be written or holds a run, or the job is refused.
+    """
+    if given is not None and any(Path(given).glob("**/manifest.json")):
+        raise ConfigError(
+            f"{setting}={given}: holds a run already; give another, or resume={given}"
+        )
+    folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
+    try:
+        with collection_paused():
+            from klrl.train.loop import start
+        start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
+    except BaseException:
+        folder.remove_unstarted()
+        raise
+    return folder.path
 
 
 def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
@@ -207,13 +293,9 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
     if sweep.folder and any(Path(sweep.folder).glob("**/manifest.json")):
         raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
-    folder = Path(given) if given else None
-    before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
+    folder = OwnFolder(given, setting, "_sweep")
     try:
-        folder = folder or new_folder("_sweep")
-        new = [p for p in (folder, *folder.parents) if not p.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder.path / ".lock").open("w")
     except OSError as error:
         raise ConfigError(f"{setting}: cannot be written: {error}") from error
     with lock:
@@ -222,9 +304,9 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
         except OSError as error:
             raise ConfigError(f"{setting}: another process runs it; wait or stop it") from error
         try:
-            yield folder
+            yield folder.path
         except (ConfigError, KeyboardInterrupt, Interrupted):
-            remove_unstarted(folder, before, new)
+            folder.remove_unstarted()
             raise
         finally:
-            (folder / ".lock").unlink(missing_ok=True)
+            (folder.path / ".lock").unlink(missing_ok=True)

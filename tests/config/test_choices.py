@@ -25,12 +25,8 @@ from klrl.config import (
     choice_of,
     choices_for,
     conf_dir,
-    control,
     factory,
-    kl,
-    language,
-    learning,
-    record,
+    schemas,
     sweep,
 )
 from klrl.config.checks import check_config, to_config
@@ -65,7 +61,7 @@ def test_every_choice_has_factories_that_can_be_imported(group: str, name: str) 
 
 def test_every_schema_belongs_to_a_choice() -> None:
     """But for those that only others are derived from."""
-    declared = schemas_of(control, kl, language, learning, record, sweep)
+    declared = schemas_of(schemas, sweep)
     wired = {choice.schema for choices in ALL_CHOICES.values() for choice in choices.values()}
     bases = {base for schema in wired for base in schema.__mro__[1:]}
     assert declared - wired - bases == set(), "a schema without a choice, and so without a factory"
@@ -143,15 +139,15 @@ def test_a_yaml_without_a_name_or_with_a_list_is_refused(tmp_path: Path) -> None
 
 
 def test_a_factory_of_another_domain_is_no_default() -> None:
-    config = language.SamplerConfig(name="sampler")
+    config = schemas.SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: control has no such choice.*vector"):
         factory("collector", config, CONTROL)
     with pytest.raises(ConfigError, match="loss.name=spo: is not registered"):
-        factory("loss", learning.LossConfig(name="spo"), CONTROL)
+        factory("loss", schemas.LossConfig(name="spo"), CONTROL)
 
 
 @dataclasses.dataclass
-class SpoConfig(learning.LossConfig):
+class SpoConfig(schemas.LossConfig):
     """A loss with the settings of clip."""
 
     clip_epsilon: float = number(gt=0)
@@ -233,7 +229,7 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
     """As long as it does what was done before."""
 
     @dataclasses.dataclass
-    class Later(learning.OptimConfig):
+    class Later(schemas.OptimConfig):
         warmup: int = added(number(ge=0), before=0)
 
     config = job_config([])

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from klrl.cli.doctor import main
-from klrl.doctor import estimates, tokens
-from klrl.doctor.examine import examine
+from klrl.doctor import estimates, examine, tokens
 from klrl.doctor.lines import off
 from klrl.kl import estimators as divergence
 from klrl.kl.controllers import AdaptiveKLController

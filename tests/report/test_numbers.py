@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from klrl.report.curves import curve
+from klrl.report.charts import curve
 from klrl.report.measures import final, in_band
 from klrl.report.runs import find_runs
 from klrl.report.settings import group_runs, names_of
@@ -36,9 +36,9 @@ RLIABLE = {
 @pytest.mark.parametrize("shape", RLIABLE)
 def test_iqm_and_interval_are_those_that_rliable_printed(shape):
     middle, low, high = RLIABLE[shape]
-    ours = scores(*shape)
-    assert float(iqm(ours.ravel())) == pytest.approx(middle, abs=1e-9)
-    ends = bootstrap_interval(ours, resamples=50_000)
+    drawn = scores(*shape)
+    assert float(iqm(drawn.ravel())) == pytest.approx(middle, abs=1e-9)
+    ends = bootstrap_interval(drawn, resamples=50_000)
     np.testing.assert_allclose(ends, (low, high), atol=0.02 * (high - low))
 
 
@@ -62,8 +62,8 @@ def test_pareto_front_by_hand():
 
 
 def test_gain_at_equal_cost_is_linear_and_nowhere_else():
-    found = at_equal_cost(np.array([3.0, 1]), np.array([10.0, 20]), np.array([0.5, 1.5, 3, 4]))
-    np.testing.assert_array_equal(found, [np.nan, 17.5, 10, np.nan])
+    gains = at_equal_cost(np.array([3.0, 1]), np.array([10.0, 20]), np.array([0.5, 1.5, 3, 4]))
+    np.testing.assert_array_equal(gains, [np.nan, 17.5, 10, np.nan])
 
 
 # ------------------------------------------------------------------------------------- the numbers
@@ -93,9 +93,10 @@ def test_curves_average_seeds_at_equal_frames_and_end_with_each_seed(tmp_path):
     for seed, (reward, rows) in enumerate([(0.0, 20), (4.0, 20), (100.0, 10)]):
         write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(reward)[:rows])
     runs = find_runs([str(tmp_path)]).runs
-    found = curve(group_runs(runs, names_of(runs))[0][0], "reward/episode")
-    assert found.x == [100.0 * i for i in range(1, ROWS + 1)]
+    points = curve(group_runs(runs, names_of(runs))[0][0], "reward/episode")
+    assert [point.x for point in points] == [100.0 * i for i in range(1, ROWS + 1)]
+    y = [point.y for point in points]
     # Three seeds: floor(3 / 4) = 0 are cut. After 10 iterations two are left.
-    assert found.y[0].value == pytest.approx((-19 - 15 + 81) / 3)
-    assert (found.y[0].seeds, found.y[10].seeds) == (3, 2)
-    assert (found.y[19].value, found.y[19].low, found.y[19].high) == (2, 0, 4)
+    assert y[0].value == pytest.approx((-19 - 15 + 81) / 3)
+    assert (y[0].seeds, y[10].seeds) == (3, 2)
+    assert (y[19].value, y[19].low, y[19].high) == (2, 0, 4)

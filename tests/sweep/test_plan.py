@@ -14,8 +14,8 @@ from klrl.cli.plan import main as plan_main
 from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
-from klrl.sweep import plan as plan
-from klrl.sweep.estimate import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
+from klrl.sweep import plan
+from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
 from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
 
@@ -77,7 +77,12 @@ def told(capsys, *words: str) -> str:
 @pytest.mark.timeout(300)
 def test_it_measures_and_writes_nothing(capsys, monkeypatch) -> None:
     monkeypatch.setattr(plan, "SECONDS", 0.2)
-    out = told(capsys, "-m", *JOB, "kl.coef=0,1", "seed=0,1", "launcher=joblib")
+    plan_main(["-m", *JOB, "kl.coef=0,1", "seed=0,1", "launcher=joblib"])
+    out, err = capsys.readouterr()
+    assert [line.split(": ", 1)[1] for line in err.splitlines() if "measuring" in line] == [
+        "one start, with its imports and compilation, then 0.2 s ...",
+        "again, 2 at a time ...",
+    ]
     assert "4 jobs, 4 to run" in out
     (line,) = [x for x in out.splitlines() if "kl.coef=1,seed=1" in x or "kl.coef=0,seed" in x]
     assert re.search(r" 4 +6,400 +[\d,]+ +\d:\d\d +\d\.\d GB", line), line

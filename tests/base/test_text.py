@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from klrl.base.live import LiveLine
+from klrl.base.text import LiveLine
 
 
 class Terminal(io.StringIO):

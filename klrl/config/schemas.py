@@ -1,0 +1,367 @@
+"""The settings of a job, by group, with their types and ranges; values are in ``conf/``.
+
+Where an annotation is ``Optional[...]`` and not ``... | None``, OmegaConf reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Optional
+
+from omegaconf import MISSING
+
+from klrl.config.fields import ChoiceConfig, choice, number
+from klrl.config.placement import ESTIMATORS, PLACEMENTS
+
+# ----------------------------------------------------------- control: environment, network, rollout
+
+
+@dataclass
+class EnvConfig(ChoiceConfig):
+    """A Gymnasium environment and its copies in this process."""
+
+    id: str = MISSING
+    kwargs: dict[str, Any] = MISSING
+    num_envs: int = number(ge=1)
+    normalize_observation: bool = MISSING
+    reward_scale: float = number(gt=0)
+
+
+@dataclass
+class ActorConfig(ChoiceConfig):
+    """An MLP policy and its critic; the distribution follows the action space."""
+
+    hidden: list[int] = MISSING
+    activation: str = choice("tanh", "relu", "elu", "silu", "gelu")
+    share_trunk: bool = MISSING
+    init: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
+class GaussianActorConfig(ActorConfig):
+    """The same with a standard deviation to start from (Box actions)."""
+
+    init_std: float = number(gt=0)
+
+
+@dataclass
+class CollectorConfig(ChoiceConfig):
+    """Rollouts in this process."""
+
+    steps: int = number(ge=1)
+
+    #: Whether the copies of the environment are made in other processes.
+    elsewhere: ClassVar[bool] = False
+
+
+@dataclass
+class RayCollectorConfig(CollectorConfig):
+    """Rollouts in other processes, on this machine or on those of a Ray cluster."""
+
+    workers: int = number(ge=1)
+    cpus_per_worker: int = number(ge=1)
+
+    elsewhere: ClassVar[bool] = True
+
+
+# ------------------------------------------------------------------- language: task, model, sampler
+
+
+@dataclass
+class LanguageEnvConfig(ChoiceConfig):
+    """Prompts and a reward function; a response is an episode of one step."""
+
+    reward: str = MISSING
+    reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045
+
+
+@dataclass
+class SortDigitsConfig(LanguageEnvConfig):
+    """A generated, verifiable task: the user gives digits, the assistant sorts them."""
+
+    shortest: int = number(ge=1)
+    longest: int = number(ge=1)
+    shots: int = number(ge=0)
+
+
+@dataclass
+class TextConfig(LanguageEnvConfig):
+    """Prompts from a JSON Lines file, and the user's own reward function."""
+
+    data: str = MISSING
+    eval_data: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters in place of the weights; r = 0 trains the weights."""
+
+    r: int = number(ge=0)
+    alpha: float = number(gt=0)
+    dropout: float = number(ge=0, le=1)
+    # Any: a list of names, or all-linear.
+    target_modules: Any = MISSING
+
+
+@dataclass
+class CausalLMConfig(ChoiceConfig):
+    """A causal language model of ``transformers``."""
+
+    model: Optional[str] = None  # noqa: UP045
+    dtype: str = choice("float32", "bfloat16", "float64")
+    gradient_checkpointing: bool = MISSING
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    init: Optional[str] = None  # noqa: UP045
+
+
+@dataclass
+class SamplerConfig(ChoiceConfig):
+    """Responses to prompts, sampled in this process."""
+
+    prompts: int = number(ge=1)
+    group_size: int = number(ge=1)
+    max_new_tokens: int = number(ge=1)
+    temperature: float = number(gt=0)
+    sampler: str = choice("cache", "wrapper")
+    scoring: str = choice("auto", "padded")
+    samples_every: int = number(ge=0)
+    samples_count: int = number(ge=1)
+
+
+# ------------------------------------- both domains: pi_ref, the penalty, the controller of kl.coef
+
+
+@dataclass
+class ReferenceConfig(ChoiceConfig):
+    """The policy at the start of training."""
+
+
+@dataclass
+class CheckpointReferenceConfig(ReferenceConfig):
+    """A policy that another run trained."""
+
+    path: str = MISSING
+    which: str = choice("last", "best")
+
+
+@dataclass
+class EMAReferenceConfig(ReferenceConfig):
+    """A moving average of the policy."""
+
+    decay: float = number(ge=0, le=1)
+
+
+@dataclass
+class PeriodicReferenceConfig(ReferenceConfig):
+    """The policy as it was some iterations ago."""
+
+    every: int = number(ge=1)
+
+
+@dataclass
+class KLConfig(ChoiceConfig):
+    """No KL to a reference: no measurement, no penalty."""
+
+
+@dataclass
+class LegacyKLConfig(KLConfig):
+    """One transform with the sampled log-ratio (k1) in the reward."""
+
+    coef: float = number(ge=0)
+    apply: str = choice("rollout", "step")
+
+
+@dataclass
+class RetrieveKLConfig(LegacyKLConfig):
+    """Log-prob retrieval twice, then the KL computation."""
+
+    estimator: str = choice(*ESTIMATORS)
+    placement: str = choice(*PLACEMENTS)
+    allow_biased: bool = MISSING
+
+
+@dataclass
+class ControllerConfig(ChoiceConfig):
+    """A fixed kl.coef."""
+
+
+@dataclass
+class ScheduleControllerConfig(ControllerConfig):
+    """kl.coef moves with the frames."""
+
+    shape: str = choice("linear", "cosine")
+    end: float = number(ge=0)
+    frames: Any = number(gt=0, whole=True)
+
+
+@dataclass
+class AdaptiveControllerConfig(ControllerConfig):
+    """kl.coef is multiplied towards a target KL."""
+
+    target: float = number(gt=0)
+    horizon: Optional[float] = number(gt=0)  # noqa: UP045
+    coef_min: float = number(gt=0)
+    coef_max: float = number(gt=0)
+
+
+@dataclass
+class DualControllerConfig(ControllerConfig):
+    """log kl.coef ascends on the constraint KL <= target."""
+
+    target: float = number(gt=0)
+    lr: float = number(gt=0)
+    coef_min: float = number(gt=0)
+    coef_max: float = number(gt=0)
+
+
+# ----------------------------------------- both domains: advantage, policy loss, learner, optimiser
+
+
+@dataclass
+class AdvantageConfig(ChoiceConfig):
+    """Generalised advantage estimation."""
+
+    gamma: float = number(ge=0, le=1)
+    lmbda: float = number(ge=0, le=1)
+
+
+@dataclass
+class GroupConfig(ChoiceConfig):
+    """A baseline from the scores of a prompt's group of responses."""
+
+    baseline: str = choice("normalized", "leave_one_out")
+
+
+@dataclass
+class LossConfig(ChoiceConfig):
+    """The settings that all policy losses share."""
+
+    entropy_bonus: bool = MISSING
+    entropy_coeff: float = number(ge=0)
+    samples_mc_entropy: int = number(ge=1)
+    critic_coeff: float = number(ge=0)
+    loss_critic_type: str = choice("l1", "l2", "smooth_l1")
+    clip_value: Optional[float] = number(gt=0)  # noqa: UP045
+    normalize_advantage: bool = MISSING
+    separate_losses: bool = MISSING
+    reduction: str = choice("mean", "sum", "token", "sequence")
+
+
+@dataclass
+class KLPENConfig(LossConfig):
+    """PPO with a KL(old||new) penalty whose coefficient beta follows a rule."""
+
+    dtarg: float = number(gt=0)
+    beta: float = number(ge=0)
+    increment: float = number(ge=1)
+    decrement: float = number(gt=0, le=1)
+    beta_rule: str = choice("doubling", "proportional", "forward")
+    gain: float = number(gt=0)
+    line_search: str = choice("none", "back", "both")
+    beta_min: float = number(gt=0)
+    beta_max: float = number(gt=0)
+    kl_old: str = choice("exact", "sampled")
+    samples_mc_kl: int = number(ge=1)
+
+
+@dataclass
+class ClipConfig(LossConfig):
+    """PPO with a clipped ratio."""
+
+    clip_epsilon: float = number(gt=0)
+    target_kl: Optional[float] = number(gt=0)  # noqa: UP045
+
+
+@dataclass
+class LearnerConfig(ChoiceConfig):
+    """Epochs over one rollout, each split into minibatches."""
+
+    epochs: int = number(ge=1)
+    minibatches: int = number(ge=1)
+    # Any: YAML reads a bare false as a boolean.
+    compile: Any = choice("auto", "false", "jit", "aot")
+
+
+@dataclass
+class OptimConfig(ChoiceConfig):
+    """Adam."""
+
+    lr: float = number(gt=0)
+    lr_floor: float = number(ge=0)
+    eps: float = number(gt=0)
+    max_grad_norm: float = number(gt=0)
+
+
+@dataclass
+class AdamWConfig(OptimConfig):
+    """Adam with decoupled weight decay."""
+
+    weight_decay: float = number(ge=0)
+
+
+# --------------------------------------------------- both domains: logger, evaluations, checkpoints
+
+
+@dataclass
+class LoggerConfig(ChoiceConfig):
+    """``metrics.jsonl`` alone."""
+
+    def offline(self) -> LoggerConfig:
+        """The same logger, sending nothing over the network."""
+        return self
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """``metrics.jsonl`` and a wandb run."""
+
+    mode: str = choice("auto", "offline", "online")
+    project: str = MISSING
+    entity: Optional[str] = None  # noqa: UP045
+    tags: list[str] = MISSING
+
+    def offline(self) -> WandbConfig:
+        """Wandb's records stay in the run folder."""
+        return replace(self, mode="offline")
+
+
+@dataclass
+class EvalConfig:
+    """Deterministic episodes in separate environments during training."""
+
+    every: int = number(ge=0)
+    episodes: int = number(ge=1)
+
+
+@dataclass
+class CheckpointConfig:
+    """How often a checkpoint is written."""
+
+    every: int = number(ge=1)
+
+
+# -------------------------------------------------------------------------------- outside any group
+
+
+@dataclass
+class RootConfig:
+    """The settings outside any group."""
+
+    frames: Any = number(gt=0, whole=True, optional=False)
+    seed: int = number(ge=0)
+    device: str = MISSING
+    threads: int = number(ge=1)
+    resume: Optional[str] = None  # noqa: UP045
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    env: Any = None
+    actor: Any = None
+    reference: Any = None
+    kl: Any = None
+    controller: Any = None
+    advantage: Any = None
+    loss: Any = None
+    learner: Any = None
+    optim: Any = None
+    collector: Any = None
+    logger: Any = None
