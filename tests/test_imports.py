@@ -144,7 +144,7 @@ def test_same_names_in_both_domains() -> None:
         {path.stem for path in (PACKAGE / domain).glob("*.py")}
         for domain in ("control", "language")
     )
-    both = {"advantage", "evaluate", "kl", "load", "other_task", "parts", "preflight", "record"}
+    both = {"advantage", "evaluate", "kl", "load", "parts", "preflight", "record"}
     both |= {"rollout", "update"}
     assert both <= control & language
 
