@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from klrl.control.actor import Agent
 from klrl.control.cuda_graph import capture
-from klrl.control.distributions import Categorical, TanhNormalFamily
+from klrl.control.distributions import Categorical, Family, TanhNormalFamily
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
-from klrl.kl.family import Family
 
 Array = np.ndarray
 

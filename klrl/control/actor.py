@@ -22,7 +22,7 @@ from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
-from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
+from klrl.control.distributions import Categorical, Family, Normal, TanhNormalFamily
 from klrl.control.networks import (
     Networks,
     ObservationNormalizer,
@@ -30,7 +30,6 @@ from klrl.control.networks import (
     ValueNet,
     mlp,
 )
-from klrl.kl.family import Family
 
 
 @dataclass

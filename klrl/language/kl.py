@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from klrl.config import LANGUAGE, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
+from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
 from klrl.kl.measure import mean_kl
 from klrl.language.batch import (
     LOG_PROBS,
@@ -23,7 +23,7 @@ from klrl.language.vocabulary import NextTokens
 
 #: The exact KL of every token [B, R], and the applied one [B, R, 1] without its coefficient.
 EXACT = ("kl", "exact")
-CHARGED = ("next", "kl_penalty")
+CHARGED = ("next", KL_KEY)
 
 
 def make_reference_kl(config: KLConfig) -> ReferenceKL | None:
