@@ -26,8 +26,7 @@ from klrl.base.ray_start import start_ray
 from klrl.config import Config, RayCollectorConfig
 from klrl.config.checks import to_config
 from klrl.control.env import make_env
-from klrl.control.ray_rollout import RayRollout
-from klrl.control.ray_worker import join, to_arrays, weights_of
+from klrl.control.ray_rollout import RayRollout, join, to_arrays, weights_of
 from klrl.control.vector import VectorRollout
 from klrl.train.loop import Training
 

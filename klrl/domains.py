@@ -83,7 +83,7 @@ CONTROL = Domain(
         "preflight": "klrl.control.preflight:check_job",
         "parts": "klrl.control.parts:ControlParts",
         "load": "klrl.control.load:trained_actor",
-        "on_task": "klrl.control.other_task:control_on_task",
+        "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
     },
 )

@@ -25,10 +25,9 @@ from torch.nn.functional import one_hot
 
 from klrl.config import CONTROL, LANGUAGE, JobConfig
 from klrl.control.actor import Agent
-from klrl.control.distributions import Categorical
-from klrl.control.mlp import PolicyNet, ValueNet
+from klrl.control.distributions import Categorical, Params
+from klrl.control.networks import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
-from klrl.kl.family import Params
 from klrl.language import batch as layout
 from klrl.language.causal_lm import ValueHead
 from klrl.language.checks import Layouts

@@ -38,7 +38,7 @@ MOVED = {
     "klrl.errors": "klrl.base.errors",
     "klrl.kl.base": "klrl.transforms.base",
     "klrl.kl.build": "klrl.control.kl",
-    "klrl.kl.collector_policy": "klrl.transforms.collector_policy",
+    "klrl.kl.collector_policy": "klrl.transforms.retrieve_kl",
     "klrl.kl.computation": "klrl.transforms.computation",
     "klrl.kl.constrained": "klrl.transforms.constrained",
     "klrl.kl.divergence": "klrl.kl.estimators",

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from klrl.control.actor import Agent
 from klrl.control.cuda_graph import capture
-from klrl.control.distributions import Categorical, TanhNormalFamily
-from klrl.control.mlp import ObservationNormalizer, PolicyNet
-from klrl.kl.family import Family
+from klrl.control.distributions import Categorical, Family, TanhNormalFamily
+from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
 
@@ -111,11 +110,11 @@ class NumpyActing:
     def _refresh(self) -> None:
         """Take new views of the parameters: an optimiser or a checkpoint may have moved them."""
         net, normalizer = self._net, self._net.normalizer
-        linears = [layer for layer in net.trunk if isinstance(layer, nn.Linear)]
+        layers = [*linears(net.trunk), net.head]
         activations = [_NUMPY[type(x)] for x in net.trunk if not isinstance(x, nn.Linear)]
         self._layers = [
             (layer.weight.detach().numpy().T, layer.bias.detach().numpy(), activate)
-            for layer, activate in zip([*linears, net.head], [*activations, None], strict=True)
+            for layer, activate in zip(layers, [*activations, None], strict=True)
         ]
         self._normalizer = None
         if isinstance(normalizer, ObservationNormalizer):

@@ -22,9 +22,14 @@ from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
-from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
-from klrl.control.mlp import ObservationNormalizer, PolicyNet, ValueNet, mlp
-from klrl.kl.family import Family
+from klrl.control.distributions import Categorical, Family, Normal, TanhNormalFamily
+from klrl.control.networks import (
+    Networks,
+    ObservationNormalizer,
+    PolicyNet,
+    ValueNet,
+    mlp,
+)
 
 
 @dataclass
@@ -47,6 +52,11 @@ class Agent:
     def modules(self) -> nn.ModuleDict:
         """Both networks, for checkpoints and devices."""
         return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+
+    @property
+    def networks(self) -> Networks:
+        """The plain networks inside both, as the learner calls them."""
+        return Networks(self.policy_net, self.value_net)
 
     @property
     def policy_net(self) -> PolicyNet:
@@ -206,9 +216,3 @@ def _sampler(family: Family) -> ProbabilisticTensorDictModule:
         return_log_prob=True,
         default_interaction_type=InteractionType.RANDOM,
     )
-
-
-def trainable(agent: Agent) -> list[nn.Parameter]:
-    """The parameters of both networks, each once."""
-    unique: dict[int, Any] = {id(p): p for p in agent.modules.parameters()}
-    return list(unique.values())

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from klrl.config import AdvantageConfig
 
-#: The learner's reward: shaped, then scaled. Recorded rewards are never scaled.
-LEARNER_REWARD = "reward_learner"
-
 
 def gae(
     config: AdvantageConfig, critic: TensorDictModule, reward_scale: float
@@ -42,14 +39,13 @@ def gae(
     @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         after = batch.get("next")
-        reward = after.get("reward") * reward_scale
+        reward = after.get("reward") * reward_scale  # recorded rewards are never scaled
         value = value_of(batch.get("observation"))
         value_after = _values_after(batch, value, value_of)
         alive = (~after.get("terminated")).to(value.dtype)
         continues = (~after.get("done")).to(value.dtype)
         delta = reward + config.gamma * alive * value_after - value
         advantage = discounted(delta, config.gamma * config.lmbda * continues)
-        after.set(LEARNER_REWARD, reward)
         batch.set("state_value", value)
         batch.set("advantage", advantage)
         batch.set("value_target", advantage + value)

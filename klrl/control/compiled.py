@@ -46,7 +46,7 @@ NOT_COMPILED = {
 
 #: The files that a step is made of.
 _SOURCES = (
-    *("control/distributions.py", "control/mlp.py", "control/actor.py", "control/networks.py"),
+    *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/score.py", "control/step.py", "control/compiled.py"),
     *("losses", "kl/charge.py", "kl/estimators.py"),
 )

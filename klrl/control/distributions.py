@@ -12,6 +12,8 @@ TanhNormal is the value before tanh). All results are in nats, one number per st
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +21,44 @@ from torch.distributions import Distribution
 from torch.nn.functional import softplus
 from torchrl.modules import IndependentNormal, TanhNormal
 
-from klrl.kl.family import Params
-
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+Params = Mapping[str, Tensor]
+
+
+class Family(Protocol):
+    """What a distribution family must offer; add one here and a choice in ``actor.py``."""
+
+    name: str
+    param_keys: tuple[str, ...]
+    sample_key: str
+
+    def log_prob(self, params: Params, sample: Tensor) -> Tensor:
+        """Log-density of the action behind ``sample``, shape [...]."""
+
+    def kl(self, p: Params, q: Params) -> Tensor:
+        """KL(p || q) in closed form, shape [...]."""
+
+    def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
+        """Entropy, shape [...]; ``noise`` only where there is no closed form."""
+
+    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
+        """What :meth:`entropy` needs drawn, [..., samples, A]; None for a closed form."""
+
+    def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
+        """What :meth:`act` needs drawn, one row [width] for each entry of ``shape``."""
+
+    def act(self, params: Params, noise: Tensor) -> Tensor:
+        """The sample that noise gives under these parameters; a draw of the distribution."""
+
+    def action(self, sample: Tensor) -> Tensor:
+        """The action behind a sample."""
+
+    def sample(self, params: Params, samples: int) -> Tensor:
+        """Draws without gradient, shape [samples, ...]."""
+
+    def distribution(self, **params: Tensor) -> Distribution:
+        """The torch distribution over actions."""
 
 
 class Normal:

@@ -1,11 +1,28 @@
-"""The one place where an environment is made from its settings."""
+"""The one place where environments are made: copies of Gymnasium's as a batched one of TorchRL.
+
+TorchRL's GymEnv builds specs and converts observations at every step (135 us of CPU against 10 for
+Gymnasium's own step), and with SAME_STEP autoreset it hides the last observation of an episode in
+an info dictionary. Gymnasium's SyncVectorEnv merges info dictionaries that nothing here reads, for
+2 us a step, 20 us with a single MuJoCo copy. Here the copies are stepped in a plain loop and those
+that are done are reset through a mask, so ``("next", "observation")`` is always the step's own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.wrappers import FlattenObservation
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import CONTROL, EnvConfig, factory
-from klrl.control.gym_vector import VectorGymEnv
+from klrl.control.gym_make import make_gym
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -47,3 +64,177 @@ def make_env(
 ) -> TransformedEnv:
     """:func:`make_copies`, then :func:`transformed`; their arguments."""
     return transformed(make_copies(config, seed=seed, num_envs=num_envs), transforms)
+
+
+class VectorGymEnv(EnvBase):
+    """``num_envs`` copies of a Gymnasium environment, stepped one after the other in this process.
+
+    Observations of any shape or kind are flattened (Gymnasium's FlattenObservation) to float32
+    ``observation`` [N, D]. Actions are float32 [N, A] for Box, clipped to the bounds on the way
+    into the simulator, or int64 [N] for Discrete. ``reward, done, terminated, truncated`` [N, 1].
+
+    Args:
+        env_id: a Gymnasium id.
+        num_envs: the number of copies, N.
+        kwargs: arguments of ``gymnasium.make``.
+        seed: seed of the first reset; copy i is seeded with seed + i.
+
+    Raises:
+        ConfigError: the action space is neither Box nor Discrete.
+        NonFiniteError: a step returned NaN or infinity.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int = 1,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
+        self.env_id = env_id
+        self.num_copies = num_envs
+        self._next_seed: int | None = seed
+        self._envs = [_make_flat(env_id, kwargs or {}) for _ in range(num_envs)]
+        self._set_specs()
+        space = self._envs[0].observation_space
+        self._observations = np.zeros((num_envs, *space.shape), space.dtype)
+        self._rewards = np.zeros(num_envs)
+        self._ends = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+
+    def _set_specs(self) -> None:
+        n = self.num_copies
+        observation, action = self._envs[0].observation_space, self._envs[0].action_space
+        self.observation_spec = Composite(
+            observation=Unbounded(shape=(n, *observation.shape), dtype=torch.float32), shape=(n,)
+        )
+        self.action_spec = Composite(action=_action_spec(self.env_id, action, n), shape=(n,))
+        self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
+        flag = Categorical(2, dtype=torch.bool, shape=(n, 1))
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,)
+        )
+        self._box = isinstance(action, gymnasium.spaces.Box)
+        if self._box:
+            self._low, self._high = action.low, action.high
+
+    def reset_native(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Reset all copies, or those of a mask [N].
+
+        Returns:
+            Observations [N, D]; copies that were not reset keep their last one. The next call
+            reuses their memory.
+        """
+        first, self._next_seed = self._next_seed, None
+        for i, env in enumerate(self._envs):
+            if mask is None or mask[i]:
+                self._observations[i], _info = env.reset(seed=None if first is None else first + i)
+        return self._observations
+
+    def step_native(
+        self, action: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step all copies with actions [N, A] or [N]; no conversion, no check.
+
+        Returns:
+            Observation [N, D], reward [N], terminated [N], truncated [N]; the next call reuses
+            their memory.
+        """
+        if self._box:
+            # np.clip costs three times these two.
+            action = np.minimum(np.maximum(action, self._low), self._high)
+        observations, rewards = self._observations, self._rewards
+        terminated, truncated = self._ends
+        for i, (env, chosen) in enumerate(zip(self._envs, action, strict=True)):
+            observations[i], rewards[i], terminated[i], truncated[i], _info = env.step(chosen)
+        return observations, rewards, terminated, truncated
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        observations = self.reset_native(None if mask is None else mask.reshape(-1).cpu().numpy())
+        no = torch.zeros(self.num_copies, 1, dtype=torch.bool)
+        return self._pack(
+            observation=self.finite("observation", observations, "at reset"),
+            done=no,
+            terminated=no.clone(),
+            truncated=no.clone(),
+        )
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        observation, reward, terminated, truncated = self.step_native(
+            tensordict.get("action").detach().cpu().numpy()
+        )
+        return self._pack(
+            observation=self.finite("observation", observation, "after a step"),
+            reward=self.finite("reward", reward, "after a step").unsqueeze(-1),
+            done=torch.from_numpy(terminated | truncated).unsqueeze(-1),
+            terminated=torch.from_numpy(terminated.copy()).unsqueeze(-1),
+            truncated=torch.from_numpy(truncated.copy()).unsqueeze(-1),
+        )
+
+    def _pack(self, **entries: torch.Tensor) -> TensorDict:
+        return TensorDict(entries, batch_size=self.batch_size)
+
+    def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
+        """Numbers [N, ...] as float32 (where 1e39 is infinite), copied.
+
+        Raises:
+            NonFiniteError: a NaN or an infinity; it names the copy of the environment.
+        """
+        tensor = _float(value)
+        if not torch.isfinite(tensor).all():
+            bad = (~torch.isfinite(tensor)).nonzero()
+            raise NonFiniteError(
+                f"{what} of {self.env_id} (copy {int(bad[0, 0])}) is not finite {when}; "
+                "the simulator diverged or the actions are not finite"
+            )
+        return tensor
+
+    def seed_first_reset(self, seed: int) -> None:
+        """Seed the next reset; copy i gets seed + i."""
+        self._next_seed = seed
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._next_seed = seed
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the copies."""
+        for env in self._envs:
+            env.close()
+        super().close(raise_if_closed=raise_if_closed)
+
+
+def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+    env = make_gym(env_id, kwargs)
+    space = env.observation_space
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
+        return env
+    return FlattenObservation(env)
+
+
+def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> Bounded | Unbounded | Categorical:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        if space.start != 0:
+            raise ConfigError(
+                f"env.id={env_id}: Discrete actions that start at {space.start}; choose an "
+                "environment whose actions start at 0"
+            )
+        return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise ConfigError(
+            f"env.id={env_id}: its action space is {type(space).__name__}; "
+            "choose an environment with Box or Discrete actions"
+        )
+    if not np.isfinite([space.low, space.high]).all():
+        return Unbounded(shape=(n, *space.shape), dtype=torch.float32)
+    low, high = (torch.as_tensor(x, dtype=torch.float32) for x in (space.low, space.high))
+    shape = (n, *space.shape)
+    return Bounded(
+        low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
+    )
+
+
+def _float(value: np.ndarray) -> torch.Tensor:
+    """A float32 copy, because the simulator reuses its buffers."""
+    return torch.from_numpy(np.array(value, dtype=np.float32, copy=True))

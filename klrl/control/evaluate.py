@@ -12,7 +12,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import Config, EnvConfig
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
-from klrl.control.gym_vector import VectorGymEnv
+from klrl.control.env import VectorGymEnv
 from klrl.control.load import trained_agent
 from klrl.domains import CONTROL
 from klrl.train.evaluate import Evaluation, Scores, evaluation

@@ -12,15 +12,15 @@ from torch.distributions import Distribution
 from torchrl.envs import Compose
 
 from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.kl.charge import ReferenceKL
-from klrl.kl.family import Family
+from klrl.control.distributions import Family
+from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.measure import mean_kl
 from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.transforms.legacy import KLRewardTransform
 from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
 
-#: Where the KL stands below "next" in every control batch.
-KL_KEY, REF_LOG_PROB_KEY, RAW_REWARD_KEY = "kl_penalty", "ref_log_prob", "reward_raw"
+#: What else stands below "next" in every control batch.
+REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 
 
 class AnnotatedReference(nn.Module):

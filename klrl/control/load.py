@@ -1,8 +1,8 @@
-"""Trained policies, read back from a run folder."""
+"""Trained policies, read back from a run folder; on their own task or on another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,22 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
-from klrl.config import Config, choice_of
+from klrl.config import Config, JobConfig, choice_of
 from klrl.config.stored import renamed
 from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
+from klrl.control.preflight import check_env, control_config, policy_kind
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import check_device
+from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config
+
+#: The setting that names a reference's run.
+_PATH = "reference.path"
+
+#: The settings of another task.
+_TASK = ("env.id", "env.kwargs")
 
 
 def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
@@ -40,18 +48,6 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
     return agent
 
 
-def control_config(run: Path) -> Config:
-    """The settings of a control run.
-
-    Raises:
-        ConfigError: it is a language run.
-    """
-    config = stored_config(run)
-    if not isinstance(config, Config):
-        raise ConfigError(f"{run}: is a language run, whose policy acts on no observation")
-    return config
-
-
 def load_agent(run: str, agent: Agent) -> None:
     """``actor.init``: start networks from a trained run's, normaliser and critic included.
 
@@ -68,7 +64,7 @@ def describe_policy(config: Config) -> dict[str, Any]:
 
 
 def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
-    """Networks of the shape that :func:`describe_policy` told, with fresh weights."""
+    """Networks of the shape that :func:`describe_policy` describes, with fresh weights."""
     settings = renamed({"actor": described["actor"]})["actor"]
     actor: Any = choice_of("actor", settings["name"]).schema(**settings)
     return make_agent(actor, env, normalize=described["normalize"], separate=False)
@@ -93,17 +89,34 @@ def load_reference(
     Raises:
         ConfigError: the policy does not fit this environment or this action distribution.
     """
-    setting = f"reference.path={path}"
-    folder = None if described else find_run(path, "reference.path")
-    told = (
-        dict(described) if described else describe_policy(control_config(find_run(path, setting)))
-    )
-    reference = agent_like(told, env)
+    if described is None:
+        folder = find_run(path, _PATH)
+        described = describe_policy(control_config(folder, _PATH))
+    else:
+        folder = None
+    reference = agent_like(described, env)
     if reference.family.name != agent.family.name:
         raise ConfigError(
-            f"{setting}: its policy is {reference.family.name}, this run's is {agent.family.name}; "
-            f"choose actor={reference.family.name}"
+            f"{_PATH}={path}: its policy is {reference.family.name}, this run's is "
+            f"{agent.family.name}; choose actor={reference.family.name}"
         )
     if folder is not None:
         load_component(folder, which, "agent", reference.modules, torch.device("cpu"))
-    return reference.actor, told
+    return reference.actor, dict(described)
+
+
+def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
+    """:func:`klrl.runs.other_task.config_on_task` of a control run."""
+    checked = allowed(overrides, _TASK)
+    # Another environment does not take this one's arguments.
+    reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
+    config = stored_config(run, [*reset, *checked], changeable=_TASK)
+    assert isinstance(config, Config)
+    check_env(config.env, config.actor, frozenset())
+    kind, task = policy_kind(stored.env, stored.actor), policy_kind(config.env, stored.actor)
+    for name, own, others in kind.differences(task):
+        raise ConfigError(
+            f"{' '.join(overrides)}: its {name} is {others}, the policy's is {own}; "
+            "give a task with the same"
+        )
+    return config

@@ -1,34 +1,178 @@
-"""Policy and critic as one function of normalised observations, as the learner calls them."""
+"""Orthogonally initialised MLPs over normalised observations: policy, critic, and both as one."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from klrl.control.actor import Agent, trainable
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+
+
+class ObservationNormalizer(nn.Module):
+    """(x - mean) / std with running statistics, clipped to +-10.
+
+    The statistics move only in :meth:`update`, which the runner calls once per iteration, after the
+    learner: from the rollout to the end of its update the policy is one fixed function. They are
+    buffers, so a copied policy keeps the normaliser that it was copied with.
+
+    Args:
+        size: length D of an observation.
+    """
+
+    clip = 10.0
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+        # The statistics are kept in float64: a million frames exhaust float32's digits.
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean64", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+
+    mean: Tensor
+    std: Tensor
+    count: Tensor
+    mean64: Tensor
+    squares: Tensor
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Normalise [..., D]."""
+        return ((observation - self.mean) / self.std).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, observation: Tensor) -> None:
+        """Add the observations [..., D] of one rollout to the statistics.
+
+        Chan et al. (1979): merge count, mean and sum of squared deviations of two samples.
+        """
+        x = observation.reshape(-1, observation.shape[-1]).double()
+        n, mean = float(x.shape[0]), x.mean(0)
+        deviations = ((x - mean) ** 2).sum(0)
+        total = self.count + n
+        shift = mean - self.mean64
+        self.squares += deviations + shift**2 * self.count * n / total
+        self.mean64 += shift * n / total
+        self.count.copy_(total)
+        self.mean.copy_(self.mean64)
+        self.std.copy_((self.squares / total).sqrt().clamp(min=1e-4))
+
+
+def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """Linear layers (orthogonal with gain sqrt(2), bias 0), each followed by an activation."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
+
+
+def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Set orthogonal weights of this gain and zero bias (Andrychowicz et al. 2021, sec. 3.2)."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class PolicyNet(nn.Module):
+    """observation [..., D] -> the distribution's parameters.
+
+    Args:
+        normalizer: applied to the observation.
+        trunk: hidden layers.
+        outputs: A for a Gaussian, K for a categorical.
+        init_std: a Gaussian's initial standard deviation; None for a categorical.
+    """
+
+    def __init__(
+        self, normalizer: nn.Module, trunk: nn.Sequential, outputs: int, init_std: float | None
+    ) -> None:
+        super().__init__()
+        self.normalizer, self.trunk = normalizer, trunk
+        # A gain of .01 starts with nearly the same action in all states (Andrychowicz et al. 2021).
+        self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
+        if init_std is None:
+            self.register_parameter("log_std", None)
+        else:
+            self.log_std = nn.Parameter(torch.full((outputs,), math.log(init_std)))
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """(loc, scale), each [..., A], or (logits,) [..., K]."""
+        return self.of_normalized(self.normalizer(observation))
+
+    def of_normalized(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """The parameters from an already normalised observation [..., D]."""
+        return self.of_features(self.trunk(observation))
+
+    def of_features(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """The parameters from the trunk's output [..., H]."""
+        out = self.head(hidden)
+        if self.log_std is None:
+            return (out,)
+        return out, self.log_std.exp().expand_as(out)
+
+
+class ValueNet(nn.Module):
+    """observation [..., D] -> state value [..., 1].
+
+    Args:
+        normalizer: applied to the observation.
+        trunk: hidden layers, the policy's own where they are shared.
+        detach_trunk: keep the critic's gradient out of the trunk.
+    """
+
+    def __init__(
+        self, normalizer: nn.Module, trunk: nn.Sequential, detach_trunk: bool = False
+    ) -> None:
+        super().__init__()
+        self.normalizer, self.trunk, self.detach_trunk = normalizer, trunk, detach_trunk
+        self.head = orthogonal(nn.Linear(_width(trunk), 1), 1.0)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The state value [..., 1]."""
+        return self.of_normalized(self.normalizer(observation))
+
+    def of_normalized(self, observation: Tensor) -> Tensor:
+        """The state value [..., 1] from an already normalised observation [..., D]."""
+        hidden = self.trunk(observation)
+        return self.head(hidden.detach() if self.detach_trunk else hidden)
+
+
+def _width(trunk: nn.Sequential) -> int:
+    return next(m.out_features for m in reversed(trunk) if isinstance(m, nn.Linear))
 
 
 class Networks(nn.Module):
-    """Both networks; parameters that they share are counted once."""
+    """Policy and critic as one function of normalised observations, as the learner calls them.
 
-    def __init__(self, agent: Agent) -> None:
+    Args:
+        policy: the policy's network.
+        value: the critic's; parameters that they share are counted once.
+    """
+
+    def __init__(self, policy: PolicyNet, value: ValueNet) -> None:
         super().__init__()
-        self.policy, self.value = agent.policy_net, agent.value_net
+        self.policy, self.value = policy, value
 
     def forward(self, normalized: Tensor) -> tuple[Tensor, ...]:
         """[B, D] -> (the family's parameters..., value [B])."""
         value = self.value.of_normalized(normalized).squeeze(-1)
         return (*self.policy.of_normalized(normalized), value)
 
-
-def in_order(agent: Agent) -> list[nn.Parameter]:
-    """Each parameter once; matching layers of the trunks are adjacent, so one view covers both."""
-    trunks = agent.policy_net.trunk, agent.value_net.trunk
-    pairs = zip(*(trunk.parameters() for trunk in trunks), strict=True)
-    parameters: list[Any] = [p for pair in pairs for p in pair] + trainable(agent)
-    return list({id(p): p for p in parameters}.values())
+    def in_order(self) -> list[nn.Parameter]:
+        """Each parameter once; matching layers of the trunks are adjacent: one view covers both."""
+        pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=True)
+        parameters = [p for pair in pairs for p in pair] + list(self.parameters())
+        return list({id(p): p for p in parameters}.values())
 
 
 class PairedNetworks:
@@ -38,14 +182,14 @@ class PairedNetworks:
     they are one tensor [2, H, D], and a layer of both trunks is one batched product.
 
     Args:
-        agent: its parameters are views of one tensor, in the order of :func:`in_order`.
+        networks: their parameters are views of one tensor, as :meth:`Networks.in_order` says.
 
     Attributes:
         leaves: the tensors to differentiate by; they cover that one tensor, in its order.
     """
 
-    def __init__(self, agent: Agent) -> None:
-        self._policy, self._value = agent.policy_net, agent.value_net
+    def __init__(self, networks: Networks) -> None:
+        self._policy, self._value = networks.policy, networks.value
         policy, value = (linears(net.trunk) for net in (self._policy, self._value))
         self._weights = [
             (_both(p.weight, v.weight), _both(p.bias, v.bias))
@@ -53,7 +197,7 @@ class PairedNetworks:
         ]
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
-        rest = [p for p in in_order(agent) if id(p) not in trunks]
+        rest = [p for p in networks.in_order() if id(p) not in trunks]
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
@@ -65,9 +209,9 @@ class PairedNetworks:
         return (*self._policy.of_features(policy), self._value.head(value).squeeze(-1))
 
 
-def can_be_paired(agent: Agent) -> bool:
+def can_be_paired(networks: Networks) -> bool:
     """Whether matching layers of two separate trunks are adjacent in memory."""
-    policy, value = agent.policy_net.trunk, agent.value_net.trunk
+    policy, value = networks.policy.trunk, networks.value.trunk
     if policy is value or 2 * len(linears(policy)) != len(policy):
         return False
     pairs = zip(policy.parameters(), value.parameters(), strict=True)

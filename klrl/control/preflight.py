@@ -1,16 +1,28 @@
-"""The environment of a control job: it can be made, stepped and served."""
+"""What a control job needs of this machine: its environment, other runs, Ray. Imports no torch."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import ActorConfig, Config, EnvConfig
-from klrl.control.ray_machine import check_ray_machine
 from klrl.runs.find import other_runs
+from klrl.runs.resume import stored_config
+
+
+def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
+    """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
+    if config.collector.elsewhere:
+        check_ray_address()
+    check_env(config.env, config.actor, overridden)
+    if not resumed:
+        for setting, path, run in other_runs(config):
+            _check_same_kind(setting, path, config, run)
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
@@ -18,12 +30,12 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     import gymnasium
 
     _check_id(env.id)
-    made = _make(env)
-    space = made.action_space
+    copy = _make(env)
+    space = copy.action_space
     discrete = isinstance(space, gymnasium.spaces.Discrete)
-    _check_spaces(env.id, space, made.observation_space)
-    _check_a_step(env, made)
-    made.close()
+    _check_spaces(env.id, space, copy.observation_space)
+    _check_a_step(env, copy)
+    copy.close()
     if actor.name in ("normal", "tanh_normal") and discrete:
         raise ConfigError(
             f"actor={actor.name}: the actions of env.id={env.id} are discrete; "
@@ -42,18 +54,32 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
         )
 
 
-def policy_kind(env: EnvConfig, actor: ActorConfig) -> tuple[str, int, Any]:
-    """(distribution, length of an observation, length of an action or number of actions)."""
+class PolicyKind(NamedTuple):
+    """What two policies share that act on one task, whatever their networks."""
+
+    distribution: str
+    observation: int
+    action: Any
+
+    def differences(self, other: PolicyKind) -> list[tuple[str, Any, Any]]:
+        """(what differs, here, there)."""
+        names = ("action distribution", "observation", "action")
+        triples = zip(names, self, other, strict=True)
+        return [(name, here, there) for name, here, there in triples if here != there]
+
+
+def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
+    """(distribution, length of an observation, shape of an action or number of actions)."""
     import gymnasium
 
-    made = _make(env)
-    discrete = isinstance(made.action_space, gymnasium.spaces.Discrete)
+    copy = _make(env)
+    discrete = isinstance(copy.action_space, gymnasium.spaces.Discrete)
     auto = "categorical" if discrete else "normal"
     family = auto if actor.name == "mlp" else actor.name
-    size = gymnasium.spaces.flatdim(made.observation_space)
-    action = made.action_space.n if discrete else made.action_space.shape
-    made.close()
-    return family, size, action
+    size = gymnasium.spaces.flatdim(copy.observation_space)
+    action = copy.action_space.n if discrete else copy.action_space.shape
+    copy.close()
+    return PolicyKind(family, size, action)
 
 
 def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
@@ -80,16 +106,16 @@ def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
         )
 
 
-def _check_a_step(env: EnvConfig, made: Any) -> None:
+def _check_a_step(env: EnvConfig, copy: Any) -> None:
     """An argument of the wrong type often fails at the first step only."""
     try:
-        made.reset(seed=0)
-        made.action_space.seed(0)
-        made.step(made.action_space.sample())
+        copy.reset(seed=0)
+        copy.action_space.seed(0)
+        copy.step(copy.action_space.sample())
     except (TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
-            f"{first_line(error)}; mend env.kwargs"
+            f"{first_line(error)}; fix env.kwargs"
         ) from error
 
 
@@ -125,7 +151,7 @@ def _check_id(env_id: str) -> None:
         reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"env.id={env_id}: {error}; install it or mend its name") from error
+        raise ConfigError(f"env.id={env_id}: {error}; install it or fix its name") from error
 
 
 def _make(env: EnvConfig) -> Any:
@@ -141,43 +167,57 @@ def _make(env: EnvConfig) -> Any:
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
             f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "
-            "mend env.id or env.kwargs"
+            "fix env.id or env.kwargs"
         ) from error
 
 
-def check_other_runs(config: Config) -> None:
-    """Refuse a reference or a start whose policy is missing or of another kind, by its settings."""
-    for setting, path, run in other_runs(config):
-        _check_same_kind(setting, path, config, run)
-
-
 def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
-    """The other policy sees as many numbers and acts in the same way."""
-    from klrl.runs.resume import stored_config
-
-    other = stored_config(run)
-    if not isinstance(other, Config):
-        raise ConfigError(f"{setting}={path}: is a language run; give a control run")
-    mine, theirs = (policy_kind(c.env, c.actor) for c in (config, other))
-    names = ("action distribution", "observation", "action")
-    for what, ours, others in zip(names, mine, theirs, strict=True):
-        if ours != others:
-            choice = f"choose actor={others}" if what == names[0] else "give another run"
-            raise ConfigError(
-                f"{setting}={path}: its {what} is {others}, this run's is {ours}; {choice}"
-            )
-    ours, others = (
+    """Refuse another run whose policy is of another kind, by its settings."""
+    other = control_config(run, setting)
+    kind, other_kind = (policy_kind(c.env, c.actor) for c in (config, other))
+    for name, own, others in kind.differences(other_kind):
+        choice = f"choose actor={others}" if name == "action distribution" else "give another run"
+        raise ConfigError(
+            f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
+        )
+    network, other_network = (
         f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
         for c in (config, other)
     )
-    if setting == "actor.init" and ours != others:
-        raise ConfigError(f"{setting}={path}: its network is {others}; choose the same")
+    if setting == "actor.init" and network != other_network:
+        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
-def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
-    """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
-    if config.collector.elsewhere:
-        check_ray_machine()
-    check_env(config.env, config.actor, overridden)
-    if not resumed:
-        check_other_runs(config)
+def control_config(run: Path, setting: str = "run") -> Config:
+    """The settings of a control run.
+
+    Raises:
+        ConfigError: it is a language run.
+    """
+    config = stored_config(run)
+    if not isinstance(config, Config):
+        raise ConfigError(f"{setting}={run}: is a language run; give a control run")
+    return config
+
+
+def check_ray_address() -> None:
+    """Refuse to start when the cluster at ``RAY_ADDRESS`` does not answer.
+
+    Raises:
+        ConfigError: the address is malformed or nothing answers there.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdigit():
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: give HOST:PORT as ray start --head prints it, or unset it"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}); "
+            "run ray start --head on that machine, or unset it"
+        ) from error

@@ -13,28 +13,45 @@ worker may still send is ignored.
 from __future__ import annotations
 
 import copy
+import os
 import warnings
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
+import ray._private.worker
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import BaseCollector
 from torchrl.collectors.distributed import RayCollector
+from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import WorkerError
+from klrl.base.ray_start import start_ray
 from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
 from klrl.control.env import make_env
-from klrl.control.ray_cluster import Cluster, last_line
-from klrl.control.ray_worker import Arrays, RolloutWorker, join, weights_of
-from klrl.control.rollout import RolloutContext
+from klrl.control.rollout import RolloutContext, native_rollout
+
+#: A rollout or a policy in transit: plain arrays, which Ray passes without a copy.
+Arrays = dict[Any, np.ndarray]
 
 #: How often a worker is tried within one rollout before the run gives up.
 ATTEMPTS = 3
 IDS = ("collector", "traj_ids")
+
+
+def ray_rollout(context: RolloutContext) -> RayRollout:
+    """``collector=ray``."""
+    config, collector = context.config, context.config.collector
+    assert isinstance(collector, RayCollectorConfig)
+    return RayRollout(
+        collector, config.env, context.agent, context.device, context.seed, context.say
+    )
 
 
 class RayRollout:
@@ -175,14 +192,142 @@ class RayRollout:
         return {**part, IDS: ids * np.int64(self._config.workers) + worker}
 
 
-def ray_rollout(context: RolloutContext) -> RayRollout:
-    """``collector=ray``."""
-    collector: Any = context.config.collector
-    return RayRollout(
-        collector,
-        context.config.env,
-        context.agent,
-        context.device,
-        context.seed,
-        context.say,
-    )
+# ------------------------------------------------------------------------------------------ worker
+
+
+class RolloutWorker(BaseCollector):
+    """A local collector in a process of Ray's: plays with the weights that each request brings.
+
+    Args:
+        create_env_fn: makes the environment of this worker; in a list, as RayCollector passes it.
+        agent: the policy, on the CPU; each request replaces its weights.
+        steps: T.
+        seed: of torch's generator in this process, which draws the actions.
+        threads: of torch.
+        **_: RayCollector's other arguments for collectors, unused here.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Sequence[Callable[[], TransformedEnv]],
+        *,
+        agent: Agent,
+        steps: int,
+        seed: int,
+        threads: int,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        torch.set_num_threads(threads)
+        torch.manual_seed(seed)
+        self._agent = agent
+        (make_env,) = create_env_fn
+        self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
+
+    def __bool__(self) -> bool:
+        """True: Ray tests it after a failure, and TorchRL's ``__len__`` fails without frames."""
+        return True
+
+    def play(self, weights: Arrays) -> Arrays:
+        """One rollout [N, T] of the policy with these weights, from where the last one ended.
+
+        Raises:
+            NonFiniteError: a step returned NaN or infinity.
+        """
+        state = {name: torch.tensor(value) for name, value in weights.items()}
+        self._agent.actor.load_state_dict(state)
+        return to_arrays(self._rollout.collect())
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Rollouts with the current weights, for RayCollector's own loop."""
+        while True:
+            yield self._rollout.collect()
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the actions; the environment was seeded when it was made."""
+        torch.manual_seed(seed)
+        return seed if static_seed else seed + 1
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Empty: a resumed run starts new episodes."""
+        return OrderedDict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], **_: Any) -> None:
+        """Load nothing: :meth:`state_dict` is empty."""
+
+    def shutdown(self, *_: Any, **__: Any) -> None:
+        """Close the environment."""
+        self._rollout.close()
+
+
+def weights_of(agent: Agent) -> Arrays:
+    """The policy's parameters and observation statistics, on the CPU."""
+    return {name: value.cpu().numpy() for name, value in agent.actor.state_dict().items()}
+
+
+def to_arrays(batch: TensorDictBase) -> Arrays:
+    """A batch as arrays by key, nested keys as tuples."""
+    return {key: batch.get(key).numpy() for key in batch.keys(True, True)}
+
+
+def join(parts: list[Arrays]) -> TensorDict:
+    """Concatenate the workers' rollouts [n, T] to [N, T]."""
+    joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    batch = TensorDict({}, joined["action"].shape[:2], names=[None, "time"])
+    for key, value in joined.items():
+        batch.set(key, torch.from_numpy(value))
+    return batch
+
+
+# --------------------------------------------------------------------------------------------- Ray
+
+
+class Cluster:
+    """Ray, started on loopback or joined at ``RAY_ADDRESS``, unless it runs already.
+
+    Args:
+        cpus: that the workers request. A Ray started here declares that many, whatever the machine
+            has: workers would wait forever for CPUs that Ray does not have.
+
+    Raises:
+        WorkerError: Ray does not start, or the cluster has fewer CPUs.
+    """
+
+    def __init__(self, cpus: int) -> None:
+        self.ray = ray
+        # The learner raises the first worker's error; Ray would print those of the others.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+        self._entered = not ray.is_initialized()
+        self._print = ray._private.worker.print_to_stdstream
+        if self._entered:
+            self._enter(cpus)
+        available = ray.cluster_resources().get("CPU", 0)
+        if available < cpus:
+            self.leave()
+            raise WorkerError(
+                f"collector=ray: the workers ask for {cpus} CPUs, the Ray cluster has "
+                f"{available:g}; lower collector.workers or collector.cpus_per_worker, or add "
+                "machines"
+            )
+
+    def leave(self) -> None:
+        """Stop or leave Ray if it was started or joined here."""
+        if self._entered:
+            ray.shutdown()
+            ray._private.worker.print_to_stdstream = self._print
+
+    def _enter(self, cpus: int) -> None:
+        # Ray prints a paragraph about each process that dies, and has no setting against that.
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+        if "RAY_ADDRESS" not in os.environ:
+            options["num_cpus"] = cpus
+        try:
+            start_ray(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise WorkerError(f"collector=ray: Ray does not start: {last_line(error)}") from error
+
+
+def last_line(error: BaseException | None) -> str:
+    """The last line of an error's message; Ray's messages begin with a traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 
-from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
-from klrl.kl.charge import ReferenceKL
+from klrl.control.kl import RAW_REWARD_KEY
+from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.runs.metrics import Row
 from klrl.train.row import Rewards
 

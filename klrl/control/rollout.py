@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from tensordict import TensorDictBase
+from torch import nn
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from klrl.config import CONTROL, Config, factory
@@ -13,8 +15,6 @@ from klrl.control.actor import Agent
 from klrl.control.env import transformed
 from klrl.control.vector import VectorRollout, make_plan
 from klrl.train.loop import Rollout
-
-__all__ = ["Rollout", "RolloutContext", "VectorRollout", "make_rollout", "native_rollout"]
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,54 @@ def native_rollout(
     plan = make_plan(env)
     if isinstance(plan, str):
         say(f"collector=vector: {plan}; TorchRL's collector is used")
-        return stock_rollout(env, agent, steps, device)
+        return TorchRLRollout(env, agent.actor, steps, device)
     return VectorRollout(env, agent, steps, device)
 
 
-def torchrl_rollout(context: RolloutContext) -> Rollout:
+def torchrl_rollout(context: RolloutContext) -> TorchRLRollout:
     """``collector=torchrl``."""
     env = transformed(_copies(context), context.online)
-    return stock_rollout(env, context.agent, context.config.collector.steps, context.device)
-
-
-def stock_rollout(env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> Rollout:
-    """TorchRL's collector; arguments as :func:`native_rollout`."""
-    from klrl.control.torchrl_rollout import (
-        TorchRLRollout,  # which imports all of TorchRL's collectors
-    )
-
-    return TorchRLRollout(env, agent.actor, steps, device)
+    steps = context.config.collector.steps
+    return TorchRLRollout(env, context.agent.actor, steps, context.device)
 
 
 def _copies(context: RolloutContext) -> EnvBase:
     assert context.copies is not None
     return context.copies
+
+
+class TorchRLRollout:
+    """TorchRL's collector in this process: rollouts of ``steps`` steps of every copy.
+
+    Args:
+        env: the environment, on the CPU.
+        actor: the live policy; its weights are used as they are at each rollout.
+        steps: T.
+        device: of the policy and of the batches.
+    """
+
+    def __init__(
+        self, env: TransformedEnv, actor: nn.Module, steps: int, device: torch.device
+    ) -> None:
+        from torchrl.collectors import Collector  # which imports all of TorchRL's
+
+        self._collector = Collector(
+            env,
+            actor,
+            frames_per_batch=steps * env.batch_size[0],
+            total_frames=-1,
+            policy_device=device,
+            env_device=torch.device("cpu"),
+            storing_device=device,
+            # Silences TorchRL 0.14's FutureWarning; nothing here needs an InitTracker.
+            auto_register_policy_transforms=False,
+        )
+        self._batches: Iterator[TensorDictBase] = iter(self._collector)
+
+    def collect(self) -> TensorDictBase:
+        """The next rollout, [N, T]."""
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Close the collector and its environment."""
+        self._collector.shutdown()

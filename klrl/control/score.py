@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from klrl.config import KLPENConfig
-from klrl.kl.family import Family, Params
+from klrl.control.distributions import Family, Params
 from klrl.losses.policy import PolicyLoss, Scored
 
 Minibatch = Mapping[str, Tensor]

@@ -22,7 +22,7 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from klrl.config import AdamWConfig, OptimConfig
 from klrl.control.actor import Agent
-from klrl.control.networks import Networks, PairedNetworks, can_be_paired, in_order
+from klrl.control.networks import Networks, PairedNetworks, can_be_paired
 from klrl.control.score import score
 from klrl.losses.policy import LossTerms, PolicyLoss
 
@@ -220,10 +220,11 @@ def _metrics(loss: PolicyLoss, measured: tuple[Tensor, ...], norm: Tensor) -> Te
 
 def eager_step(problem: Problem) -> Step:
     """The step by autograd on the modules themselves and torch's fused Adam."""
-    networks: Networks | PairedNetworks = Networks(problem.agent)
-    parameters: list[Any] = in_order(problem.agent)
-    if can_be_paired(problem.agent):
-        networks = PairedNetworks(problem.agent)
+    both = problem.agent.networks
+    networks: Networks | PairedNetworks = both
+    parameters: list[Any] = both.in_order()
+    if can_be_paired(both):
+        networks = PairedNetworks(both)
         parameters = networks.leaves
 
     def step(
@@ -243,9 +244,9 @@ def eager_step(problem: Problem) -> Step:
 
 def pure_step(problem: Problem) -> Step:
     """The same step, the gradient taken of a function of the flat parameters (torch.func)."""
-    networks = Networks(problem.agent)
+    networks = problem.agent.networks
     names = {id(p): name for name, p in networks.named_parameters()}
-    parameters = in_order(problem.agent)
+    parameters = networks.in_order()
     sizes = [p.numel() for p in parameters]
     shapes = [(names[id(p)], p.shape) for p in parameters]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
-from klrl.control.networks import in_order, linears
+from klrl.control.networks import linears
 from klrl.control.score import draw
 from klrl.control.step import Adam, Columns, Problem
 from klrl.losses.policy import PolicyLoss
@@ -43,7 +43,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
             config.loss, reference_estimator
         )
-        self.parameters = in_order(agent)
+        self.parameters = agent.networks.in_order()
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(
             config.optim, self.parameters
         )

@@ -28,7 +28,7 @@ from torchrl.envs import (
 
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
-from klrl.control.gym_vector import VectorGymEnv
+from klrl.control.env import VectorGymEnv
 from klrl.transforms.base import NextTransform
 
 

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from klrl.config.placement import PLACEMENTS
 from klrl.kl.estimators import estimate_kl
 
+#: Where the KL stands below "next" in every batch, in nats, without its coefficient.
+KL_KEY = "kl_penalty"
+
 
 class ReferenceKL(nn.Module):
     """KL(policy||reference) of one run: its coefficient, and where it is charged.

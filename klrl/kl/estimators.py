@@ -155,8 +155,8 @@ def sum_beyond(value: Tensor, batch_dims: int) -> Tensor:
 
 def _require_same_bounds(dist: TanhNormal, ref_dist: TanhNormal) -> None:
     for name in ("low", "high"):
-        mine, theirs = torch.broadcast_tensors(getattr(dist, name), getattr(ref_dist, name))
-        if not torch.equal(mine, theirs):
+        bound, ref_bound = torch.broadcast_tensors(getattr(dist, name), getattr(ref_dist, name))
+        if not torch.equal(bound, ref_bound):
             raise ValueError(
                 "TanhNormal with different bounds: their supports differ, so KL has no closed form"
             )

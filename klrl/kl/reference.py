@@ -78,10 +78,10 @@ class EMAReference(ReferenceRule):
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
         """Move every floating tensor a step towards the policy's."""
-        theirs = actor.state_dict()
+        policy = actor.state_dict()
         for name, value in reference.state_dict().items():
             if value.is_floating_point():
-                value.lerp_(theirs[name].to(value), 1 - self.decay)
+                value.lerp_(policy[name].to(value), 1 - self.decay)
 
 
 class PeriodicReference(ReferenceRule):

@@ -17,7 +17,7 @@ from klrl.config import (
     RetrieveKLConfig,
     factory,
 )
-from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
+from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
 from klrl.kl.measure import mean_kl
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
 from klrl.language.batch import (
@@ -80,7 +80,7 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
 
 #: The exact KL of every token [B, R], and the applied one [B, R, 1] without its coefficient.
 EXACT = ("kl", "exact")
-CHARGED = ("next", "kl_penalty")
+CHARGED = ("next", KL_KEY)
 
 
 def make_reference_kl(config: KLConfig) -> ReferenceKL | None:

@@ -1,7 +1,7 @@
 """KLPENPPOLoss and ClipPPOLoss as TorchRL LossModules, for TorchRL's own trainers and loops.
 
-TorchRL computes the terms; klrl mends how beta moves (``klrl/losses/beta.py``) and can add the KL
-to a reference. TorchRL 0.14.1's KLPENPPOLoss moves beta inside ``forward``: in evaluation too, and
+TorchRL computes the terms; klrl moves beta (``klrl/losses/beta.py``) and can add the KL to a
+reference. TorchRL 0.14.1's KLPENPPOLoss moves beta inside ``forward``: in evaluation too, and
 between the loss and its gradient. The one place where that is held back is :func:`_beta_held`.
 """
 
@@ -254,7 +254,7 @@ class BetaHook:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take up."""
+        """Load nothing: :meth:`state_dict` is empty."""
 
 
 @contextmanager

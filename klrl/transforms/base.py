@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Transform
 
+from klrl.kl.charge import shaped
 from klrl.kl.policies import Key, as_key, has_all, sum_heads
 
 
@@ -21,7 +22,12 @@ class NextTransform(Transform):
 
     Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls it once per
     environment step; :meth:`forward` calls it on a whole batch, so that both give the same numbers.
+
+    Attributes:
+        written: the keys that it writes.
     """
+
+    written: list[Key]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply to a batch of transitions, in place.
@@ -34,14 +40,83 @@ class NextTransform(Transform):
             raise KeyError(f"{type(self).__name__} reads transitions, and this batch has no 'next'")
         return tensordict.set("next", self._step(tensordict, next_tensordict))
 
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        """A reset has no action and so no KL: write the zeros that the observation spec promises.
 
-def zeros_at_reset(
-    tensordict_reset: TensorDictBase, spec: Composite, keys: list[Key]
-) -> TensorDictBase:
-    """A reset has no action and so no KL: write the zeros that the observation spec promises."""
-    for key in keys:
-        tensordict_reset.set(key, spec[key].zero())
-    return tensordict_reset
+        A reward is no observation, and a reset has none.
+        """
+        output_spec = self.transform_output_spec(self.parent.output_spec.clone())
+        spec = output_spec["full_observation_spec"]
+        for key in self.written:
+            if key in spec.keys(include_nested=True):
+                tensordict_reset.set(key, spec[key].zero())
+        return tensordict_reset
+
+
+class ChargedReward(NextTransform):
+    """The charge of the control transforms: reward <- reward - coef * KL.
+
+    Args:
+        coef: reward per nat; :attr:`coef` may be moved later.
+        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+        reads: further keys that a subclass reads.
+
+    Raises:
+        ValueError: more than one in- or out-key.
+    """
+
+    def __init__(
+        self,
+        coef: float | Tensor,
+        in_keys: Key | Sequence[Key] | None,
+        out_keys: Key | Sequence[Key] | None,
+        raw_reward_key: Key | None,
+        reads: Sequence[Key],
+    ) -> None:
+        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
+        self.raw_key = raw_reward_key and as_key(raw_reward_key)
+        super().__init__(in_keys=[self.reward_key, *reads], out_keys=[self.out_key])
+        self.written = [key for key in (self.out_key, self.raw_key) if key is not None]
+        self.register_buffer("coef", torch.as_tensor(coef, dtype=torch.float64).clone())
+
+    coef: Tensor
+
+    def charge(self, next_tensordict: TensorDictBase, reward: Tensor, kl: Tensor) -> TensorDictBase:
+        """Write the charged reward, and the one that was read where it is kept.
+
+        Args:
+            next_tensordict: where to write.
+            reward: as it was read, [..., 1].
+            kl: nats, as many numbers.
+
+        Raises:
+            RuntimeError: the reward was charged already (seen by ``raw_reward_key``).
+        """
+        refuse_second_charge(next_tensordict, self.raw_key)
+        if self.raw_key is not None:
+            next_tensordict.set(self.raw_key, reward)
+        charged = shaped(reward, kl.view_as(reward), self.coef)
+        return next_tensordict.set(self.out_key, charged)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """The charged reward replaces the reward, or is a new observation beside it."""
+        parent, observation_spec = self.parent, output_spec["full_observation_spec"]
+        charged = reward_like(parent)
+        if self.reward_key in observation_spec.keys(include_nested=True):
+            like = observation_spec[self.reward_key]
+            charged = Unbounded(shape=like.shape, dtype=like.dtype, device=like.device)
+        if self.out_key == parent.reward_key:
+            output_spec["full_reward_spec"][self.out_key] = charged
+        else:
+            observation_spec[self.out_key] = charged
+        if self.raw_key is not None:
+            observation_spec[self.raw_key] = charged.clone()
+        return output_spec
 
 
 def reward_like(parent: Transform) -> Unbounded:

@@ -12,16 +12,24 @@ from torchrl.data import Composite, Unbounded
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import ESTIMATORS, estimate_kl
 from klrl.kl.policies import Key, as_key
-from klrl.transforms import charge as _charge
-from klrl.transforms import language as _language
 from klrl.transforms.base import (
     NextTransform,
     refuse_second_charge,
     reward_like,
     reward_of,
-    zeros_at_reset,
 )
-from klrl.transforms.rows import check_side, either, for_rows, is_ragged, set_rows
+from klrl.transforms.language import full_key, mask_key
+from klrl.transforms.rows import (
+    check_side,
+    either,
+    for_rows,
+    is_ragged,
+    lengths,
+    read_value,
+    set_rows,
+    to_rows,
+)
+from klrl.transforms.tokens import ATTENTION_KEY, response_mask
 
 
 class KLComputation(NextTransform):
@@ -76,11 +84,11 @@ class KLComputation(NextTransform):
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
         self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
-        new_keys = [key for key in (self.kl_key, self.raw_key) if key is not None]
+        written = [key for key in (self.kl_key, self.raw_key) if key is not None]
         super().__init__(
-            in_keys=[self.gen_key, self.ref_key], out_keys=[*new_keys, self._reward_key or "reward"]
+            in_keys=[self.gen_key, self.ref_key], out_keys=[*written, self._reward_key or "reward"]
         )
-        self.new_keys = new_keys
+        self.written = written
         self.add_to_reward = add_to_reward
         self.padding_side = check_side(padding_side)
         self.estimator = estimator
@@ -116,21 +124,19 @@ class KLComputation(NextTransform):
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, gen: Any, ref: Any
     ) -> TensorDictBase:
         for key, name in ((self.gen_key, "gen"), (self.ref_key, "ref")):
-            _language.full_key(key, f"{name}_log_probs_full_key")
+            full_key(key, f"{name}_log_probs_full_key")
         ragged = is_ragged(gen)
-        rows = _charge.matching_rows(gen, ref, self.gen_key, self.ref_key)
-        masks = _charge.charged_tokens(
-            tensordict, next_tensordict, rows[0], [self.gen_key, self.ref_key]
-        )
-        kl = _charge.token_kl(*rows, masks, self.estimator)
+        rows = matching_rows(gen, ref, self.gen_key, self.ref_key)
+        masks = charged_tokens(tensordict, next_tensordict, rows[0], [self.gen_key, self.ref_key])
+        kl = token_kl(*rows, masks, self.estimator)
         reward = either(next_tensordict, next_tensordict, self.reward_key)
         next_tensordict = for_rows(next_tensordict, ragged, self)
         set_rows(next_tensordict, self.kl_key, kl, ragged)
         if self.raw_key is not None and reward is not None:
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
-            rewards = _charge.token_rewards(reward, kl, masks, self.padding_side)
-            charged = _charge.shaped_rows(rewards, kl, self.coeff)
+            rewards = token_rewards(reward, kl, masks, self.padding_side)
+            charged = shaped_rows(rewards, kl, self.coeff)
             set_rows(next_tensordict, self.reward_key, charged, ragged)
         return next_tensordict
 
@@ -152,12 +158,6 @@ class KLComputation(NextTransform):
         keys = self.parent.reward_keys if self.parent is not None else []
         return keys[0] if keys else "reward"
 
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_observation_spec(self.parent.observation_spec.clone())
-        return zeros_at_reset(tensordict_reset, spec, self.new_keys)
-
     def _in_language_env(self) -> bool:
         """Whether log-probs are per token: by their spec, else by the environment's kind."""
         parent = self.parent
@@ -169,7 +169,7 @@ class KLComputation(NextTransform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the KL and the raw reward, shaped like the reward; per-token KLs get a token axis."""
         per_token = self._in_language_env()
-        for key in self.new_keys:
+        for key in self.written:
             if per_token and key == self.kl_key:
                 observation_spec[key] = per_token_spec(observation_spec)
             elif self.parent.reward_keys:
@@ -195,3 +195,142 @@ def per_token_spec(like: Composite, *last: int) -> Unbounded:
 def _per_token(log_prob: Any, tensordict: TensorDictBase) -> bool:
     """Whether log-probs have a token axis after the batch dimensions."""
     return isinstance(log_prob, list) or log_prob.is_nested or log_prob.ndim > tensordict.ndim
+
+
+# ------------------------------------------------------------------------------- rows of tokens
+
+
+def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list, list]:
+    """Two sets of log-probs as rows [T_i].
+
+    Raises:
+        ValueError: one is ragged and one dense, or batch sizes or shapes differ.
+    """
+    if is_ragged(gen) != is_ragged(ref):
+        kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
+        raise ValueError(
+            f"pad_output mismatch: {gen_key} is {kinds[0]}, {ref_key} is {kinds[1]}; "
+            "score both models with the same pad_output"
+        )
+    gen_rows, ref_rows = to_rows(gen), to_rows(ref)
+    if len(gen_rows) != len(ref_rows):
+        raise ValueError(
+            f"batch size mismatch: {gen_key} has {len(gen_rows)} samples, "
+            f"{ref_key} has {len(ref_rows)}"
+        )
+    for index, (a, b) in enumerate(zip(gen_rows, ref_rows, strict=True)):
+        if a.shape != b.shape or a.ndim != 1:
+            raise ValueError(
+                f"sample {index}: {gen_key} has shape {tuple(a.shape)}, {ref_key} has shape "
+                f"{tuple(b.shape)}; both must be [tokens]"
+            )
+    return gen_rows, ref_rows
+
+
+def charged_tokens(
+    tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
+) -> list[Tensor] | None:
+    """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
+
+    The first of: the mask that :class:`klrl.transforms.retrieve.RetrieveLogProb` wrote beside its
+    log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
+    there is one.
+
+    Raises:
+        ValueError: masks that differ from each other, or from the log-probs in length.
+    """
+    written = [read_value(next_tensordict, mask_key(key)) for key in keys if key[-1] == "full"]
+    masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
+    for mask in masks[1:]:
+        same = zip(masks[0], mask, strict=True)
+        if any(a.shape != b.shape or not torch.equal(a, b) for a, b in same):
+            raise ValueError(f"{keys[0]} and {keys[1]} were scored on different tokens")
+    if masks:
+        return _check_lengths(rows, masks[0], mask_key(keys[0]))
+    for source in (next_tensordict, tensordict):
+        attention = read_value(source, ATTENTION_KEY)
+        if attention is not None:
+            real = [row.bool() for row in to_rows(attention)]
+            real = _check_lengths(rows, real, ATTENTION_KEY)
+            return response_mask(next_tensordict, tensordict, real) or real
+    return response_mask(
+        next_tensordict, tensordict, [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    )
+
+
+def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
+    if lengths(masks) != lengths(rows):
+        raise ValueError(f"{key} has lengths {lengths(masks)}, the log-probs {lengths(rows)}")
+    return masks
+
+
+def token_kl(
+    gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: str
+) -> list[Tensor]:
+    """KL estimate of every token, [T_i] nats; zero outside the mask, whatever the log-probs."""
+    masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
+    return [
+        estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
+        for a, b, m in zip(gen, ref, masks, strict=True)
+    ]
+
+
+def token_rewards(
+    reward: Any, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+) -> list[Tensor]:
+    """The uncharged reward of every token, [T_i, 1].
+
+    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
+    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept as it is.
+    A missing reward counts as 0.
+
+    Args:
+        reward: dense, nested, a list of B tensors, or None.
+        kl: B rows [T_i].
+        masks: B rows [T_i] bool, or None.
+        padding_side: where a dense reward per token is padded, when its log-probs are ragged.
+
+    Raises:
+        ValueError: a reward of another shape, or a score for a sequence without a charged token.
+    """
+    if reward is None:
+        return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
+    rows = to_rows(reward)
+    if len(rows) != len(kl):
+        raise ValueError(f"batch size mismatch: {len(rows)} rewards, {len(kl)} KLs")
+    longest = max(lengths(kl))
+    placed = []
+    for index, (row, divergence) in enumerate(zip(rows, kl, strict=True)):
+        if row.ndim == 2 and row.shape[-1] == 1 and row.shape[0] > 1 and row.shape[0] == longest:
+            size = divergence.shape[0]
+            row = row[longest - size :] if padding_side == "left" else row[:size]
+        if row.shape == (*divergence.shape, 1):
+            placed.append(row)
+        elif row.numel() == 1:
+            placed.append(_on_last(row, divergence, masks[index] if masks else None, index))
+        else:
+            raise ValueError(
+                f"sample {index}: the reward has shape {tuple(row.shape)}, the KL "
+                f"{tuple(divergence.shape)}; a reward is one score, or one per token with one more "
+                "dimension than the KL"
+            )
+    return placed
+
+
+def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tensor:
+    if mask is None:
+        raise ValueError(
+            f"one score for {kl.shape[0]} tokens, and no mask of the response: give "
+            "('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
+            "('tokens', 'prompt')"
+        )
+    positions = mask.nonzero()
+    if not positions.numel():
+        raise ValueError(f"sample {index} has a score, but no response token to add it to")
+    placed = torch.zeros((*kl.shape, 1), dtype=score.dtype, device=score.device)
+    return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
+
+
+def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coeff: Tensor) -> list[Tensor]:
+    """The charged rewards [T_i, 1] of rewards [T_i, 1] and KLs [T_i]."""
+    return [shaped(r, row.unsqueeze(-1), coeff) for r, row in zip(rewards, kl, strict=True)]

@@ -19,19 +19,16 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose
 
-from klrl.kl.charge import shaped
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, refuse_nested_policy, score
 from klrl.kl.reference import freeze
 from klrl.transforms.base import (
+    ChargedReward,
     NextTransform,
-    one_key,
-    refuse_second_charge,
     reward_like,
     reward_of,
     sampled_log_prob,
     unsampled,
-    zeros_at_reset,
 )
 
 
@@ -60,17 +57,12 @@ class ReferenceModelLogProbTransform(NextTransform):
         refuse_nested_policy("frozen_model", frozen_model)
         self.key = as_key(ref_log_prob_key)
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
+        self.written = [self.key]
         self.frozen_model = freeze(frozen_model)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict.set(self.key, score(self.frozen_model, tensordict))
-
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_observation_spec(self.parent.observation_spec.clone())
-        return zeros_at_reset(tensordict_reset, spec, [self.key])
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the log-prob, one number per environment."""
@@ -119,8 +111,8 @@ class KLDivergenceTransform(NextTransform):
         self.log_prob_keys = [as_key(key) for key in keys]
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
         super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
-        self.estimator = estimator
-        self.reference = reference
+        self.written = [self.kl_key]
+        self.estimator, self.reference = estimator, reference
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -156,19 +148,13 @@ class KLDivergenceTransform(NextTransform):
         dist = reference.build_dist_from_params(tensordict.to(device))
         return exact_kl(dist, ref_dist).to(data_device)
 
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_observation_spec(self.parent.observation_spec.clone())
-        return zeros_at_reset(tensordict_reset, spec, [self.kl_key])
-
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the KL, shaped like the reward."""
         observation_spec[self.kl_key] = reward_like(self.parent)
         return observation_spec
 
 
-class RewardAdjustmentTransform(NextTransform):
+class RewardAdjustmentTransform(ChargedReward):
     """reward <- reward - coef * KL, with KL from ``("next", kl_key)``.
 
     Args:
@@ -180,6 +166,7 @@ class RewardAdjustmentTransform(NextTransform):
 
     Raises:
         ValueError: more than one in- or out-key.
+        KeyError: no KL, or no reward.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
     """
 
@@ -192,44 +179,15 @@ class RewardAdjustmentTransform(NextTransform):
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
     ) -> None:
-        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
-        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
-        self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
-        super().__init__(in_keys=[self.reward_key, self.kl_key], out_keys=[self.out_key])
-        self.register_buffer("coef", torch.as_tensor(coef, dtype=torch.float64).clone())
-
-    coef: Tensor
+        self.kl_key = as_key(kl_key)
+        super().__init__(coef, in_keys, out_keys, raw_reward_key, [self.kl_key])
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
         kl = next_tensordict.get(self.kl_key, None)
         if kl is None:
             raise KeyError(f"no KL at {('next', self.kl_key)}: put KLDivergenceTransform before")
-        refuse_second_charge(next_tensordict, self.raw_key)
-        if self.raw_key is not None:
-            next_tensordict.set(self.raw_key, reward)
-        charged = shaped(reward, kl.view_as(reward), self.coef)
-        return next_tensordict.set(self.out_key, charged)
-
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_output_spec(self.parent.output_spec.clone())
-        keys = [key for key in (self.raw_key,) if key is not None]
-        if self.out_key != self.parent.reward_key:
-            keys.append(self.out_key)
-        return zeros_at_reset(tensordict_reset, spec["full_observation_spec"], keys)
-
-    def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The adjusted reward replaces the reward, or is a new observation beside it."""
-        charged = reward_like(self.parent)
-        if self.out_key == self.parent.reward_key:
-            output_spec["full_reward_spec"][self.out_key] = charged
-        else:
-            output_spec["full_observation_spec"][self.out_key] = charged
-        if self.raw_key is not None:
-            output_spec["full_observation_spec"][self.raw_key] = charged.clone()
-        return output_spec
+        return self.charge(next_tensordict, reward, kl)
 
 
 class KLConstrainedTransform(Compose):

@@ -14,22 +14,13 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
-from klrl.kl.charge import shaped
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, refuse_nested_policy, score
 from klrl.kl.reference import freeze
-from klrl.transforms.base import (
-    NextTransform,
-    one_key,
-    refuse_second_charge,
-    reward_like,
-    reward_of,
-    sampled_log_prob,
-    zeros_at_reset,
-)
+from klrl.transforms.base import ChargedReward, reward_of, sampled_log_prob
 
 
-class KLRewardTransform(NextTransform):
+class KLRewardTransform(ChargedReward):
     """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 the actor as it is now.
 
     log pi is what the policy wrote while it sampled; log pi_0 is that of a frozen copy, evaluated
@@ -75,33 +66,22 @@ class KLRewardTransform(NextTransform):
         trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
         if trained:
             raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
-        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
-        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
-        super().__init__(in_keys=[self.reward_key, *actor.in_keys], out_keys=[self.out_key])
+        super().__init__(coef, in_keys, out_keys, raw_reward_key, actor.in_keys)
         self.reference = freeze(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.action_key = as_key(action_key or actor.dist_sample_keys[0])
         self.log_prob_keys = log_prob_keys(actor)
-        self.kl_key, self.ref_log_prob_key, self.raw_key = kl_key, ref_log_prob_key, raw_reward_key
-        coef = torch.as_tensor(coef, dtype=torch.float64).clone()
-        self.register_buffer("coef", coef)
-
-    coef: Tensor
+        self.kl_key, self.ref_log_prob_key = kl_key, ref_log_prob_key
+        self.written += [key for key in (kl_key, ref_log_prob_key) if key is not None]
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
-        refuse_second_charge(next_tensordict, self.raw_key)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
             ref_log_prob = self._reference_log_prob(tensordict)
         log_prob = sampled_log_prob(tensordict, self.log_prob_keys, ref_log_prob)
         kl = k1(log_prob - ref_log_prob).view_as(reward)
-        written = {
-            self.kl_key: kl,
-            self.ref_log_prob_key: ref_log_prob,
-            self.raw_key: reward,
-            self.out_key: shaped(reward, kl, self.coef),
-        }
-        for key, value in written.items():
+        next_tensordict = self.charge(next_tensordict, reward, kl)
+        for key, value in ((self.kl_key, kl), (self.ref_log_prob_key, ref_log_prob)):
             if key is not None:
                 next_tensordict.set(key, value)
         return next_tensordict
@@ -111,34 +91,14 @@ class KLRewardTransform(NextTransform):
             return score(self.reference, tensordict)
         return self.reference.get_dist(tensordict.copy()).log_prob(tensordict.get(self.action_key))
 
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_output_spec(self.parent.output_spec.clone())
-        return zeros_at_reset(tensordict_reset, spec["full_observation_spec"], self._new_keys())
-
-    def _new_keys(self) -> list[Key]:
-        keys = [self.kl_key, self.ref_log_prob_key, self.raw_key]
-        if self.out_key != self.parent.reward_key:
-            keys.append(self.out_key)
-        return [key for key in keys if key is not None]
-
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward replaces the reward, or is a new observation beside it."""
-        parent = self.parent
+        """The charged reward, in place of the reward or beside it; the KL; log pi_0."""
+        output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
-        if self.reward_key == parent.reward_key:
-            charged = reward_like(parent)
-        else:
-            spec = observation_spec[self.reward_key]
-            charged = Unbounded(shape=spec.shape, dtype=spec.dtype, device=spec.device)
-        if self.out_key == parent.reward_key:
-            output_spec["full_reward_spec"][self.out_key] = charged
-        else:
-            observation_spec[self.out_key] = charged
-        for key in (self.kl_key, self.raw_key):
-            if key is not None:
-                observation_spec[key] = charged.clone()
+        if self.kl_key is not None:
+            is_reward = self.out_key == self.parent.reward_key
+            charged = output_spec["full_reward_spec"] if is_reward else observation_spec
+            observation_spec[self.kl_key] = charged[self.out_key].clone()
         if self.ref_log_prob_key is not None:
             observation_spec[self.ref_log_prob_key] = Unbounded(
                 shape=output_spec.shape, device=output_spec.device

@@ -17,10 +17,14 @@ from torchrl.data import Composite
 
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
-from klrl.transforms import charge as _charge
 from klrl.transforms import language as _language
-from klrl.transforms.base import NextTransform, zeros_at_reset
-from klrl.transforms.computation import per_token_spec
+from klrl.transforms.base import NextTransform
+from klrl.transforms.computation import (
+    per_token_spec,
+    shaped_rows,
+    token_kl,
+    token_rewards,
+)
 from klrl.transforms.retrieve_kl import check_one_of, one_of, wants_ray
 from klrl.transforms.rows import (
     check_side,
@@ -31,7 +35,7 @@ from klrl.transforms.rows import (
     set_rows,
     to_rows,
 )
-from klrl.transforms.served import Served
+from klrl.transforms.served import Served, coefficient
 from klrl.transforms.tokens import Encoded
 
 __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
@@ -110,6 +114,7 @@ class KLRewardTransform(NextTransform):
         self.reward_in, keys = check_keys(in_keys, out_keys)
         self.reward_out, self.kl_key, self.ref_key = keys
         super().__init__(in_keys=[self.reward_in, *map(as_key, ref_model.in_keys)], out_keys=keys)
+        self.written = keys if add_to_reward else keys[1:]
         self._pad_output = ref_model.pad_output
         self.ref_model = ref_model if device is None else ref_model.to(device)
         self.log_prob_key = _language.full_key(log_prob_key, "log_prob_key")
@@ -164,12 +169,12 @@ class KLRewardTransform(NextTransform):
             ref = _language.score(self.ref_model, tensordict, encoded, temperature)
         ref = [row.masked_fill(~mask, 0.0) for row, mask in zip(ref, masks, strict=True)]
         gen, scored = self._sampled(tensordict, encoded, masks)
-        kl = _charge.token_kl(gen, ref, scored, k1.__name__)
+        kl = token_kl(gen, ref, scored, k1.__name__)
         written = {self.kl_key: kl, self.ref_key: ref}
         if self.add_to_reward:
             reward = either(next_tensordict, next_tensordict, self.reward_in)
-            rewards = _charge.token_rewards(reward, kl, masks, self.padding_side)
-            charged = _charge.shaped_rows(rewards, kl, self.coef)
+            rewards = token_rewards(reward, kl, masks, self.padding_side)
+            charged = shaped_rows(rewards, kl, self.coef)
             written[self.reward_out] = [row.squeeze(-1) for row in charged]
         arranged, ragged = _language.arrange(
             list(written.values()), encoded, self.pad_output, self.padding_side
@@ -210,23 +215,11 @@ class KLRewardTransform(NextTransform):
         rows = [torch.cat([row.new_zeros(size - row.shape[0]), row]) for row, size in padded]
         return rows, _without_forced_zero(rows, masks)
 
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_output_spec(self.parent.output_spec.clone())
-        keys = [self.kl_key, self.ref_key]
-        if self.add_to_reward and self.reward_out != self._reward_key():
-            keys.append(self.reward_out)
-        return zeros_at_reset(tensordict_reset, spec["full_observation_spec"], keys)
-
-    def _reward_key(self) -> Key:
-        return next(iter(self.parent.reward_keys), "reward")
-
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Add per token: the charged reward, as the reward or beside it; the KL; log pi_ref."""
         observations = output_spec["full_observation_spec"]
         if self.add_to_reward:
-            is_reward = self.reward_out == self._reward_key()
+            is_reward = self.reward_out == next(iter(self.parent.reward_keys), "reward")
             target = output_spec["full_reward_spec"] if is_reward else observations
             target[self.reward_out] = per_token_spec(output_spec, 1)
         for key in (self.kl_key, self.ref_key):
@@ -327,11 +320,4 @@ class RayKLRewardTransform(Served):
             actor_name=actor_name,
         )
 
-    @property
-    def coef(self) -> float:
-        """Reward per nat, for all transforms of the actor; may be moved."""
-        return self._ask("coefficient", "coef")
-
-    @coef.setter
-    def coef(self, value: float) -> None:
-        self._ask("coefficient", "coef", value)
+    coef = coefficient("coef")

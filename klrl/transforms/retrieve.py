@@ -18,7 +18,7 @@ from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.kl.policies import Key, as_key, refuse_nested_policy, score
 from klrl.transforms import language as _language
-from klrl.transforms.base import NextTransform, zeros_at_reset
+from klrl.transforms.base import NextTransform
 from klrl.transforms.computation import KLComputation
 from klrl.transforms.rows import check_side, for_rows, set_rows
 from klrl.transforms.tokens import check_template_kwargs
@@ -106,6 +106,7 @@ class RetrieveLogProb(NextTransform):
             self.mask_key = _language.mask_key(self.key)
             out_keys.append(self.mask_key)
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
+        self.written = out_keys
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
         self.assistant_only, self.detach = assistant_only, detach
@@ -156,12 +157,6 @@ class RetrieveLogProb(NextTransform):
         set_rows(next_tensordict, self.key, rows, ragged, layout)
         set_rows(next_tensordict, self.mask_key, masks, ragged, layout)
         return next_tensordict
-
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        spec = self.transform_observation_spec(self.parent.observation_spec.clone())
-        return zeros_at_reset(tensordict_reset, spec, self.out_keys)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the log-prob: one number per environment, or one per token with its mask."""

@@ -124,6 +124,18 @@ class Served(Compose):
         return f"{type(self).__name__}(actor={self._actor_name or self._actor}, parts=[{parts}])"
 
 
+def coefficient(name: str) -> property:
+    """The attribute of that name in the actor's transform: reward per nat; may be moved."""
+
+    def read(self: Served) -> float:
+        return self._ask("coefficient", name)
+
+    def move(self: Served, value: float) -> None:
+        self._ask("coefficient", name, value)
+
+    return property(read, move, doc="Reward per nat, for all transforms of the actor.")
+
+
 def _to_send(tensordict: TensorDictBase) -> TensorDictBase:
     """A copy on the CPU, with no device set: the actor may have another."""
     return tensordict if tensordict.device is None else tensordict.cpu().clear_device_()

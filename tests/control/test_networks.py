@@ -9,7 +9,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
 from klrl.control.actor import make_agent
 from klrl.control.env import make_env
-from klrl.control.mlp import ObservationNormalizer
+from klrl.control.networks import ObservationNormalizer
 from klrl.kl import exact_kl, freeze
 
 

@@ -28,8 +28,7 @@ from tests.control.test_ray_run import LOOPBACK, listening
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
-from klrl.control.ray_cluster import Cluster
-from klrl.control.ray_rollout import RayRollout
+from klrl.control.ray_rollout import Cluster, RayRollout
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

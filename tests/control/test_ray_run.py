@@ -16,7 +16,7 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.control.ray_machine import check_ray_machine
+from klrl.control.preflight import check_ray_address
 from klrl.runs.machine import check_machine
 from tests.conftest import QUICK
 
@@ -154,12 +154,12 @@ def test_settings_that_the_workers_cannot_serve_are_refused(word, reason, capsys
 def test_a_missing_package_or_cluster_is_told_before_the_run(monkeypatch, settings) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers"):
-        check_ray_machine()
+        check_ray_address()
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:1")
     with pytest.raises(ConfigError, match="give HOST:PORT"):
-        check_ray_machine()
+        check_ray_address()
     monkeypatch.delenv("RAY_ADDRESS")
-    check_ray_machine()
+    check_ray_address()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="collector=ray: the package ray is not installed"):
         check_machine(settings("collector=ray", "collector.workers=1"))

@@ -22,10 +22,8 @@ from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
 from klrl.control.acting import NumpyActing, TorchActing, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.distributions import Normal
-from klrl.control.env import make_env
-from klrl.control.gym_vector import VectorGymEnv
-from klrl.control.rollout import native_rollout
-from klrl.control.torchrl_rollout import TorchRLRollout
+from klrl.control.env import VectorGymEnv, make_env
+from klrl.control.rollout import TorchRLRollout, native_rollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 

@@ -16,10 +16,10 @@ from tensordict import TensorDict
 import klrl
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
-from klrl.control.kl import KL_KEY, RAW_REWARD_KEY
+from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain, recorded_domain
-from klrl.kl.charge import ReferenceKL
+from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.batch import Responses, make_batch
 from klrl.language.kl import CHARGED
 from klrl.language.record import rewards_of as language_rewards

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import klrl
-from klrl.control.mlp import ObservationNormalizer
+from klrl.control.networks import ObservationNormalizer
 from klrl.kl.reference import (
     NO_ADAPTERS,
     OTHER_RUN,

@@ -15,8 +15,7 @@ from torchrl.envs import Compose, ParallelEnv, SerialEnv, TransformedEnv, check_
 
 from klrl.config import EnvConfig, GaussianActorConfig
 from klrl.control.actor import make_agent
-from klrl.control.env import make_env
-from klrl.control.gym_vector import VectorGymEnv
+from klrl.control.env import VectorGymEnv, make_env
 from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,

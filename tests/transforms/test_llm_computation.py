@@ -206,7 +206,7 @@ def test_refusals_name_both_sides() -> None:
 
 def test_batches_of_different_size_name_both_sizes() -> None:
     """Only lists can differ here: TensorDict checks the rest."""
-    from klrl.transforms.charge import matching_rows
+    from klrl.transforms.computation import matching_rows
 
     with pytest.raises(ValueError, match=r"log_probs.*2 samples.*ref_log_probs.*3"):
         matching_rows(log_probs(1, 2), log_probs(1, 2, 3), GEN, REF)

@@ -103,7 +103,7 @@ def test_the_tokenizers_name_overrides_its_template() -> None:
 
 
 def test_a_new_version_writes_into_the_policys_tokenizer_kwargs() -> None:
-    """Workaround: klrl/transforms/collector_policy.py hands copies over."""
+    """Workaround: klrl/transforms/retrieve_kl.py hands copies over."""
     policy = wrapper(network(), generate=True)
     policy.get_new_version(generate=False, pad_output=False)
     assert policy.tokenizer_kwargs["padding"] is False
