@@ -1,8 +1,16 @@
-"""Tables in plain text."""
+"""Plain text: tables, and lines for the user."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+
+def warn(line: str) -> None:
+    """Print a line for the user on stderr; a terminal that was closed is no error."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:

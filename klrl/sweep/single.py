@@ -11,6 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
 from klrl.runs.folder import RunFolder, new_folder
+from klrl.runs.owner import OwnedElsewhere
 
 if TYPE_CHECKING:
     from klrl.train.callbacks import Callback
@@ -57,6 +58,8 @@ def run_in_folder(
         with collection_paused():
             from klrl.train.loop import start
         start(config, RunFolder(folder, overrides, argv), callbacks=callbacks)
+    except OwnedElsewhere:
+        raise  # the files there are another process's
     except BaseException:
         remove_unstarted(folder, before, new)
         raise
