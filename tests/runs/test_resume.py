@@ -16,7 +16,7 @@ from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, rows_of
-from tests.runs.test_checkpoint import DAMAGES
+from tests.runs.saves import DAMAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
