@@ -35,10 +35,10 @@ from klrl.config.stored import typed
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder
-from klrl.runs.loggers import read_rows
 from klrl.runs.machine import check_machine
 from klrl.runs.metrics import final_return, last_recorded
 from klrl.runs.resume import stored_config
+from klrl.runs.rows import read_rows
 from klrl.sweep.run import run_in_folder
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
     check_overrides(overrides, folder)
     for override in overrides:
         key = key_of(override)
-        if key == "resume" and value_of(override) not in ("", "null"):
+        if key == "resume" and value_of(override) != "null":
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
         if is_own(override) or key.startswith("hydra"):
             raise ConfigError(

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 import klrl.config
-from klrl.runs.loggers import read_rows
 from klrl.runs.resume import stored_config
+from klrl.runs.rows import read_rows
 
 pytestmark = pytest.mark.integration
 

@@ -29,17 +29,24 @@ class WorkerError(RuntimeError):
     """
 
 
+class OwnerError(RuntimeError):
+    """Another process took the run folder over; the message names it.
+
+    The run stops with exit code 1 and writes nothing more.
+    """
+
+
 #: Errors of a run that are printed in one line, with exit code 1; the checkpoint is kept.
-FAILURES = (NonFiniteError, RewardError, WorkerError)
+FAILURES = (NonFiniteError, RewardError, WorkerError, OwnerError)
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop (Ctrl-C or SIGTERM), wrote its checkpoint and ended cleanly.
+    """The run was asked to stop by a signal, wrote its checkpoint and ended cleanly.
 
     Not an ``Exception``, so that a sweep does not start its next job.
 
     Args:
-        signum: the signal's number; the exit code is 128 + signum (130 or 143).
+        signum: the signal's number; the exit code is 128 + signum.
     """
 
     def __init__(self, signum: int) -> None:

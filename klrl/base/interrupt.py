@@ -1,37 +1,76 @@
-"""Ctrl-C and SIGTERM: finish the iteration, write the checkpoint, then stop."""
+"""Ctrl-C, SIGTERM and their kin: finish the iteration, write the checkpoint, then stop."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from klrl.base.errors import Interrupted
+from klrl.base.text import warn
+
+#: A second one of these stops at once.
+_URGENT = (signal.SIGINT, signal.SIGTERM)
+#: These come in numbers by themselves: SIGHUP from the kernel and the shell when a terminal is
+#: closed, SIGXCPU every second from the soft limit on, SIGUSR1 from a queue before its time limit.
+_NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+@contextmanager
+def stop_signals(handler: Handler) -> Iterator[None]:
+    """While entered, a handler takes all signals that ask a run to stop.
+
+    A notice that is ignored (as by ``nohup``), or that another library handles (as submitit does
+    to queue a job again), is left alone. Outside the main thread Python delivers no signals, and
+    nothing is changed.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for each in (*_URGENT, *_NOTICES):
+            if each in _URGENT or _is_free(signal.getsignal(each)):
+                before[each] = signal.signal(each, handler)
+    try:
+        yield
+    finally:
+        for signum, handled in before.items():
+            signal.signal(signum, handled)
+
+
+def _is_free(handler: Any) -> bool:
+    own = str(getattr(handler, "__module__", "")).startswith("klrl.")
+    return handler is signal.SIG_DFL or own
+
+
+def stops_at_once(signum: int, before: int | None) -> bool:
+    """Whether a signal that follows another is to stop a run without its checkpoint."""
+    return signum in _URGENT and before in _URGENT
 
 
 class StopRequest:
-    """While entered, the first SIGINT or SIGTERM requests a stop; a second one stops at once.
+    """While entered, a signal requests a stop; a second SIGINT or SIGTERM stops at once.
 
     The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters are
-    consistent. Outside the main thread Python delivers no signals; use :meth:`request` there.
+    consistent. Outside the main thread use :meth:`request`.
+
+    Attributes:
+        signum: the signal that came; None before.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._before[signum] = signal.signal(signum, self._ask)
+        self._signals = stop_signals(self._ask)
+        self._signals.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        self._before = {}
+    def __exit__(self, *error: Any) -> None:
+        self._signals.__exit__(*error)
 
     @property
     def requested(self) -> bool:
@@ -43,14 +82,16 @@ class StopRequest:
         self.signum = self.signum or signal.SIGINT
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:
+        before = self.signum
+        if stops_at_once(signum, before):
             raise Interrupted(signum)
-        self.signum = signum
-        print(
-            "\nstopping after this iteration, with a checkpoint; a second signal stops at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        if before is None or signum in _URGENT:
+            self.signum = signum
+        if before is None:
+            warn(
+                "\nstopping after this iteration, with a checkpoint; a second Ctrl-C or SIGTERM "
+                "stops at once"
+            )
 
     def obey(self) -> None:
         """Stop if it was requested.

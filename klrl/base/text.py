@@ -1,14 +1,22 @@
-"""Plain text for people: tables, and a line that is updated in place."""
+"""Plain text for people: tables, warnings, and a line that is updated in place."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 #: Seconds between updates in a notebook, which keeps all of its output.
 _NOTEBOOK_SECONDS = 0.2
+
+
+def warn(line: str) -> None:
+    """Print a line for the user on stderr; a terminal that was closed is no error."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:

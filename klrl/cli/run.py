@@ -42,6 +42,8 @@ def run_command(argv: list[str]) -> int:
         return _show(argv, args)
     overrides = args.overrides
     resumed = _given("resume", overrides)
+    if any(key_of(each) == "resume" and not value_of(each) for each in overrides):
+        raise ConfigError("resume=: names no run; give a run folder, as resume=outputs/NAME")
     if resumed is not None:
         return _resume(resumed, overrides, args)
     if args.multirun:

@@ -16,6 +16,8 @@ from typing import NoReturn
 
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
+from klrl.base.interrupt import stop_signals
+from klrl.base.text import warn
 
 #: From a command's arguments to its exit code.
 Command = Callable[[list[str]], int]
@@ -62,13 +64,13 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
     """Run a command and return its exit code; an error is printed to stderr in one line.
 
     Returns:
-        0 done, 1 failed, 2 refused, 130 and 143 stopped by Ctrl-C and SIGTERM.
+        0 done, 1 failed, 2 refused, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.
     """
-    before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = command(argv)
-        sys.stdout.flush()
-        return code
+        with stop_signals(_stop):
+            code = command(argv)
+            sys.stdout.flush()
+            return code
     except ConfigError as error:
         _print_error(f"{name}: {error}")
         return REFUSED
@@ -79,14 +81,14 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
     except Interrupted as stop:
         return stop.exit_code
     except KeyboardInterrupt:
-        print(f"\n{name}: stopped", file=sys.stderr)
+        warn(f"\n{name}: stopped")
         return 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM before a run has begun: stop as by Ctrl-C."""
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """A signal before a run has begun, or after it has ended."""
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
     raise Interrupted(signum)
 
 
@@ -94,7 +96,7 @@ def _print_error(line: str) -> None:
     """Print an error, below its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
-    print(line, file=sys.stderr)
+    warn(line)
 
 
 def _stdout_closed() -> bool:

@@ -5,20 +5,21 @@ Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a s
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import BrokenRun, RunFolder, read_settings
 from klrl.runs.metrics import final_return
+from klrl.runs.rows import parse_row
 from klrl.sweep.ledger import SWEEP_FILE
 
 #: The state of a sweep is the first of these that one of its jobs has.
@@ -166,7 +167,9 @@ def _read_run(folder: Path) -> Entry:
     run = RunFolder(folder)
     manifest, state = run.manifest, run.status
     settings = read_settings(folder)
-    row = last_values(run.metrics, int((settings.get("eval") or {}).get("every") or 0))
+    notes = [str(manifest.get("error") or "").partition("\n")[0]]
+    every = int((settings.get("eval") or {}).get("every") or 0)
+    row = last_values(run.metrics, every, say=notes.append)
     domain = recorded_domain(manifest, row)
     frames = settings.get("frames")
     return Entry(
@@ -179,11 +182,11 @@ def _read_run(folder: Path) -> Entry:
         score=final_return(row),
         kl=row.get("kl/ref/exact"),
         started=manifest.get("started"),
-        note=str(manifest.get("error") or "").partition("\n")[0],
+        note="; ".join(filter(None, notes)),
     )
 
 
-def last_values(path: Path, every: int) -> dict[str, float]:
+def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> dict[str, float]:
     """The last row of a ``metrics.jsonl``, with the last returns before it.
 
     A row has a return only if an episode ended in its rollout, or if it was evaluated.
@@ -191,31 +194,29 @@ def last_values(path: Path, every: int) -> dict[str, float]:
     Args:
         path: the file; without it the result is empty.
         every: iterations between evaluations; 0 if there are none.
+        say: takes a line on those that are no rows.
     """
     if not path.exists():
         return {}
     last: dict[str, float] = {}
     returns: dict[str, float] = {}
+    bad = 0
     wanted = ["reward/episode", *(["eval/return"] if every else [])]
     for count, line in enumerate(_lines_backwards(path)):
         # Only rows with a needed value are parsed: parsing takes most of the time.
         if not last or any(f'"{name}"'.encode() in line for name in wanted):
-            row = _row(line)
+            row = parse_row(line) or {}
             last = last or row
             returns = {name: row[name] for name in wanted if name in row} | returns
             wanted = [name for name in wanted if name not in returns]
+        else:
+            row = {} if line[:1] + line[-1:] != b"{}" else last
+        bad += count > 0 and not row  # what follows the last line end is being written
         if not wanted or count >= max(every, _ROWS):
             break
+    if bad:
+        say(f"{path.name}: lines that are no rows near its end: {bad}")
     return {**last, **returns}
-
-
-def _row(line: bytes) -> dict[str, float]:
-    """The row of a line; empty if it is none, as a last line that was cut off."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:

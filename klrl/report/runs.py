@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key, read_manifest, read_settings
+from klrl.runs.rows import parse_row, tell_bad_lines
 
 T = TypeVar("T")
 
@@ -169,28 +169,28 @@ def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     """``metrics.jsonl`` by column, in a tenth of the memory of its rows.
 
-    A last line that was cut off is left out, as resume does.
+    A line that is no row is left out and told, see :func:`klrl.runs.rows.read_rows`.
 
     Raises:
-        Unreadable: another line is not a row.
+        Unreadable: the file cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise Unreadable(f"{path}: {error}") from error
     columns: dict[str, NDArray[np.float64]] = {}
-    count = 0
-    for number, line in enumerate(lines):
-        try:
-            for name, value in json.loads(line).items():
-                if name not in columns:
-                    columns[name] = np.full(len(lines), np.nan)
-                columns[name][number] = value
-        except (ValueError, TypeError, AttributeError) as error:
-            if number == len(lines) - 1:
-                break
-            raise Unreadable(f"{path}: line {number + 1} is no row ({error})") from error
+    count, bad = 0, []
+    for number, line in enumerate(lines, 1):
+        row = parse_row(line)
+        if row is None:
+            bad.append(number)
+            continue
+        for name, value in row.items():
+            if name not in columns:
+                columns[name] = np.full(len(lines), np.nan)
+            columns[name][count] = value
         count += 1
+    tell_bad_lines(path, [number for number in bad if number < len(lines)])
     return {name: column[:count] for name, column in columns.items()}
 
 

@@ -9,7 +9,6 @@ so that a run whose newest entry was damaged later goes on from the one before.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,21 +18,17 @@ import torch
 from torchrl.checkpoint import GlobalRNGState
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.runs.entry import DamagedEntry, Entry, sync_folder, write_entry
+from klrl.base.files import sync
+from klrl.base.text import warn
+from klrl.runs.entry import DamagedEntry, Entry, write_entry
 from klrl.runs.entry_v1 import EntryV1, is_v1
+from klrl.runs.owner import STAGING, remove_leftovers
 
 Say = Callable[[str], None]
 
 #: How many entries are kept, and which components they leave out.
 _KEPT = {"last": 2, "best": 1}
 _LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer"}}
-#: Folders that have no name yet, or had one; a kill leaves them to the next save.
-_STAGING = ".staging-"
-
-
-def warn(line: str) -> None:
-    """Print a line for the user on stderr."""
-    print(line, file=sys.stderr)
 
 
 class Counters:
@@ -82,7 +77,7 @@ class Checkpoints:
         Raises:
             OSError: as on a full disk; the entries before are kept.
         """
-        self._remove_staging()
+        remove_leftovers(self._folder.parent)
         destination = self._folder / which / f"frames-{step:012d}"
         if destination in self._own and _is_whole(destination):
             return
@@ -99,23 +94,28 @@ class Checkpoints:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def load_last(self, device: torch.device, say: Say = warn) -> None:
+    def load_last(self, device: torch.device, say: Say = warn) -> Mapping[str, Any]:
         """Restore every component from the newest whole entry of ``last``.
 
         Args:
             device: where tensors go.
             say: takes a line for every newer entry, which is refused.
 
+        Returns:
+            The metadata that it was saved with.
+
         Raises:
             ConfigError: there is none, or it was made with other settings.
         """
-        _, self._refused = _load(self._folder / "last", self._components, device, say, "resume")
+        folder = self._folder / "last"
+        entry, self._refused = _load(folder, self._components, device, say, "resume")
+        return entry.metadata
 
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:
         # Not in last or best, where checkpoints/*/*/manifest.json would match it.
-        return self._folder / f"{_STAGING}{uuid4().hex}"
+        return self._folder / f"{STAGING}{uuid4().hex}"
 
     def _publish(self, staging: Path, destination: Path) -> None:
         """Give an entry its name; the disk then holds it by that name."""
@@ -123,8 +123,8 @@ class Checkpoints:
         if destination.exists():
             self._remove(destination)
         staging.rename(destination)
-        sync_folder(destination.parent)
-        sync_folder(self._folder)
+        sync(destination.parent)
+        sync(self._folder)
 
     def _prune(self, written: Path) -> None:
         """Remove what is older than the entries that are kept, and what was refused."""
@@ -140,11 +140,6 @@ class Checkpoints:
         gone = self._staging()
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-    def _remove_staging(self) -> None:
-        """Remove what killed processes left; those of 0.1.0 left it in ``last`` and ``best``."""
-        for path in (*self._folder.glob(f"{_STAGING}*"), *self._folder.glob("*/.frames-*")):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def load_component(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from klrl.base.errors import first_line
+from klrl.base.files import sync, writing
 from klrl.runs.state import decode, encode, safetensors_chunks
 
 MANIFEST = "manifest.json"
@@ -78,29 +78,18 @@ def write_entry(
     }
     text = json.dumps(manifest, indent=2) + "\n"
     _write(folder / MANIFEST, [text.replace(_BLANK, _digest(text.encode())).encode()])
-    sync_folder(folder)
+    sync(folder)
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a file through to the disk; its length and digest."""
     sha, length = hashlib.sha256(), 0
-    with path.open("xb") as file:
+    with writing(path, "xb") as file:
         for chunk in chunks:
             file.write(chunk)
             sha.update(chunk)
             length += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return {"bytes": length, "sha256": sha.hexdigest()}
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk confirm which files a folder holds."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------- reading
@@ -114,6 +103,7 @@ class Entry:
 
     Attributes:
         frames: of the run when it was written.
+        metadata: numbers and texts about the run then.
 
     Raises:
         DamagedEntry: its manifest is not the one that was written.
@@ -130,6 +120,7 @@ class Entry:
             if _digest(raw.replace(digest.encode(), _BLANK.encode(), 1)) != digest:
                 raise ValueError("its SHA-256 is another")
             self.frames = int(manifest["frames"])
+            self.metadata = dict(manifest["metadata"])
             self._files = {
                 str(name): (int(told["bytes"]), str(told["sha256"]))
                 for name, told in manifest["files"].items()

@@ -48,7 +48,8 @@ class EntryV1:
             manifest = json.loads(manifest_bytes(path))
             if manifest["format_version"] != 1:
                 raise ValueError("its format is unknown to this version of klrl")
-            self.frames = int(manifest["metadata"]["frames"])
+            self.metadata = dict(manifest["metadata"])
+            self.frames = int(self.metadata["frames"])
             self._files = {
                 str(name): [f"{told['path']}/{file}" for file in told["files"]]
                 for name, told in manifest["components"].items()

@@ -8,7 +8,8 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import CheckpointReferenceConfig
-from klrl.runs.folder import BrokenRun, RunFolder, lives_here, read_manifest
+from klrl.runs.folder import BrokenRun, RunFolder, read_manifest
+from klrl.runs.owner import lives_here, refuse_owned
 
 
 def find_run(path: str, setting: str) -> Path:
@@ -63,7 +64,12 @@ def other_runs(config: Any) -> list[tuple[str, str, Path]]:
 
 
 def check_not_running(run: Path) -> None:
-    """Refuse to resume a run that another process is still training."""
+    """Refuse to resume a run that another process is still training.
+
+    Raises:
+        ConfigError: one does.
+    """
+    refuse_owned(run, f"resume={run}")
     files = RunFolder(run)
     if files.status != "running" or files.manifest.get("pid") == os.getpid():
         return

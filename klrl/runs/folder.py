@@ -9,8 +9,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +26,7 @@ from klrl.base.files import replace_file
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.domains import DOMAINS
+from klrl.runs.owner import Claim, lives_here, owning, process_start, read_owner
 
 _PACKAGES = (
     "torch",
@@ -113,6 +114,7 @@ class RunFolder:
         self.curves = path / "curves.png"
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
+        self._claim: Claim | None = None
 
     @property
     def exists(self) -> bool:
@@ -128,12 +130,16 @@ class RunFolder:
     def status(self) -> str:
         """The manifest's status; ``interrupted`` if it says running but the process has ended.
 
-        A process on another machine counts as ended when it has written nothing for ten minutes.
+        ``owner.json`` decides. Without one, as in 0.1.0, a process on another machine counts as
+        ended when it has written nothing for ten minutes.
         """
         manifest = self.manifest
         status = str(manifest.get("status"))
         if status != "running":
             return status
+        owner = read_owner(self.path)
+        if owner is not None:
+            return "running" if owner.alive else "interrupted"
         if lives_here(manifest):
             return "running"
         if manifest.get("host", platform.node()) == platform.node():
@@ -141,8 +147,31 @@ class RunFolder:
         written = self.metrics if self.metrics.exists() else self._manifest
         return "running" if time.time() - written.stat().st_mtime < _SILENT else "interrupted"
 
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Own the folder, see :func:`klrl.runs.owner.owning`; within that, nothing more happens."""
+        if self._claim is not None:
+            yield
+            return
+        with owning(self.path) as self._claim:
+            try:
+                yield
+            finally:
+                self._claim = None
+
+    def check_owned(self) -> None:
+        """Make sure that no other process took the folder over.
+
+        Raises:
+            OwnerError: one did.
+        """
+        if self._claim is not None:
+            self._claim.check()
+
     def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
         """Write the manifest of a run that starts or resumes; returns it.
+
+        ``klrl``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists the others.
 
         Args:
             config: the job.
@@ -152,14 +181,15 @@ class RunFolder:
         key = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
         self._store_config(config)
+        start = {"time": _now(), "klrl": __version__, "argv": self._argv()}
         manifest = {
-            "klrl": __version__,
+            "klrl": before.get("klrl", __version__),
             "status": "running",
             "pid": os.getpid(),
             "pid_started": process_start(os.getpid()),
             "seed": config.seed,
             "host": platform.node(),
-            "argv": self._argv(),
+            "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
             "numerics": key.numerics,
             "domain": config.domain,
@@ -167,8 +197,8 @@ class RunFolder:
             "python": platform.python_version(),
             "versions": _versions(),
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
-            "started": before.get("started", _now()),
-            "resumed": [*before.get("resumed", []), _now()] if before else [],
+            "started": before.get("started", start["time"]),
+            "resumed": [*map(_resume, before.get("resumed", [])), start] if before else [],
             **more,
         }
         self._write(manifest)
@@ -176,7 +206,14 @@ class RunFolder:
 
     def close(self, status: str, **more: Any) -> None:
         """Record how the run ended: finished, interrupted or failed."""
-        self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
+        ended = {**self.manifest, "status": status, "ended": _now(), "pid": None, **more}
+        try:
+            self._write(ended)
+        except OSError:
+            # A full disk has no room for a second file; the old one's blocks are there.
+            with self._manifest.open("r+b") as file:
+                file.write(_as_text(ended).encode())
+                file.truncate()
 
     def _argv(self) -> list[str]:
         if self._given_argv is not None:
@@ -189,13 +226,22 @@ class RunFolder:
         """Write ``.hydra/config.yaml``, with a resume's changes, and the job's overrides."""
         stored = self.path / ".hydra" / "config.yaml"
         stored.parent.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), stored)
+        replace_file(stored, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
         if self._overrides is not None:
-            overrides = OmegaConf.create(list(self._overrides))
-            OmegaConf.save(overrides, stored.with_name("overrides.yaml"))
+            overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
+            replace_file(stored.with_name("overrides.yaml"), overrides)
 
     def _write(self, manifest: dict[str, Any]) -> None:
-        replace_file(self._manifest, json.dumps(manifest, indent=2) + "\n")
+        replace_file(self._manifest, _as_text(manifest))
+
+
+def _as_text(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=2) + "\n"
+
+
+def _resume(entry: Any) -> dict[str, Any]:
+    """An entry of ``resumed``; until 0.2.0 it was a time."""
+    return entry if isinstance(entry, dict) else {"time": entry}
 
 
 def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -220,26 +266,6 @@ def new_folder(suffix: str = "") -> Path:
         except FileExistsError:
             continue
         return folder
-
-
-def process_start(pid: int) -> str | None:
-    """When a process of this machine started, in kernel clock ticks; None if it has ended.
-
-    It tells apart processes with the same id: ids are reused after a reboot, and in containers.
-    """
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except OSError:
-        return None
-
-
-def lives_here(manifest: Mapping[str, Any]) -> bool:
-    """Whether the process of a manifest is still running on this machine."""
-    pid = manifest.get("pid")
-    if pid is None or manifest.get("host", platform.node()) != platform.node():
-        return False
-    started = process_start(int(pid))
-    return started is not None and started == manifest.get("pid_started")
 
 
 def _versions() -> dict[str, str]:

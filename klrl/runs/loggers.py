@@ -1,4 +1,4 @@
-"""Loggers of rows: ``metrics.jsonl`` always, wandb if chosen."""
+"""Loggers of rows besides ``metrics.jsonl``: wandb if chosen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from klrl.base.errors import Interrupted
-from klrl.base.files import replace_file
 from klrl.config import LoggerConfig, WandbConfig
 from klrl.domains import Domain
 from klrl.runs.machine import wandb_mode
@@ -28,48 +27,6 @@ class Logger(Protocol):
 
     def log_samples(self, samples: Samples) -> None:
         """Log responses, to be shown with the next row."""
-
-
-class JsonlLogger:
-    """One JSON object per line, flushed at once, so that a killed run keeps every iteration.
-
-    Args:
-        path: ``metrics.jsonl``, or ``samples.jsonl``.
-        after: on resume, the frames of the checkpoint; later rows are dropped, since the resumed
-            run computes them again.
-        axis: the metric that counts the frames: the domain's ``axis``.
-    """
-
-    def __init__(self, path: Path, after: int | None, axis: str) -> None:
-        if after is not None and path.exists():
-            kept = [row for row in read_rows(path) if row[axis] <= after]
-            replace_file(path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._file = path.open("a", encoding="utf-8")
-
-    def log(self, row: Row) -> None:
-        """Append one line."""
-        self.log_all([row])
-
-    def log_all(self, rows: Samples) -> None:
-        """Append one line per row, flushed once."""
-        for row in rows:
-            self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a ``metrics.jsonl``, without a last line that was cut off."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
 
 
 class WandbLogger:

@@ -3,51 +3,74 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from klrl.base.errors import Interrupted, in_one_line
+from klrl.base.errors import OwnerError, in_one_line
+from klrl.base.text import warn
 from klrl.config import JobConfig, factory
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
-from klrl.runs.loggers import JsonlLogger, Logger, Opened, Samples, read_rows
+from klrl.runs.loggers import Logger, Opened, Samples
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Progress, duration
+from klrl.runs.rows import RowFile, read_rows
 
 
 @contextmanager
 def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
     """Write the run's final status to ``manifest.json``, and draw its curves."""
-    status, domain = "failed", domain_of(config)
-    more: dict[str, Any] = {"error": None}
+    axis = domain_of(config).axis
     try:
         yield
-        status = "finished"
-    except (Interrupted, KeyboardInterrupt):
-        status = "interrupted"
-        raise
-    except Exception as error:
-        more["error"] = in_one_line(error, limit=None)
-        raise
-    finally:
-        files.close(status, **{domain.axis: counters.frames}, **more)
-        rows = read_rows(files.metrics) if files.metrics.exists() else []
-        if rows:
-            title = f"{config.title}  {files.path.name}  {status}"
-            draw_curves(rows, files.curves, title, domain)
+    except OwnerError:
+        raise  # the folder is another process's now
+    except BaseException as error:
+        if isinstance(error, Exception):
+            status, text = "failed", in_one_line(error, limit=None)
+        # A second signal may come while a run that is complete closes its files.
+        else:
+            complete, text = _complete(files, config, counters), None
+            status = "finished" if complete else "interrupted"
+        with suppress(OSError):  # the first error is the one to tell
+            files.close(status, **{axis: counters.frames}, error=text)
+        _draw(files, config, status)
         if status != "finished":
-            done = f"{counters.frames:,} {domain.axis}"
-            print(f"{status} at {done}; run folder: {files.path}")
+            print(f"{status} at {counters.frames:,} {axis}; run folder: {files.path}")
+        raise
+    files.close("finished", **{axis: counters.frames}, error=None)
+    _draw(files, config, "finished")
+
+
+def _complete(files: RunFolder, config: JobConfig, counters: Counters) -> bool:
+    """Whether the last iteration's row and checkpoint are written."""
+    last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
+    return counters.iteration >= config.iterations and last.is_dir()
+
+
+def _draw(files: RunFolder, config: JobConfig, status: str) -> None:
+    """Draw the curves; a run does not fail for want of them."""
+    title = f"{config.title}  {files.path.name}  {status}"
+    try:
+        rows = read_rows(files.metrics, say=_silent) if files.metrics.exists() else []
+        if rows:
+            draw_curves(rows, files.curves, title, domain_of(config))
+    except Exception as error:  # matplotlib's, or a full disk
+        warn(f"{files.curves}: not drawn: {in_one_line(error)}")
+
+
+def _silent(line: str) -> None:
+    """Bad lines were told when the run was resumed."""
 
 
 class Recorder:
     """Writes the rows and samples of an open run.
 
     Args:
+        files: the run folder.
         metrics: ``metrics.jsonl``.
         samples: ``samples.jsonl``.
         loggers: those of the logger group.
@@ -56,16 +79,23 @@ class Recorder:
 
     def __init__(
         self,
-        metrics: JsonlLogger,
+        files: RunFolder,
+        metrics: RowFile,
         samples: _SamplesFile,
         loggers: Sequence[Logger],
         progress: Progress,
     ) -> None:
-        self._metrics, self._samples = metrics, samples
+        self._files, self._metrics, self._samples = files, metrics, samples
         self._loggers, self._progress = loggers, progress
 
     def record(self, row: Row) -> None:
-        """Write an iteration's row, and show it."""
+        """Write an iteration's row, and show it.
+
+        Raises:
+            OSError: as on a full disk; no half row is left.
+            OwnerError: another process took the run folder over.
+        """
+        self._files.check_owned()
         self._metrics.log(row)
         for logger in self._loggers:
             logger.log(row)
@@ -81,6 +111,13 @@ class Recorder:
         """Print a line that stays."""
         self._progress.say(text)
 
+    def lengths(self) -> dict[str, int]:
+        """File -> bytes so far, for the checkpoint: a resume cuts there."""
+        return {
+            self._files.metrics.name: self._metrics.length(),
+            self._files.samples.name: self._samples.length(),
+        }
+
 
 @contextmanager
 def recording(
@@ -90,13 +127,22 @@ def recording(
     *,
     group: str | None,
     wandb_id: str,
-    resume: bool,
+    lengths: Mapping[str, int] | None,
 ) -> Iterator[Recorder]:
-    """Open the run's files, its logger and the progress line; close them even after an error."""
+    """Open the run's files, its logger and the progress line; close them even after an error.
+
+    Args:
+        files: the run folder.
+        config: the job.
+        counters: how far it is.
+        group: the sweep that the job belongs to.
+        wandb_id: of its wandb run.
+        lengths: on resume, :meth:`Recorder.lengths` of the checkpoint, as far as it tells them.
+    """
     domain = domain_of(config)
-    after = counters.frames if resume else None
-    metrics = JsonlLogger(files.metrics, after, domain.axis)
-    samples = _SamplesFile(files.samples, after, domain.axis)
+    after, lengths = (None, {}) if lengths is None else (counters.frames, lengths)
+    metrics = RowFile(files.metrics, domain.axis, after, lengths.get(files.metrics.name))
+    samples = _SamplesFile(files.samples, domain.axis, after, lengths.get(files.samples.name))
     total = config.iterations * config.frames_per_iteration
     opened = Opened(files.path, dataclasses.asdict(config), group, wandb_id, domain)
     logger = factory("logger", config.logger, config.domain)
@@ -105,7 +151,7 @@ def recording(
             logger(config.logger, opened) as loggers,
             Progress(total, domain, done=counters.frames) as progress,
         ):
-            yield Recorder(metrics, samples, loggers, progress)
+            yield Recorder(files, metrics, samples, loggers, progress)
     finally:
         metrics.close()
         samples.close()
@@ -117,18 +163,21 @@ class _SamplesFile:
 
     Args:
         path: the file.
-        after: on resume, the frames of the checkpoint; later samples are dropped at once.
-        axis: the metric that counts the frames.
+        axis, after, length: see :class:`klrl.runs.rows.RowFile`.
     """
 
-    def __init__(self, path: Path, after: int | None, axis: str) -> None:
+    def __init__(self, path: Path, axis: str, after: int | None, length: int | None) -> None:
         self._path, self._axis = path, axis
-        self._file = JsonlLogger(path, after, axis) if path.exists() else None
+        self._file = RowFile(path, axis, after, length) if path.exists() or length else None
 
     def log(self, samples: Samples) -> None:
         """Append one line per sample."""
-        self._file = self._file or JsonlLogger(self._path, None, self._axis)
+        self._file = self._file or RowFile(self._path, self._axis)
         self._file.log_all(samples)
+
+    def length(self) -> int:
+        """The file's bytes; 0 if there is none."""
+        return 0 if self._file is None else self._file.length()
 
     def close(self) -> None:
         """Close the file, if it was opened."""
@@ -141,7 +190,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     domain = domain_of(config)
     metrics = metrics_of(domain)
 
-    rows = read_rows(files.metrics)
+    rows = read_rows(files.metrics, say=_silent)
     last = rows[-1] if rows else {}
     passed = duration(sum(r["time/iteration"] for r in rows))
     lines = [f"finished {frames:,} {domain.axis} in {passed}"]

@@ -17,6 +17,7 @@ from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
 from klrl.runs.folder import RunFolder, new_folder
+from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, JobStatus, Outcome, make_jobs, status_of
 from klrl.sweep.launchers import launch
@@ -104,6 +105,8 @@ def run_in_folder(
         with collection_paused():
             from klrl.train.loop import start
         start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
+    except OwnedElsewhere:
+        raise  # the files there are another process's
     except BaseException:
         folder.remove_unstarted()
         raise

@@ -1,24 +1,27 @@
-"""Ctrl-C and SIGTERM while jobs run in other processes: passed on once; no new job begins."""
+"""Signals to stop while jobs run in other processes: passed on once; no new job begins."""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from klrl.base.errors import Interrupted
-from klrl.runs.folder import RunFolder, lives_here
+from klrl.base.interrupt import stop_signals, stops_at_once
+from klrl.base.text import warn
+from klrl.runs.folder import RunFolder
+from klrl.runs.owner import lives_here
 from klrl.sweep.jobs import Job
 from klrl.sweep.worker import STOP_FILE
 
 
 @contextmanager
 def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[int]]:
-    """While entered, the first signal asks the running jobs to stop; a second one stops at once.
+    """While entered, the first signal asks the running jobs to stop.
+
+    A second Ctrl-C or SIGTERM stops at once.
 
     Args:
         folder: the sweep's.
@@ -30,27 +33,25 @@ def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[
     received: list[int] = []
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        if received:
+        if received and stops_at_once(signum, received[-1]):
             raise Interrupted(signum)
         received.append(signum)
+        if len(received) > 1:  # a notice came first; the jobs are stopping
+            return
         (folder / STOP_FILE).touch()
         pids = [pid for job in jobs() if (pid := _pid(job)) is not None]
-        print(
-            f"\nstopping {len(pids)} jobs after their iteration, with checkpoints; a second signal "
-            "stops at once",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"\nstopping {len(pids)} jobs after their iteration, with checkpoints; a second "
+            "Ctrl-C or SIGTERM stops at once"
         )
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        with stop_signals(ask):
+            yield received
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
         (folder / STOP_FILE).unlink(missing_ok=True)
 
 

@@ -20,6 +20,7 @@ from klrl.config.compose import keys
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
+from klrl.runs.owner import OWNER_FILE, OwnedElsewhere
 from klrl.sweep.jobs import Job, Outcome
 
 #: While it is in the sweep's folder, waiting jobs do not begin.
@@ -46,39 +47,44 @@ def run_logged(job: Job) -> Outcome:
 
 
 def _outcome(job: Job) -> Outcome:
+    signum = None
     try:
-        _run(job)
+        signum = _run(job)
+    except OwnedElsewhere:
+        return Outcome(job.name, "running elsewhere")
     except ConfigError as error:
         if not RunFolder(job.folder).exists:
             shutil.rmtree(job.folder, ignore_errors=True)
         return Outcome(job.name, "refused", str(error))
-    except Interrupted as stop:
-        return Outcome(job.name, "interrupted", signum=stop.signum)
-    except KeyboardInterrupt:
-        return Outcome(job.name, "interrupted", signum=signal.SIGINT)
-    except FAILURES as error:
+    except (Interrupted, KeyboardInterrupt) as stop:
+        signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
+        run = RunFolder(job.folder)  # it may have been closing its files
+        if not (run.exists and run.status == "finished"):
+            return Outcome(job.name, "interrupted", signum=signum)
+    except (*FAILURES, OSError) as error:
         return Outcome(job.name, "failed", in_one_line(error, limit=None))
     except Exception as error:  # a library's, or a bug of klrl's: fixing it takes the traceback
         traceback.print_exc()
         return Outcome(job.name, "failed", in_one_line(error))
-    return Outcome(job.name, "finished")
+    return Outcome(job.name, "finished", signum=signum)
 
 
-def _run(job: Job) -> None:
+def _run(job: Job) -> int | None:
+    """Run or resume a job; a signal that came when nothing was left to stop."""
     import_for_good("klrl.train.loop", domain_of(job.config).module)
     from klrl.train.loop import start
 
     os.chdir(job.cwd)
-    begun = RunFolder(job.folder).exists
-    resume = begun and any(job.folder.glob("checkpoints/*/*/manifest.json"))
-    if begun and not resume:
-        for path in set(job.folder.iterdir()) - {job.log}:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
     near = job.folder.is_relative_to(job.cwd)
-    folder = job.folder.relative_to(job.cwd) if near else job.folder
-    if job.host != platform.node():
-        check_machine(job.config, keys(job.overrides), resumed=resume)
-    start(job.config, RunFolder(folder, job.overrides), group=job.group, resume=resume)
+    files = RunFolder(job.folder.relative_to(job.cwd) if near else job.folder, job.overrides)
+    with files.owned():
+        resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
+        if files.exists and not resume:
+            for path in set(job.folder.iterdir()) - {job.log, job.folder / OWNER_FILE}:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if job.host != platform.node():
+            check_machine(job.config, keys(job.overrides), resumed=resume)
+        return start(job.config, files, group=job.group, resume=resume)
 
 
 def own_process_group() -> None:

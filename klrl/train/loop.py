@@ -161,9 +161,8 @@ class Training:
         with ExitStack() as stack:
             stop = stack.enter_context(self._stop)
             checkpoints = self.checkpoints(files)
-            if resume:
-                self.load(checkpoints)
-            rollout = self._open(stack, files, group, resume)
+            lengths = self.load(checkpoints) if resume else None
+            rollout = self._open(stack, files, group, lengths)
             if not resume:
                 self.save(checkpoints, improved=False, stopping=True)
             while self.counters.iteration < self.config.iterations:
@@ -179,12 +178,19 @@ class Training:
                 self.move_anchor(batch, measured)
                 improved = self.evaluate(row)
                 self.record(row, batch)
-                self.save(checkpoints, improved, stopping=stop.requested)
-                stop.obey()
+                stopping = stop.requested
+                self.save(checkpoints, improved, stopping)
+                if stopping and self.counters.iteration < self.config.iterations:
+                    stop.obey()
 
     def stop(self) -> None:
         """End the run in good order after this iteration, with a checkpoint, as Ctrl-C does."""
         self._stop.request()
+
+    @property
+    def signum(self) -> int | None:
+        """The signal that asked the run to stop; None if none came."""
+        return self._stop.signum
 
     # ------------------------------------------------------------------------------ the steps
 
@@ -252,7 +258,11 @@ class Training:
 
     def _save(self, checkpoints: Checkpoints, which: str) -> None:
         began, counters = time.perf_counter(), self.counters
-        about = {"iteration": counters.iteration, "best_return": counters.best_return}
+        about = {
+            "iteration": counters.iteration,
+            "best_return": counters.best_return,
+            "lengths": self.recorder.lengths(),
+        }
         checkpoints.save(which, counters.frames, about)
         self._tell("saved", which, time.perf_counter() - began)
 
@@ -268,11 +278,22 @@ class Training:
         }
         return Checkpoints(files.checkpoints, components)
 
-    def load(self, checkpoints: Checkpoints) -> None:
-        """Go on from ``last``; the controller's state holds ``kl.coef``."""
-        checkpoints.load_last(self.parts.device)
+    def load(self, checkpoints: Checkpoints) -> Mapping[str, int]:
+        """Go on from ``last``; the controller's state holds ``kl.coef``.
 
-    def _open(self, stack: ExitStack, files: RunFolder, group: str | None, resume: bool) -> Rollout:
+        Returns:
+            The bytes of the files of rows then, as far as the checkpoint tells them.
+        """
+        lengths = checkpoints.load_last(self.parts.device).get("lengths", {})
+        return {name: int(length) for name, length in lengths.items()}
+
+    def _open(
+        self,
+        stack: ExitStack,
+        files: RunFolder,
+        group: str | None,
+        lengths: Mapping[str, int] | None,
+    ) -> Rollout:
         """Open manifest, record and rollout; the stack closes them."""
         steps, reference = self.parts.learner.steps, self.parts.reference
         manifest = files.open(
@@ -289,12 +310,12 @@ class Training:
                 self.counters,
                 group=group,
                 wandb_id=manifest["wandb_id"],
-                resume=resume,
+                lengths=lengths,
             )
         )
         stack.callback(self._tell, "ended")
         say = self.recorder.say
-        for line in self._opening_lines(resume):
+        for line in self._opening_lines(resume=lengths is not None):
             say(line)
         steps.say = say
         rollout = self.parts.rollout(self.counters.iteration, say)
@@ -327,7 +348,7 @@ def start(
     group: str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-) -> None:
+) -> int | None:
     """Train one policy and record the run.
 
     Args:
@@ -337,15 +358,17 @@ def start(
         resume: go on from the folder's last checkpoint.
         callbacks: hooks of the loop.
 
+    Returns:
+        A signal that came when nothing was left to stop: the run is finished, but a sweep stops.
+
     Raises:
-        ConfigError: the settings cannot be run, the folder holds a run already, or another run
-            goes on in this process; nothing was recorded.
+        ConfigError: the settings cannot be run, the folder holds a run already or is another
+            process's, or another run goes on in this process; nothing was recorded.
+        OwnerError: another process took the folder over.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
-        Interrupted: Ctrl-C or SIGTERM came; the checkpoint is written.
+        Interrupted: a signal came; the checkpoint is written.
     """
-    if files.exists and not resume:
-        raise ConfigError(f"folder={files.path}: holds a run already; give another, or resume it")
     if not _running.acquire(blocking=False):
         raise ConfigError(
             f"folder={files.path}: another run goes on in this process; wait for it, or start this "
@@ -353,9 +376,15 @@ def start(
         )
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(config.threads)
-        training = Training(config, files.manifest if resume else None)
-        training.train(files, group=group, resume=resume, callbacks=callbacks)
+        with files.owned():
+            if files.exists and not resume:
+                raise ConfigError(
+                    f"folder={files.path}: holds a run already; give another, or resume it"
+                )
+            torch.set_num_threads(config.threads)
+            training = Training(config, files.manifest if resume else None)
+            training.train(files, group=group, resume=resume, callbacks=callbacks)
+            return training.signum
     finally:
         torch.set_num_threads(before)
         _running.release()

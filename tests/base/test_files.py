@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -40,4 +42,50 @@ def test_what_is_half_written_leaves_nothing(tmp_path: Path, folder: bool) -> No
     assert list(tmp_path.iterdir()) == []
     write("whole")
     assert (path / "weights" if folder else path).read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["text", "file", "folder"])
+def test_the_disk_confirms_the_contents_before_the_name_and_then_the_name(
+    tmp_path: Path, monkeypatch, kind: str
+) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        steps.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    def replace(path: Path, to: Path) -> Path:
+        steps.append("rename")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    if kind == "text":
+        replace_file(tmp_path / "page.json", "x")
+    else:
+        with replacing(tmp_path / "page.tmp") as partial:
+            if kind == "folder":
+                partial.mkdir()
+            (partial / "page.tmp" if kind == "folder" else partial).write_text("x")
+    assert steps[-2:] == ["rename", tmp_path.name]
+    assert steps[:-2] == ["page.tmp"] * (2 if kind == "folder" else 1)
+
+
+@pytest.mark.parametrize("call", ["fsync", "write"])
+def test_on_a_full_disk_the_old_file_stays(tmp_path: Path, monkeypatch, call: str) -> None:
+    path = tmp_path / "manifest.json"
+    replace_file(path, "before")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if call == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        (tmp_path / "manifest.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, "after")
+    assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

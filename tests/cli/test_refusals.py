@@ -13,7 +13,7 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.runs.loggers import read_rows
+from klrl.runs.rows import read_rows
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 

@@ -18,8 +18,8 @@ from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.runs.folder import RunFolder
-from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import METRICS
+from klrl.runs.rows import read_rows
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys

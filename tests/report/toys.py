@@ -79,7 +79,7 @@ def write_runs(root: Path):
     error = "iteration 5: the loss is nan; try a smaller optim.lr <"
     write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4], error=error)
     write_run(root / "broken", seed=4)
-    (root / "broken" / "metrics.jsonl").write_text('{"frames": 1}\nnonsense\n{"frames": 2}\n')
+    (root / "broken" / "metrics.jsonl").write_text('{"reward/raw": 1}\n')
     return root
 
 

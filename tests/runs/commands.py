@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from klrl.__main__ import main
-from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import TIMES
+from klrl.runs.rows import read_rows
 
 
 def rows_of(folder: Path) -> list[dict]:

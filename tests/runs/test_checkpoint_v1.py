@@ -19,7 +19,7 @@ from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.checkpoint import Checkpoints, load_component
-from tests.runs.test_checkpoint import DAMAGES, Held, Payload, assert_same, snapshot, steps
+from tests.runs.saves import DAMAGES, Held, Payload, assert_same, snapshot, steps
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
 RUN = Path("run")

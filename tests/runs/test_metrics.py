@@ -371,7 +371,7 @@ def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_p
 def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
     files, rows = RunFolder(tmp_path), [{"frames": 64 * i, "time/iteration": 1.0} for i in (1, 2)]
     settled = {"group": None, "wandb_id": ""}
-    with recording(files, settings(), Counters(), **settled, resume=False) as recorder:
+    with recording(files, settings(), Counters(), **settled, lengths=None) as recorder:
         recorder.record(rows[0])
         assert not files.samples.exists()
         for row in rows:
@@ -379,7 +379,7 @@ def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
             recorder.record(row)
     counters = Counters()
     counters.frames = 64
-    with recording(files, settings(), counters, **settled, resume=True):
+    with recording(files, settings(), counters, **settled, lengths={}):
         pass
     assert files.samples.read_text() == '{"frames": 64, "response": "a"}\n'
     assert len(files.metrics.read_text().splitlines()) == 2

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import klrl
+from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, rows_of
-from tests.runs.test_checkpoint import DAMAGES
+from tests.runs.saves import DAMAGES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -178,3 +179,33 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
     assert len(lines) == 2
     assert all("no whole checkpoint (frames-000000000128/agent" in line for line in lines)
     assert rows_of(Path("run")) == before
+
+
+def test_an_empty_resume_is_refused_in_a_line(capsys) -> None:
+    for words in (["resume="], ["-m", "resume=", "seed=0,1"]):
+        assert exits(*words, *QUICK) == 2
+        assert capsys.readouterr().err == (
+            "klrl: resume=: names no run; give a run folder, as resume=outputs/NAME\n"
+        )
+    with pytest.raises(ConfigError, match="resume=: resumes a run"):
+        klrl.compose("resume=")
+    assert not Path("outputs").exists()
+
+
+def test_the_manifest_keeps_who_began_and_who_went_on(settings, monkeypatch) -> None:
+    from klrl.runs import folder
+
+    words = ["frames=128"]
+    folder.RunFolder(Path("run"), words, ["klrl", "first"]).open(settings())
+    path = Path("run/manifest.json")
+    first = manifest_of(Path("run"))
+    monkeypatch.setattr(folder, "__version__", "9.9.9")
+    path.write_text(json.dumps({**first, "resumed": ["2026-01-02T03:04:05+00:00"]}))
+    folder.RunFolder(Path("run"), words, ["klrl", "second"]).open(settings())
+    now = manifest_of(Path("run"))
+    kept = ("klrl", "argv", "started")
+    assert [now[name] for name in kept] == [first[name] for name in kept]
+    earlier, latest = now["resumed"]
+    assert earlier == {"time": "2026-01-02T03:04:05+00:00"}, "as klrl 0.1.0 wrote it"
+    assert (latest["klrl"], latest["argv"]) == ("9.9.9", ["klrl", "second"])
+    assert latest["time"] >= first["started"]

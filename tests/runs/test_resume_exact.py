@@ -17,7 +17,7 @@ from klrl.config import JobConfig
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import TIMES
 from klrl.train.loop import Training
-from tests.runs.test_checkpoint import assert_same
+from tests.runs.saves import assert_same
 
 pytestmark = pytest.mark.integration
 

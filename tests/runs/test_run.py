@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import gymnasium
@@ -16,9 +17,9 @@ from klrl.cli.evaluate import main as evaluate_main
 from klrl.control.evaluate import evaluate_policy
 from klrl.domains import CONTROL
 from klrl.runs.curves import draw_curves
-from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import METRICS
 from klrl.runs.resume import stored_config
+from klrl.runs.rows import read_rows
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, timeless
@@ -92,6 +93,12 @@ def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) ->
     for which in ("best", "last"):
         entries = sorted(Path("run/checkpoints", which).iterdir())
         told[which] = [json.loads((e / "manifest.json").read_text()) for e in entries]
+    lengths = [each["metadata"].pop("lengths") for each in (told["best"][0], *told["last"])]
+    ends = accumulate(map(len, Path("run/metrics.jsonl").read_bytes().splitlines(keepends=True)))
+    by_row = [{"metrics.jsonl": end, "samples.jsonl": 0} for end in (0, *ends)]
+    assert lengths == [
+        by_row[each["metadata"]["iteration"]] for each in (told["best"][0], *told["last"])
+    ]
     assert [told["best"][0][key] for key in ("frames", "metadata")] == [
         128,
         {"iteration": 2, "best_return": -3.0},

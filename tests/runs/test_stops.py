@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import signal
 import time
 from pathlib import Path
@@ -22,6 +25,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
     [
         (signal.SIGINT, 130, "none"),
         (signal.SIGTERM, 143, "wandb"),
+        (signal.SIGHUP, 129, "none"),
+        pytest.param(signal.SIGUSR1, 138, "none", marks=pytest.mark.slow),
+        pytest.param(signal.SIGXCPU, 152, "none", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 130, "wandb", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 143, "none", marks=pytest.mark.slow),
     ],
@@ -123,3 +129,118 @@ def test_a_second_signal_stops_at_once() -> None:
         with pytest.raises(Interrupted):
             stop.obey()
     assert signal.getsignal(signal.SIGINT) == before
+
+
+NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("signum", NOTICES)
+def test_a_notice_stops_in_good_order_however_often_it_comes(signum: int, capsys) -> None:
+    """A closed terminal sends SIGHUP twice, a CPU limit SIGXCPU every second."""
+    from klrl.base.interrupt import StopRequest
+
+    with StopRequest() as stop:
+        for _ in range(3):
+            signal.raise_signal(signum)
+        assert stop.signum == signum
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signum) == signal.SIG_DFL
+    assert capsys.readouterr().err.count("stopping") == 1
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
+def test_what_nohup_ignores_or_a_launcher_handles_is_left_alone(handler) -> None:
+    from klrl.base.interrupt import StopRequest
+
+    before = [signal.signal(signum, handler) for signum in NOTICES]
+    try:
+        with StopRequest() as stop:
+            for signum in NOTICES:
+                signal.raise_signal(signum)
+            assert stop.signum is None
+    finally:
+        for signum, handled in zip(NOTICES, before, strict=True):
+            signal.signal(signum, handled)
+
+
+@pytest.mark.parametrize("signum", NOTICES)
+def test_a_notice_before_the_run_ends_the_command_with_its_code(signum: int) -> None:
+    from klrl.cli.wrapper import exit_code
+
+    assert exit_code("klrl", lambda _: signal.raise_signal(signum), []) == 128 + signum
+
+
+def test_a_terminal_that_is_gone_does_not_stop_the_stopping(monkeypatch) -> None:
+    from klrl.base.interrupt import StopRequest
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+    assert stop.signum == signal.SIGHUP
+
+
+def signal_in(monkeypatch, target: str) -> None:
+    """SIGTERM as a function of klrl is called."""
+    import klrl.runs.record
+    from klrl.train.loop import Training
+
+    owner = {"evaluate": Training, "_draw": klrl.runs.record, "summary": klrl.runs.record}[target]
+    function = getattr(owner, target)
+
+    def signalled(*args, **options):
+        last = getattr(getattr(args[0], "counters", None), "iteration", 2) == 2
+        if last:
+            signal.raise_signal(signal.SIGTERM)
+        return function(*args, **options)
+
+    monkeypatch.setattr(owner, target, signalled)
+
+
+@pytest.mark.parametrize("target", ["evaluate", "summary", "_draw"])
+def test_sigterm_after_the_last_iteration_leaves_a_finished_run(target, monkeypatch) -> None:
+    signal_in(monkeypatch, target)
+    assert exits(*QUICK, "hydra.run.dir=run", "eval.every=2", "eval.episodes=1") == 0
+    manifest = manifest_of(Path("run"))
+    assert (manifest["status"], manifest["frames"], manifest["error"]) == ("finished", 128, None)
+    assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128]
+    assert "eval/return" in rows_of(Path("run"))[-1]
+
+
+def test_a_second_sigterm_while_a_finished_run_closes_leaves_it_finished(monkeypatch) -> None:
+    signal_in(monkeypatch, "evaluate")
+    signal_in(monkeypatch, "summary")
+    assert exits(*QUICK, "hydra.run.dir=run", "eval.every=2", "eval.episodes=1") == 143
+    assert manifest_of(Path("run"))["status"] == "finished"
+
+
+def test_a_sweep_stops_after_a_job_that_was_finished_when_the_signal_came(monkeypatch) -> None:
+    signal_in(monkeypatch, "evaluate")
+    assert exits("-m", *QUICK, "seed=0,1", "eval.every=2", "eval.episodes=1", "sweep=s") == 143
+    jobs = {p.parent.name: manifest_of(p.parent) for p in Path("outputs/s").glob("*/manifest.json")}
+    assert {name: told["status"] for name, told in jobs.items()} == {"seed=0": "finished"}
+
+
+def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -> None:
+    """Between a save that was not due and the look at the signal: no checkpoint, no stop."""
+    from klrl.runs.folder import RunFolder
+
+    training = Training(settings("frames=320", "checkpoint.every=100"))
+    save = training.save
+
+    def then_signalled(checkpoints, improved, stopping):
+        save(checkpoints, improved, stopping)
+        if training.counters.iteration == 2:
+            training.stop()
+
+    monkeypatch.setattr(training, "save", then_signalled)
+    with pytest.raises(Interrupted):
+        training.train(RunFolder(Path("run")))
+    newest = max(Path("run/checkpoints/last").iterdir())
+    assert newest.name == f"frames-{training.counters.frames:012d}"
+    assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128, 192]

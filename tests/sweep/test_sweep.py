@@ -21,9 +21,9 @@ from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, job_name, quote_paths
 from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder, process_start
-from klrl.runs.loggers import read_rows
 from klrl.runs.metrics import TIMES
 from klrl.runs.resume import stored_config
+from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, make_jobs
 from klrl.sweep.launchers import launch
 from klrl.sweep.run import command_of

@@ -1,0 +1,287 @@
+"""One process at a time writes a run folder: a lock on ``owner.json``, and what stands in it.
+
+The lock (flock) answers at once, but not every file system passes it on to other machines. So the
+file also names the process, and tells when it was last seen: it is renewed while the run goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from klrl.base.errors import ConfigError, OwnerError
+from klrl.base.text import warn
+
+OWNER_FILE = "owner.json"
+#: Seconds between heartbeats, and those without one after which an owner elsewhere counts as dead.
+BEAT, SILENT = 20, 180
+#: What queues call a job's id, and how often it was started again.
+_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+_RESTARTS = "SLURM_RESTART_COUNT"
+#: Files and folders that a killed owner leaves; those in last and best are of klrl 0.1.0.
+STAGING = ".staging-"
+_LEFT = (
+    *(f"checkpoints/{STAGING}*", "checkpoints/*/.frames-*"),
+    *("manifest.tmp", "metrics.tmp", "samples.tmp"),
+    *(".hydra/config.tmp", ".hydra/overrides.tmp"),
+)
+
+
+class OwnedElsewhere(ConfigError):
+    """Another process owns the run folder; nothing in it may be touched."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that writes a run folder.
+
+    Attributes:
+        host: its machine.
+        pid: its id there.
+        pid_started: see :func:`process_start`.
+        job: its id in a queue; None outside.
+        restarts: how often the queue started the job again.
+        heartbeat: when it was last seen, seconds since 1970.
+    """
+
+    host: str
+    pid: int
+    pid_started: str | None
+    job: str | None
+    restarts: int
+    heartbeat: int
+
+    @classmethod
+    def this_process(cls) -> Owner:
+        """The process that asks, as of now."""
+        job = next((os.environ[name] for name in _JOB_IDS if os.environ.get(name)), None)
+        restarts = os.environ.get(_RESTARTS, "")
+        return cls(
+            platform.node(),
+            os.getpid(),
+            process_start(os.getpid()),
+            job,
+            int(restarts) if restarts.isdecimal() else 0,
+            int(time.time()),
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there, as far as this machine can tell."""
+        this = Owner.this_process()
+        if self.host == this.host:
+            return lives_here(asdict(self))
+        if self.job == this.job is not None and self.restarts < this.restarts:
+            return False  # the queue started this job again, here
+        return this.heartbeat - self.heartbeat < SILENT
+
+    def __str__(self) -> str:
+        job = f"job {self.job}, " if self.job else ""
+        seen = max(int(time.time()) - self.heartbeat, 0)
+        return f"process {self.pid} ({job}on {self.host}, seen {seen} s ago)"
+
+
+def read_owner(run: Path) -> Owner | None:
+    """The owner that a run folder names, alive or not; None where it names none."""
+    try:
+        return _parsed((run / OWNER_FILE).read_bytes())
+    except OSError:
+        return None
+
+
+def refuse_owned(run: Path, setting: str) -> None:
+    """Refuse a run folder whose owner is alive.
+
+    Raises:
+        OwnedElsewhere: it is.
+    """
+    owner = read_owner(run)
+    if owner is not None and owner.alive:
+        raise _refusal(run, setting, owner)
+
+
+@contextmanager
+def owning(run: Path) -> Iterator[Claim]:
+    """Own a run folder; it is made, and rid of what a killed owner left.
+
+    Raises:
+        OwnedElsewhere: another process owns it.
+        ConfigError: it cannot be written.
+    """
+    new = not run.exists()
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        claim = Claim(run)
+    except OSError as error:
+        raise ConfigError(f"folder={run}: cannot be written: {error}") from error
+    try:
+        remove_leftovers(run)
+        yield claim
+    finally:
+        claim.release()
+        if new:
+            with suppress(OSError):  # a run began in it
+                run.rmdir()
+
+
+class Claim:
+    """A run folder that this process owns, until :meth:`release`.
+
+    Args:
+        run: the folder.
+
+    Raises:
+        OwnedElsewhere: another process owns it.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / OWNER_FILE
+        self._file = _locked(run)
+        self._lost, self._seen, self._text = False, 0, b""
+        try:
+            before = _parsed(os.pread(self._file, 4096, 0))
+            if before is not None and before.alive:
+                raise _refusal(run, f"folder={run}", before)
+            os.ftruncate(self._file, 0)
+            self._write()
+        except BaseException:
+            _close(self._file)
+            raise
+        if before is not None:
+            warn(f"{run}: taken over from {before}, which ended without a word")
+        self._ended = threading.Event()
+        threading.Thread(target=self._renew, daemon=True).start()
+
+    def check(self) -> None:
+        """Make sure that no other process took the folder over, as after a long sleep.
+
+        Raises:
+            OwnerError: one did; nothing more may be written.
+        """
+        if time.time() - self._seen > SILENT / 2:
+            self._beat()
+        if self._lost:
+            raise OwnerError(
+                f"{self._path.parent}: {read_owner(self._path.parent)} took the run over, since "
+                "this process was silent"
+            )
+
+    def release(self) -> None:
+        """Give the folder up."""
+        self._ended.set()
+        if not self._lost:
+            self._path.unlink(missing_ok=True)
+        _close(self._file)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT):
+            self._beat()
+
+    def _beat(self) -> None:
+        with suppress(OSError):  # a disk that fails ends the run where it loses something
+            # By its name: a file system of many machines shows others' writes when it is opened.
+            if self._path.exists() and self._path.read_bytes() != self._text:
+                self._lost = True
+            else:
+                self._write()
+
+    def _write(self) -> None:
+        owner = Owner.this_process()
+        self._seen, self._text = owner.heartbeat, json.dumps(asdict(owner)).encode()
+        os.pwrite(self._file, self._text, 0)  # always as long as before
+
+
+#: The descriptors of locks. A forked child may outlive the owner, and must not keep its lock.
+_open: set[int] = set()
+
+
+def _close(descriptor: int) -> None:
+    _open.discard(descriptor)
+    os.close(descriptor)
+
+
+def _close_all() -> None:
+    for descriptor in list(_open):
+        _close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+def _locked(run: Path) -> int:
+    """Open and lock the owner file."""
+    path = run / OWNER_FILE
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        _open.add(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _close(descriptor)
+            raise _refusal(run, f"folder={run}", read_owner(run)) from None
+        except OSError:
+            return descriptor  # a file system without locks: what stands in the file decides
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        _close(descriptor)  # its owner removed it just now
+
+
+def _parsed(content: bytes) -> Owner | None:
+    try:
+        owner = Owner(**json.loads(content))
+        return replace(owner, pid=int(owner.pid), heartbeat=int(owner.heartbeat))
+    except (ValueError, TypeError):
+        return None
+
+
+def _refusal(run: Path, setting: str, owner: Owner | None) -> OwnedElsewhere:
+    return OwnedElsewhere(
+        f"{setting}: {owner or 'another process'} is still running it; wait or stop it (or, if "
+        f"there is none, delete {run / OWNER_FILE})"
+    )
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove what was not finished when a process was killed; for the owner alone."""
+    for pattern in _LEFT:
+        for path in run.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------------------------- processes
+
+
+def process_start(pid: int) -> str | None:
+    """When a process of this machine started, in kernel clock ticks; None if it has ended.
+
+    It tells apart processes with the same id: ids are reused after a reboot, and in containers.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if stat[0] in "ZX" else stat[19]  # ended, but its parent has not asked yet
+
+
+def lives_here(process: Mapping[str, Any]) -> bool:
+    """Whether the process of a manifest, or of an owner file, is still running on this machine."""
+    pid = process.get("pid")
+    if pid is None or process.get("host", platform.node()) != platform.node():
+        return False
+    started = process_start(int(pid))
+    return started is not None and started == process.get("pid_started")

@@ -1,0 +1,139 @@
+"""A save that is killed, or whose disk fails, at any file operation leaves a whole entry."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.runs.saves import RUN, load, loaded_agent, save, steps
+
+
+class Operations:
+    """Does something at the n-th file operation that changes a disk."""
+
+    def __init__(self, at: int, action: Callable[[str], None]) -> None:
+        self._at, self._action, self.done = at, action, 0
+
+    def count(self, name: str) -> None:
+        if self.done == self._at:
+            self._action(name)
+        self.done += 1
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "truncate"):
+            patch.setattr(os, name, self._counted(name, getattr(os, name)))
+        opened = io.open
+
+        def open_counted(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+            if not set(mode) & set("wxa+"):
+                return opened(file, mode, *more, **options)
+            self.count("open")
+            handle = opened(file, mode, *more, **options)
+            return CountedFile(handle, self) if "b" in mode else handle
+
+        patch.setattr(io, "open", open_counted)
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.count(name)
+            return function(*args, **options)
+
+        return call
+
+
+class CountedFile:
+    """A file whose writes count."""
+
+    def __init__(self, file: Any, operations: Operations) -> None:
+        self._file, self._operations = file, operations
+
+    def write(self, content: Any) -> int:
+        self._operations.count("write")
+        return self._file.write(content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> CountedFile:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.close()
+
+
+def operations_of_a_save() -> int:
+    """How many there are, of the third save of a run."""
+    save(0)
+    save(64)
+    shutil.copytree(RUN, "as_started")
+    counted = Operations(-1, lambda name: None)
+    with pytest.MonkeyPatch.context() as patch:
+        counted.install(patch)
+        save(128)
+    return counted.done
+
+
+def started() -> None:
+    """A run with two entries and nothing else."""
+    shutil.rmtree(RUN)
+    shutil.copytree("as_started", RUN)
+
+
+def kill(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_kill_at_any_file_operation_leaves_a_whole_entry() -> None:
+    total = operations_of_a_save()
+    assert total > 30
+    after = []
+    for at in range(total):
+        started()
+        pid = os.fork()
+        if not pid:
+            Operations(at, kill).install(pytest.MonkeyPatch())
+            save(128)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, at
+        after.append(load())
+        assert loaded_agent() == after[-1]
+        save(192)  # the run that goes on
+        assert load() == 192
+        assert not list(RUN.rglob(".staging-*")), at
+        assert len(steps()) == 2
+    assert after == sorted(after), "64 until the new entry has its name, 128 from then on"
+    assert set(after) == {64, 128}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_any_write_is_an_error_and_loses_nothing(number) -> None:
+    total, seen = operations_of_a_save(), set()
+
+    def fail(name: str) -> None:
+        seen.add(name)
+        raise OSError(number, os.strerror(number))
+
+    for at in range(total):
+        started()
+        told = ""
+        with pytest.MonkeyPatch.context() as patch:
+            Operations(at, fail).install(patch)
+            try:
+                save(128)
+            except OSError as error:
+                told = str(error)
+        step = load()
+        if step == 64:
+            assert os.strerror(number) in told
+        assert not told or "checkpoints/" in told, "which file"
+        save(192)
+        assert load() == 192
+        assert not list(RUN.rglob(".staging-*")), at
+    assert {"open", "write", "fsync", "rename", "mkdir"} <= seen

@@ -1,0 +1,253 @@
+"""One process writes a run folder: who owns it, and when it is taken over."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from klrl.base.errors import ConfigError, OwnerError
+from klrl.runs import owner
+from klrl.runs.folder import RunFolder
+from klrl.runs.owner import OWNER_FILE, SILENT, Claim, OwnedElsewhere, owning, process_start
+from tests.conftest import QUICK
+from tests.runs.commands import child, exits, manifest_of, rows_of
+
+RUN = Path("run")
+LONG = [word for word in QUICK if not word.startswith("frames")]
+LONG += ["frames=10_000_000", "learner.compile=false", "checkpoint.every=1000000"]
+
+
+def name_owner(**changes: object) -> None:
+    """An owner file as another process would have left it."""
+    entry = {"host": platform.node(), "pid": os.getppid(), "job": None, "restarts": 0}
+    entry |= {"pid_started": process_start(os.getppid()), "heartbeat": int(time.time())}
+    RUN.mkdir(exist_ok=True)
+    (RUN / OWNER_FILE).write_text(json.dumps(entry | changes))
+
+
+def owner_now() -> dict:
+    return json.loads((RUN / OWNER_FILE).read_text())
+
+
+def test_the_owner_is_named_while_the_folder_is_owned_and_not_after(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    with owning(RUN):
+        told = owner_now()
+        assert abs(told.pop("heartbeat") - time.time()) < 5
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        assert told == {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "pid_started": started,
+            "job": "77",
+            "restarts": 2,
+        }
+    assert not RUN.exists(), "it was made for nothing"
+
+
+def test_the_heartbeat_is_renewed(monkeypatch) -> None:
+    monkeypatch.setattr(owner, "BEAT", 0.01)
+    with owning(RUN):
+        first = owner_now()["heartbeat"]
+        deadline = time.monotonic() + 10
+        while owner_now()["heartbeat"] == first and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert owner_now()["heartbeat"] > first
+
+
+def test_the_lock_alone_refuses_a_second_owner() -> None:
+    """Whatever stands in the file, as where two containers have one host name."""
+    with owning(RUN):
+        name_owner(pid=2**22, pid_started="0")
+        with pytest.raises(OwnedElsewhere, match="is still running it"):
+            Claim(RUN)
+
+
+def test_without_locks_the_file_decides(monkeypatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(owner.fcntl, "flock", no_locks)
+    name_owner()
+    with pytest.raises(OwnedElsewhere, match=f"process {os.getppid()} "):
+        Claim(RUN)
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        {},
+        {"host": "elsewhere", "pid": 1, "heartbeat": int(time.time()) - SILENT // 3},
+        {"host": "elsewhere", "pid": 1, "job": "77"},  # two steps of one job
+        {"host": "elsewhere", "pid": 1, "job": "78"},
+    ],
+)
+def test_a_living_owner_keeps_the_folder(alive, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    name_owner(**alive)
+    before = (RUN / OWNER_FILE).read_bytes()
+    with pytest.raises(OwnedElsewhere) as refused, owning(RUN):
+        pass
+    line = str(refused.value)
+    assert "\n" not in line
+    assert f"process {owner_now()['pid']} (" in line
+    assert f"on {owner_now()['host']}, seen " in line
+    assert line.endswith(f"wait or stop it (or, if there is none, delete {RUN / OWNER_FILE})")
+    assert (RUN / OWNER_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "dead",
+    [
+        {"pid": 2**22 + 1},
+        {"pid_started": "1"},
+        {"host": "elsewhere", "pid": 1, "heartbeat": int(time.time()) - SILENT - 1},
+        {"host": "elsewhere", "pid": 1, "job": "77", "restarts": 0},
+    ],
+)
+def test_a_dead_owner_is_taken_over_and_one_line_says_so(dead, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    name_owner(**dead)
+    pid = owner_now()["pid"]
+    with owning(RUN):
+        assert owner_now()["pid"] == os.getpid()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"run: taken over from process {pid} (")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\0\0"])
+def test_an_owner_file_that_names_nobody_owns_nothing(content: str, capsys) -> None:
+    RUN.mkdir()
+    (RUN / OWNER_FILE).write_text(content)
+    with owning(RUN):
+        assert owner_now()["pid"] == os.getpid()
+    assert not capsys.readouterr().err
+
+
+def test_who_slept_while_another_took_over_writes_nothing_more(monkeypatch) -> None:
+    """As a suspended machine does that wakes again."""
+    with owning(RUN) as claim:
+        claim.check()
+        name_owner(host="elsewhere", pid=4)
+        monkeypatch.setattr(time, "time", lambda: owner_now()["heartbeat"] + SILENT)
+        with pytest.raises(OwnerError, match=r"process 4 \(on elsewhere"):
+            claim.check()
+    assert owner_now()["pid"] == 4, "it is the other's"
+
+
+def test_a_child_that_outlives_the_owner_does_not_keep_the_lock() -> None:
+    code = (
+        "import os, time\nfrom pathlib import Path\nfrom klrl.runs.owner import Claim\n"
+        "Path('run').mkdir()\nClaim(Path('run'))\n"
+        "if os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    try:
+        with owning(RUN):
+            assert owner_now()["pid"] == os.getpid()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_owner_removes_what_a_kill_left_and_nothing_else() -> None:
+    left = ("checkpoints/.staging-0", "checkpoints/last/.frames-000000000064.stage-0")
+    kept = ("checkpoints/last/frames-000000000064", "mine.tmp", "checkpoints/notes")
+    for name in (*left, *kept):
+        (RUN / name).mkdir(parents=True)
+        (RUN / name / "x").touch()
+    (RUN / "manifest.tmp").touch()
+    name_owner()
+    with pytest.raises(ConfigError), owning(RUN):
+        pass
+    assert all((RUN / name / "x").exists() for name in (*left, *kept))
+    (RUN / OWNER_FILE).unlink()
+    with owning(RUN):
+        assert not any((RUN / name).exists() for name in (*left, "manifest.tmp"))
+        assert all((RUN / name / "x").exists() for name in kept)
+
+
+def test_a_read_only_folder_is_refused_in_a_line(monkeypatch) -> None:
+    def read_only(*_: object, **__: object) -> int:
+        raise OSError(30, "Read-only file system", "run/owner.json")
+
+    monkeypatch.setattr(owner.os, "open", read_only)
+    with (
+        pytest.raises(ConfigError, match=r"folder=run: cannot be written: .*Read-only"),
+        owning(RUN),
+    ):
+        pass
+
+
+# ---------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_of_two_resumes_at_once_one_trains_and_the_other_is_refused() -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    both = [child("resume=run", "frames=10_000_000") for _ in range(2)]
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and all(each.poll() is None for each in both):
+        time.sleep(0.1)
+    both.sort(key=lambda each: each.poll() is None)
+    told, _ = both[0].communicate(timeout=10)
+    assert both[0].returncode == 2, told
+    assert told.count("\n") == 1
+    assert f"process {both[1].pid} (on {platform.node()}, seen " in told
+    while len(rows_of(RUN)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert RunFolder(RUN).status == "running"
+    assert exits("evaluate", "run", "--episodes", "1") == 0
+    assert exits("resume=run") == 2
+    both[1].send_signal(signal.SIGTERM)
+    both[1].communicate(timeout=60)
+    assert both[1].returncode == 143
+    frames = [row["frames"] for row in rows_of(RUN)]
+    assert frames == list(range(64, 64 * len(frames) + 1, 64)), "every row, once"
+    assert len(manifest_of(RUN)["resumed"]) == 1
+    assert not (RUN / OWNER_FILE).exists()
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_fresh_run_leaves_the_folder_of_one_that_is_beginning_alone(capsys) -> None:
+    RUN.mkdir()
+    (RUN / "notes").touch()
+    with owning(RUN):  # its manifest is not yet written
+        before = sorted(RUN.iterdir())
+        assert exits(*QUICK, "hydra.run.dir=run") == 2
+        assert sorted(RUN.iterdir()) == before
+        assert exits("-m", *QUICK, "sweep=s", "seed=0") == 0, "another folder"
+    assert "is still running it" in capsys.readouterr().err
+    assert exits(*QUICK, "hydra.run.dir=run") == 0
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_killed_run_is_taken_over_by_its_resume(capsys) -> None:
+    process = child(*LONG, "hydra.run.dir=run")
+    deadline = time.monotonic() + 120
+    metrics = RUN / "metrics.jsonl"
+    while time.monotonic() < deadline and not (metrics.exists() and rows_of(RUN)):
+        time.sleep(0.1)
+    process.kill()
+    process.communicate(timeout=60)
+    assert RunFolder(RUN).status == "interrupted"
+    (RUN / "checkpoints/.staging-left").mkdir()
+    assert exits("resume=run", "frames=128") == 0
+    assert f"taken over from process {process.pid} " in capsys.readouterr().err
+    assert [row["frames"] for row in rows_of(RUN)] == [64, 128]
+    assert not (RUN / OWNER_FILE).exists()
+    assert not (RUN / "checkpoints/.staging-left").exists()
