@@ -26,6 +26,7 @@ from klrl.base.version import __version__
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.domains import DOMAINS
+from klrl.runs.guard import Guard
 
 _PACKAGES = (
     "torch",
@@ -101,6 +102,9 @@ class RunFolder:
         path: the folder; :meth:`open` makes it.
         overrides: the job's.
         argv: the command line that started it; default: that of the overrides.
+
+    Attributes:
+        guard: calls what serves the run but may not end it.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class RunFolder:
         self.curves = path / "curves.png"
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
+        self.guard = Guard(self._note_failure)
 
     @property
     def exists(self) -> bool:
@@ -176,7 +181,16 @@ class RunFolder:
 
     def close(self, status: str, **more: Any) -> None:
         """Record how the run ended: finished, interrupted or failed."""
-        self._write({**self.manifest, "status": status, "ended": _now(), "pid": None, **more})
+        self.update(status=status, ended=_now(), pid=None, **more)
+
+    def update(self, **entries: Any) -> None:
+        """Change entries of the manifest."""
+        self._write({**self.manifest, **entries})
+
+    def _note_failure(self, part: str, error: str) -> None:
+        """Note what failed beside training, and when."""
+        failure = {"part": part, "error": error, "when": _now()}
+        self.update(side_failures=[*self.manifest.get("side_failures", []), failure])
 
     def _argv(self) -> list[str]:
         if self._given_argv is not None:

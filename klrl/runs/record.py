@@ -14,6 +14,7 @@ from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
+from klrl.runs.guard import Guard
 from klrl.runs.loggers import JsonlLogger, Logger, Opened, Samples, read_rows
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Progress, duration
@@ -38,10 +39,10 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
         rows = read_rows(files.metrics) if files.metrics.exists() else []
         if rows:
             title = f"{config.title}  {files.path.name}  {status}"
-            draw_curves(rows, files.curves, title, domain)
+            files.guard.call("curves.png", draw_curves, rows, files.curves, title, domain)
         if status != "finished":
             done = f"{counters.frames:,} {domain.axis}"
-            print(f"{status} at {done}; run folder: {files.path}")
+            files.guard.call("progress", print, f"{status} at {done}; run folder: {files.path}")
 
 
 class Recorder:
@@ -52,6 +53,7 @@ class Recorder:
         samples: ``samples.jsonl``.
         loggers: those of the logger group.
         progress: the printed progress.
+        guard: calls loggers and progress.
     """
 
     def __init__(
@@ -60,22 +62,24 @@ class Recorder:
         samples: _SamplesFile,
         loggers: Sequence[Logger],
         progress: Progress,
+        guard: Guard,
     ) -> None:
         self._metrics, self._samples = metrics, samples
-        self._loggers, self._progress = loggers, progress
+        self._loggers, self._progress, self._guard = loggers, progress, guard
 
     def record(self, row: Row) -> None:
         """Write an iteration's row, and show it."""
         self._metrics.log(row)
         for logger in self._loggers:
-            logger.log(row)
+            self._guard.call(logger.part, logger.log, row)
         self._progress.show(row)
+        self._guard.check_streams()
 
     def samples(self, samples: Samples) -> None:
         """Write responses, to be shown with the next row."""
         self._samples.log(samples)
         for logger in self._loggers:
-            logger.log_samples(samples)
+            self._guard.call(logger.part, logger.log_samples, samples)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -98,18 +102,19 @@ def recording(
     metrics = JsonlLogger(files.metrics, after, domain.axis)
     samples = _SamplesFile(files.samples, after, domain.axis)
     total = config.iterations * config.frames_per_iteration
-    opened = Opened(files.path, dataclasses.asdict(config), group, wandb_id, domain)
+    settings, guard = dataclasses.asdict(config), files.guard
+    opened = Opened(files.path, settings, group, wandb_id, domain, guard)
     logger = factory("logger", config.logger, config.domain)
     try:
         with (
             logger(config.logger, opened) as loggers,
-            Progress(total, domain, done=counters.frames) as progress,
+            Progress(total, domain, done=counters.frames, guard=guard) as progress,
         ):
-            yield Recorder(metrics, samples, loggers, progress)
+            yield Recorder(metrics, samples, loggers, progress, guard)
     finally:
         metrics.close()
         samples.close()
-    print(summary(files, config, counters.frames))
+    guard.call("progress", print, summary(files, config, counters.frames))
 
 
 class _SamplesFile:
