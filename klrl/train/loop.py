@@ -297,6 +297,7 @@ class Training:
         for line in self._opening_lines(resume):
             say(line)
         steps.say = say
+        steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
         self._tell("started")
