@@ -85,9 +85,9 @@ def acting_disagreement() -> float:
 def frames_per_second(name: str, *words: str, iterations: int = 8) -> float:
     """Whole iterations by the wall clock, median, the first one left out."""
     mode = "false" if name == "eager" else "jit"
-    captured = klrl.control.compiled._captured_on_gpu
+    captured = klrl.control.compiled.Captured
     if name == "compiled":
-        klrl.control.compiled._captured_on_gpu = lambda prepared, _: prepared
+        klrl.control.compiled.Captured = lambda step, _: step
     try:
         made = experiment("cuda", *words, f"learner.compile={mode}")
         rollout = made.parts.rollout(0)
@@ -102,7 +102,7 @@ def frames_per_second(name: str, *words: str, iterations: int = 8) -> float:
             speeds.append(batch.numel() / (time.perf_counter() - started))
         rollout.close()
     finally:
-        klrl.control.compiled._captured_on_gpu = captured
+        klrl.control.compiled.Captured = captured
     return statistics.median(speeds[1:])
 
 

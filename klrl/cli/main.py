@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from klrl import __version__
 from klrl.base.errors import ConfigError
+from klrl.base.streams import lasting, open_closed_streams
 from klrl.cli.wrapper import DONE, exit_code, run_command
 
 #: command -> what it does; ``run`` is the default.
@@ -43,8 +44,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(versions())
         sys.exit(DONE)
     shown = "klrl" if name in ("", "run") else f"klrl {name}"
-    # Imported within the wrapper, which also handles a Ctrl-C during the import.
-    sys.exit(exit_code(shown, partial(run_command, name) if name else _unnamed, arguments))
+    open_closed_streams()
+    with lasting("stderr"):
+        # Imported within the wrapper, which also handles a Ctrl-C during the import.
+        code = exit_code(shown, partial(run_command, name) if name else _unnamed, arguments)
+    sys.exit(code)
 
 
 def _unnamed(argv: list[str]) -> int:

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.imports import collection_paused, import_for_good
+from klrl.base.streams import lasting
 from klrl.cli.show import show_job
 from klrl.config import JobConfig, conf_dir, register_schemas
 from klrl.config.compose import job_config, parse_args
@@ -40,7 +41,12 @@ def run_command(argv: list[str]) -> int:
         return 0
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         return _show(argv, args)
-    overrides = args.overrides
+    with lasting("stdout"):
+        return _train(args.overrides, args)
+
+
+def _train(overrides: list[str], args: argparse.Namespace) -> int:
+    """Resume a run, run a sweep, or one job."""
     resumed = _given("resume", overrides)
     if any(key_of(each) == "resume" and not value_of(each) for each in overrides):
         raise ConfigError("resume=: names no run; give a run folder, as resume=outputs/NAME")

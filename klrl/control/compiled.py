@@ -8,9 +8,13 @@
             build, else false; on a GPU jit
 
 The mode is chosen before the first rollout (:func:`choose`), for the manifest; the step is made at
-the first minibatch (:func:`prepare`). On a GPU a compiled step is also captured as a CUDA graph,
-and ``aot`` means jit. A package computes wrong numbers in silence when its inputs have other
-shapes, strides or types: they are checked before each rollout's updates.
+the first minibatch (:func:`prepare`). Whatever fails on the way, the update runs eagerly and a line
+says why. On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means jit.
+
+A package is machine code: one is loaded only from a folder that nobody but this user can write, and
+only if its bytes are those that were built (klrl/base/cache.py). It computes wrong numbers in
+silence when its inputs have other shapes, strides or types: they are checked before each rollout's
+updates.
 """
 
 from __future__ import annotations
@@ -20,15 +24,17 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from klrl.base.cache import cache_dir
+from klrl.base.cache import Untrusted, cache_dir, check_digest, private_folder, write_digest
+from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, LossConfig
 from klrl.control.cuda_graph import capture
@@ -74,7 +80,7 @@ class Choice:
 
     Attributes:
         mode: false, jit or aot.
-        why: told where it is not what the settings would have given.
+        why: for the user, where it is not what the settings would have given.
     """
 
     mode: str
@@ -93,15 +99,19 @@ def choose(asked: str, config: Config, device: torch.device, package: Callable[[
     mode = decide(config, device, asked)
     if device.type != "cpu":
         return Choice(mode)
-    path = package() if asked in ("auto", "aot") else None
-    if path is not None and _load(path) is not None:
-        return Choice("aot")
+    unusable = None
+    if asked in ("auto", "aot"):
+        path = package()
+        try:
+            if _load(path) is not None:
+                return Choice("aot")
+        except Untrusted as error:
+            return Choice("false", str(error))
+        except BadPackage as error:
+            unusable = f"{error}, learner.compile=aot builds it anew"
     if mode != "false" and not _compiler():
         return Choice("false", f"learner.compile={mode} needs a C++ compiler, and there is none")
-    if mode == "false" and path is not None and _there(path):
-        name = path.name[:8]
-        return Choice(mode, f"package {name} cannot be loaded, learner.compile=aot builds it anew")
-    return Choice(mode)
+    return Choice(mode, unusable if mode == "false" else None)
 
 
 @dataclass(frozen=True)
@@ -110,11 +120,13 @@ class Prepared:
 
     Attributes:
         step: the function.
-        told: what was done, for people.
+        mode: false, jit or aot: how it runs.
+        description: the same in a line for the user.
     """
 
     step: Step
-    told: str
+    mode: str
+    description: str
 
 
 def prepare(
@@ -123,7 +135,7 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step of a mode.
+    """Make the step of a mode; an eager one where that fails.
 
     Args:
         mode: false, jit or aot, as :func:`choose` gave it.
@@ -131,13 +143,25 @@ def prepare(
         example: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
         say: told before something takes long.
     """
+    eager = Prepared(eager_step(problem), "false", "update: eager")
     if mode == "false":
-        return Prepared(eager_step(problem), "update: eager")
-    if mode == "jit":
-        step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
-        told = "update: torch.compile, at the first minibatch"
-        return _captured_on_gpu(Prepared(step, told), example)
-    return _package(problem, example, say)
+        return eager
+    try:
+        return _jit(problem, example) if mode == "jit" else _package(problem, example, say)
+    except Exception as error:  # the compiler's, the disk's: training needs neither
+        why = f"learner.compile={mode} failed: {in_one_line(error)}"
+        return replace(eager, description=f"{eager.description}; {why}")
+
+
+def _jit(problem: Problem, example: Sequence[Tensor]) -> Prepared:
+    """A step that is compiled now, on copies: a compiler that fails changes no parameter."""
+    step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
+    with _torchs_own_warnings():
+        if example[0].device.type == "cuda":
+            captured = Captured(step, example)
+            return Prepared(captured, "jit", "update: torch.compile, captured as a CUDA graph")
+        step(*_copies(example))
+    return Prepared(step, "jit", "update: torch.compile")
 
 
 def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
@@ -147,9 +171,9 @@ def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         RuntimeError: another shape, stride, type or device.
     """
     for i, (expected, value) in enumerate(zip(example, given, strict=True)):
-        theirs, ours = _layout(value), _layout(expected)
-        if theirs != ours:
-            raise RuntimeError(f"input {i} of the compiled update is {theirs}, built for {ours}")
+        layout, built_for = _layout(value), _layout(expected)
+        if layout != built_for:
+            raise RuntimeError(f"input {i} of the compiled update is {layout}, not {built_for}")
 
 
 def _layout(value: Tensor) -> tuple[Any, ...]:
@@ -171,7 +195,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     networks, the action's bounds, torch's version, its threads and the processor.
     """
     family = problem.agent.family
-    told = (
+    parts = (
         torch.__version__,
         torch.get_num_threads(),
         _processor(),
@@ -189,7 +213,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         str(problem.columns.shapes),
         [_layout(value) for value in example],
     )
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 def _compiled_settings(config: LossConfig) -> dict[str, Any]:
@@ -198,38 +222,51 @@ def _compiled_settings(config: LossConfig) -> dict[str, Any]:
 
 def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
     path = package_path(problem, example)
-    loader = _load(path)
-    told = f"update: package {path.name[:8]} found in the cache"
+    description = f"update: package {path.name[:8]} found in the cache"
+    try:
+        loader = _load(path)
+    except BadPackage as error:
+        say(f"{error}")
+        loader = None
     if loader is None:
         say("compiling the update, once for this kind of run (learner.compile=false does without)")
         started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started
-        told = f"update: compiled in {seconds:.0f} s, kept in {path.parent} for the next runs"
+        description = (
+            f"update: compiled in {seconds:.0f} s, kept in {path.parent} for the next runs"
+        )
         loader = _load(path)
     run = loader.run
 
     def step(*given: Tensor) -> Tensor:
         return run(list(given))[0]
 
-    return Prepared(step, told)
+    return Prepared(step, "aot", description)
+
+
+class BadPackage(Exception):
+    """A package is damaged, another user's, or cannot be loaded: a build replaces it."""
 
 
 def _load(path: Path) -> Any:
-    """The package, on one thread's inputs; None where there is none that can be read."""
-    if not _there(path):
-        return None
-    try:
-        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
-    except RuntimeError:  # cut off by a full disk, say; a build replaces it
-        return None
+    """The package, on one thread's inputs; None where there is none.
 
-
-def _there(path: Path) -> bool:
+    Raises:
+        Untrusted: another user may have written into the folder.
+        BadPackage: it is there, but not to be used.
+    """
     try:
-        return path.exists()
+        if not path.exists():
+            return None
     except PermissionError:  # the cache is not this user's: then there is no package
-        return False
+        return None
+    private_folder(path.parent)
+    try:
+        check_digest(path)
+        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    except (Untrusted, OSError, RuntimeError) as error:
+        raise BadPackage(f"package {path.name[:8]} is not used: {first_line(error)}") from error
 
 
 def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> None:
@@ -237,14 +274,22 @@ def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> No
     from torch._inductor import aoti_compile_and_package
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(), replacing(path) as partial:
-        # torch 2.13's exporter warns about its own use of LeafSpec.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+    private_folder(path.parent)
+    with _torchs_own_warnings(), replacing(path) as partial:
         # The step writes into its arguments: tracing must not touch the run's own.
         graph = make_fx(pure_step(problem))(*_copies(example))
         exported = torch.export.export(graph, tuple(_copies(example)))
         aoti_compile_and_package(exported, package_path=str(partial))
+        write_digest(path, partial)
+
+
+@contextmanager
+def _torchs_own_warnings() -> Iterator[None]:
+    """Ignore what torch 2.13's compiler warns of in its own code; ``-W error`` would end it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
+        yield
 
 
 def _copies(example: Sequence[Tensor]) -> list[Tensor]:
@@ -253,19 +298,16 @@ def _copies(example: Sequence[Tensor]) -> list[Tensor]:
 
 def _compiler() -> str | None:
     """The C++ compiler that torch would call."""
-    return next((found for name in ("c++", "g++", "clang++") if (found := _which(name))), None)
-
-
-def _which(name: str) -> str | None:
-    return shutil.which(os.environ.get("CXX", name))
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _processor() -> str:
     """Model and instruction set: a package holds machine code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    seen = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return torch.backends.cpu.get_cpu_capability() + "".join(sorted(set(seen)))
+    kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return torch.backends.cpu.get_cpu_capability() + "".join(sorted(kept))
 
 
 def _sources() -> str:
@@ -281,13 +323,6 @@ def _sources() -> str:
 # ---------------------------------------------------------------------------------------- GPU
 
 
-def _captured_on_gpu(prepared: Prepared, example: Sequence[Tensor]) -> Prepared:
-    if example[0].device.type != "cuda":
-        return prepared
-    told = f"{prepared.told}, captured as a CUDA graph"
-    return Prepared(Captured(prepared.step, example), told)
-
-
 class Captured:
     """A step as one CUDA graph: parameters and moments where they lie, minibatches copied in.
 
@@ -300,11 +335,13 @@ class Captured:
         *self._state, rows, coef = example
         self._rows, self._coef = rows.clone(), coef.clone()
         before = _copies(self._state)
-        self._graph, self._metrics = capture(
-            lambda: step(*self._state, self._rows, self._coef), rows.device
-        )
-        for value, old in zip(self._state, before, strict=True):
-            value.copy_(old)
+        try:
+            self._graph, self._metrics = capture(
+                lambda: step(*self._state, self._rows, self._coef), rows.device
+            )
+        finally:
+            for value, old in zip(self._state, before, strict=True):
+                value.copy_(old)
 
     def __call__(
         self,

@@ -47,7 +47,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(
             config.optim, self.parameters
         )
-        self.say = lambda _: None
+        self.say = self.mode_changed = lambda _: None
         self._columns: Columns | None = None
         self._prepared: Prepared | None = None
         self._coefficients: Coefficients | None = None
@@ -101,8 +101,11 @@ class ControlSteps(Steps[Frames, Tensor]):
             problem = self._problem(self._columns)
             self._prepared = prepare(self.mode, problem, example, self.say)
             self._example = example
-            told = self._prepared.told
-            self.say(told if self._why is None else f"{told}; {self._why}")
+            line = self._prepared.description
+            self.say(line if self._why is None else f"{line}; {self._why}")
+            if self._prepared.mode != self.mode:
+                self.mode = self._prepared.mode
+                self.mode_changed(self.mode)
         check_inputs(self._example, example)
 
     def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:

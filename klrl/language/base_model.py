@@ -125,7 +125,7 @@ def base_model(recipe: Recipe | None = None, cache: Path | None = None) -> Path:
     if folder.is_dir():
         return folder
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _only_builder(cache / f"{folder.name}.lock"):
             if not folder.is_dir():
                 _build_into(folder, recipe)

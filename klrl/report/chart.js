@@ -142,7 +142,7 @@ const klrlChart = (() => {
       band.length > 2 ? `<polygon class="band" points="${band.join(" ")}" fill="${colour(s.i)}"/>` : "",
       mean.length > 1
         ? `<polyline class="mean" points="${mean.join(" ")}" stroke="${colour(s.i)}" stroke-dasharray="${dash(s.i)}"/>`
-        : `<circle class="mean" cx="${px(X(first[0]))}" cy="${px(Y(first[1]))}" r="3.5" style="fill:${colour(s.i)}"/>`,
+        : `<circle class="mean only" cx="${px(X(first[0]))}" cy="${px(Y(first[1]))}" r="3.5" fill="${colour(s.i)}"/>`,
     ];
   }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,6 +97,7 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory) 
         jobs: those that are failed, interrupted, running, waiting or repeated.
         inventory: all runs and sweeps, for their commands.
     """
+    scripts, style = [_file("chart.js"), _file("page.js")], _file("page.css")
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
     links += [
         f'<a href="#{part.lower().split()[-1]}">{part}</a>'
@@ -105,7 +108,7 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory) 
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
     body = [
         "<h1>klrl report</h1>",
-        f'<p>{runs}; klrl {", ".join(versions)}; <a href="summary.csv">summary.csv</a></p>',
+        f'<p>{runs}; klrl {escape(", ".join(versions))}; <a href="summary.csv">summary.csv</a></p>',
         f'<nav aria-label="Parts">{"".join(links)}</nav>',
         _reading(),
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
@@ -116,12 +119,14 @@ def make_page(tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory) 
         commands(inventory),
         '<div id="tip" role="status"></div>',
         f'<script type="application/json" id="data">{_embed([_data(t) for t in tasks])}</script>',
-        f"<script>{_file('chart.js')}</script><script>{_file('page.js')}</script>",
+        *(f"<script>{script}</script>" for script in scripts),
     ]
     head = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>klrl report</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts, style)}">'
+        "<title>klrl report</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{_file("page.css")}</style></head>'
+        f'<link rel="icon" href="data:,"><style>{style}</style></head>'
     )
     return f"{head}<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
 
@@ -140,6 +145,20 @@ def _nothing(jobs: Sequence[Job]) -> str:
 
 def _file(name: str) -> str:
     return resources.files("klrl.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str], style: str) -> str:
+    """The content security policy: these scripts, this style, this page's own icon, no network."""
+    allowed = " ".join(map(_source_hash, scripts))
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_source_hash(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _source_hash(text: str) -> str:
+    """A source as the policy names it: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _embed(data: Any) -> str:
@@ -190,7 +209,7 @@ def _section(index: int, task: Task) -> str:
     )
     count = len(task.frontiers)
     fronts, plots = _figures(0, count), _figures(count, count + len(task.curves))
-    pictures = ", ".join(f'<a href="{name}">{name}</a>' for name in task.pictures)
+    pictures = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in task.pictures)
     return "\n".join(
         [
             f'<section id="task-{index}"><h2>{escape(task.name)}</h2>{few}',

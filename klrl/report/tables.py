@@ -24,7 +24,10 @@ def equal_table(equal: EqualKL) -> str:
         )
     head = [
         "family",
-        *(f"KL = {equal.kl.show(each)}<small>{equal.kl.unit}</small>" for each in equal.levels),
+        *(
+            f"KL = {equal.kl.show(each)}<small>{escape(equal.kl.unit)}</small>"
+            for each in equal.levels
+        ),
     ]
     rows = [
         [escape(name), *(_cell(value, equal.reward) for value in row)]

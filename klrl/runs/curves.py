@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from klrl.base.files import replacing
 from klrl.base.imports import collection_paused
 from klrl.domains import Domain
 from klrl.runs.metrics import PANELS, Metric, Panel, Row, fill, heading, metrics_of
@@ -32,7 +33,8 @@ def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> None:
     """Draw a run's curves into a PNG; arguments as :func:`curves_figure`."""
-    curves_figure(rows, title, domain).savefig(path, dpi=110)
+    with replacing(path) as partial:
+        curves_figure(rows, title, domain).savefig(partial, dpi=110)
 
 
 def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:

@@ -26,6 +26,7 @@ from klrl.base.files import replace_file
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.domains import DOMAINS
+from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, lives_here, owning, process_start, read_owner
 
 _PACKAGES = (
@@ -102,6 +103,9 @@ class RunFolder:
         path: the folder; :meth:`open` makes it.
         overrides: the job's.
         argv: the command line that started it; default: that of the overrides.
+
+    Attributes:
+        guard: calls what serves the run but may not end it.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
         self._claim: Claim | None = None
+        self.guard = Guard(self._note_failure)
 
     @property
     def exists(self) -> bool:
@@ -214,6 +219,15 @@ class RunFolder:
             with self._manifest.open("r+b") as file:
                 file.write(_as_text(ended).encode())
                 file.truncate()
+
+    def update(self, **entries: Any) -> None:
+        """Change entries of the manifest."""
+        self._write({**self.manifest, **entries})
+
+    def _note_failure(self, part: str, error: str) -> None:
+        """Note what failed beside training, and when."""
+        failure = {"part": part, "error": error, "when": _now()}
+        self.update(side_failures=[*self.manifest.get("side_failures", []), failure])
 
     def _argv(self) -> list[str]:
         if self._given_argv is not None:

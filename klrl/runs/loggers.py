@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,15 +12,25 @@ from typing import Any, Protocol
 from klrl.base.errors import Interrupted
 from klrl.config import LoggerConfig, WandbConfig
 from klrl.domains import Domain
+from klrl.runs.guard import Guard
 from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import Row, metrics_of
+
+#: Seconds that wandb's server has to take a new run, and at the end what was not yet uploaded.
+_INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 #: The responses of an iteration that go to ``samples.jsonl``, one mapping each.
 Samples = Sequence[Mapping[str, Any]]
 
 
 class Logger(Protocol):
-    """A logger besides ``metrics.jsonl``."""
+    """A logger besides ``metrics.jsonl``.
+
+    Attributes:
+        part: what :class:`~klrl.runs.guard.Guard` calls it.
+    """
+
+    part: str
 
     def log(self, row: Row) -> None:
         """Log one iteration's row."""
@@ -31,6 +41,8 @@ class Logger(Protocol):
 
 class WandbLogger:
     """Rows against the domain's axis in a wandb run."""
+
+    part = "wandb"
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -76,6 +88,7 @@ class Opened:
         group: the sweep's name.
         run_id: wandb's id; a resumed run has the same, so that wandb continues it.
         domain: the run's.
+        guard: calls the logger, which may fail without ending the run.
     """
 
     folder: Path
@@ -83,6 +96,7 @@ class Opened:
     group: str | None
     run_id: str
     domain: Domain
+    guard: Guard
 
 
 @contextmanager
@@ -95,14 +109,48 @@ def no_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
 def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
     """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
 
+    Without a server the run is logged offline; where wandb fails altogether, nowhere.
+
     Args:
         config: the logger group.
         opened: the run; wandb writes below ``wandb/`` in its folder.
     """
-    folder, group = opened.folder, opened.group
+    run = opened.guard.call(WandbLogger.part, _open_run, config, opened)
+    # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
+    code = 1
+    try:
+        yield () if run is None else (WandbLogger(run),)
+        code = 0
+    except Interrupted as stop:
+        code = stop.exit_code
+        raise
+    finally:
+        if run is not None:
+            opened.guard.call(WandbLogger.part, run.finish, exit_code=code)
+        if opened.guard.has_failed(WandbLogger.part):
+            _let_go()
+
+
+def _open_run(config: WandbConfig, opened: Opened) -> Any:
+    """A wandb run with its metrics defined; offline if the server does not take it."""
+    mode = wandb_mode(config.mode)
+    try:
+        run = _init(config, opened, mode)
+    except Exception as error:
+        if mode != "online":
+            raise
+        _let_go()
+        opened.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
+        run = _init(config, opened, "offline")
+    _define(run, opened.domain)
+    return run
+
+
+def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
     import wandb
 
-    run = wandb.init(
+    folder, group = opened.folder, opened.group
+    return wandb.init(
         project=config.project,
         entity=config.entity,
         tags=list(config.tags),
@@ -114,17 +162,23 @@ def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]
         # Absolute: wandb's one service per process may have started in another folder.
         dir=str(folder.resolve()),
         config=opened.settings,
-        mode=wandb_mode(config.mode),
-        settings=wandb.Settings(silent=True, console="off"),
+        mode=mode,
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=_INIT_SECONDS,
+            finish_timeout=_FINISH_SECONDS,
+            finish_timeout_raises=True,
+        ),
     )
-    # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
-    code = 1
-    try:
-        _define(run, opened.domain)
-        yield (WandbLogger(run),)
-        code = 0
-    except Interrupted as stop:
-        code = stop.exit_code
-        raise
-    finally:
-        run.finish(exit_code=code)
+
+
+def _let_go() -> None:
+    """End wandb's service, or what is left of it.
+
+    Else it keeps the run's id, and at exit wandb prints a traceback if its service was killed.
+    """
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, JobConfig, LanguageConfig, WandbConfig, choice_of
@@ -28,11 +30,8 @@ def check_wandb(logger: WandbConfig) -> None:
     mode = os.environ.get("WANDB_MODE")
     if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
         raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
-    if wandb_mode(logger.mode) == "online" and not has_wandb_key():
-        raise ConfigError(
-            "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
-            "or choose logger.mode=offline"
-        )
+    if wandb_mode(logger.mode) == "online":
+        _check_wandb_key()
     wrong = sorted(set(logger.project) & set("/\\#?%:"))
     if wrong or not logger.project or len(logger.project) > 128:
         raise ConfigError(
@@ -40,19 +39,39 @@ def check_wandb(logger: WandbConfig) -> None:
         )
 
 
+def _check_wandb_key() -> None:
+    key, source = wandb_key()
+    if not key:
+        raise ConfigError(
+            "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
+            "or choose logger.mode=offline"
+        )
+    from wandb.sdk.lib.wbauth.validation import check_api_key
+
+    problem = check_api_key(key)
+    if problem:
+        raise ConfigError(f"{source}: {problem.rstrip('.')}; correct it, or logger.mode=offline")
+
+
 def wandb_mode(mode: str) -> Any:
     """The mode; ``auto`` is WANDB_MODE if set, else online with a key, else offline."""
     if mode != "auto":
         return mode
-    return os.environ.get("WANDB_MODE") or ("online" if has_wandb_key() else "offline")
+    return os.environ.get("WANDB_MODE") or ("online" if wandb_key()[0] else "offline")
 
 
-def has_wandb_key() -> bool:
-    """Whether the environment or the netrc file holds a key."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "api.wandb.ai" in netrc.read_text(encoding="utf-8")
+def wandb_key() -> tuple[str | None, str]:
+    """The key for wandb's server, None without one, and where it stands."""
+    key = os.environ.get("WANDB_API_KEY")
+    if key:
+        return key, "WANDB_API_KEY"
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        entry = netrc(str(path)).authenticators(host)
+    except (OSError, NetrcParseError):
+        entry = None
+    return (entry[2] if entry else None), str(path)
 
 
 def require(package: str, setting: str, remedy: str) -> None:

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from klrl.base.text import LiveLine
 from klrl.domains import Domain
+from klrl.runs.guard import Guard
 from klrl.runs.metrics import Row, metrics_of
 
 #: The line shows the mean of this many training scores: one rollout's is noisy.
@@ -25,7 +26,8 @@ class Progress:
         domain: names the axis and the metrics that the line shows.
         done: frames done before a resume.
         stream: where to write; default stdout.
-        every: seconds between plain lines.
+        every: seconds between plain lines, which come only while the run moves on.
+        guard: prints; default: one that notes failures nowhere.
     """
 
     def __init__(
@@ -35,13 +37,16 @@ class Progress:
         done: int = 0,
         stream: TextIO | None = None,
         every: float = 10.0,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
         self._metrics = [metric for metric in metrics_of(domain).values() if metric.short]
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
         self._row: Row = {domain.axis: done}
+        self._shown: Row | None = None
         self._scores: deque[float] = deque(maxlen=_RECENT)
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -55,8 +60,8 @@ class Progress:
         self._stop.set()
         if self._ticker.is_alive():
             self._ticker.join()
-            self._line.show(self.line())
-        self._line.end()
+            self._show()
+        self._guard.call("progress", self._line.end)
 
     def show(self, row: Row) -> None:
         """Show the newest row."""
@@ -65,11 +70,11 @@ class Progress:
             self._scores.append(row[_SCORE])
             self._row[_SCORE] = sum(self._scores) / len(self._scores)
         if self._line.live:
-            self._line.show(self.line())
+            self._show()
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._line.say(text)
+        self._guard.call("progress", self._line.say, text)
 
     def line(self) -> str:
         """Frames, speed, the metrics that have a short name, and time left."""
@@ -87,7 +92,13 @@ class Progress:
 
     def _tick(self) -> None:
         while not self._stop.wait(self._every):
-            self._line.show(self.line())
+            self._show()
+
+    def _show(self) -> None:
+        """Show the newest row, once: a minute of compiling is no progress."""
+        if self._row is not self._shown:
+            self._shown = self._row
+            self._guard.call("progress", lambda: self._line.show(self.line()))
 
 
 def duration(seconds: float) -> str:

@@ -8,12 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from klrl.base.errors import OwnerError, in_one_line
-from klrl.base.text import warn
 from klrl.config import JobConfig, factory
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
+from klrl.runs.guard import Guard
 from klrl.runs.loggers import Logger, Opened, Samples
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Progress, duration
@@ -37,12 +37,13 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
             status = "finished" if complete else "interrupted"
         with suppress(OSError):  # the first error is the one to tell
             files.close(status, **{axis: counters.frames}, error=text)
-        _draw(files, config, status)
+        files.guard.call("curves.png", _draw, files, config, status)
         if status != "finished":
-            print(f"{status} at {counters.frames:,} {axis}; run folder: {files.path}")
+            stopped = f"{status} at {counters.frames:,} {axis}; run folder: {files.path}"
+            files.guard.call("progress", print, stopped)
         raise
     files.close("finished", **{axis: counters.frames}, error=None)
-    _draw(files, config, "finished")
+    files.guard.call("curves.png", _draw, files, config, "finished")
 
 
 def _complete(files: RunFolder, config: JobConfig, counters: Counters) -> bool:
@@ -52,14 +53,11 @@ def _complete(files: RunFolder, config: JobConfig, counters: Counters) -> bool:
 
 
 def _draw(files: RunFolder, config: JobConfig, status: str) -> None:
-    """Draw the curves; a run does not fail for want of them."""
+    """Draw the run's curves."""
     title = f"{config.title}  {files.path.name}  {status}"
-    try:
-        rows = read_rows(files.metrics, say=_silent) if files.metrics.exists() else []
-        if rows:
-            draw_curves(rows, files.curves, title, domain_of(config))
-    except Exception as error:  # matplotlib's, or a full disk
-        warn(f"{files.curves}: not drawn: {in_one_line(error)}")
+    rows = read_rows(files.metrics, say=_silent) if files.metrics.exists() else []
+    if rows:
+        draw_curves(rows, files.curves, title, domain_of(config))
 
 
 def _silent(line: str) -> None:
@@ -75,6 +73,7 @@ class Recorder:
         samples: ``samples.jsonl``.
         loggers: those of the logger group.
         progress: the printed progress.
+        guard: calls loggers and progress.
     """
 
     def __init__(
@@ -84,9 +83,10 @@ class Recorder:
         samples: _SamplesFile,
         loggers: Sequence[Logger],
         progress: Progress,
+        guard: Guard,
     ) -> None:
         self._files, self._metrics, self._samples = files, metrics, samples
-        self._loggers, self._progress = loggers, progress
+        self._loggers, self._progress, self._guard = loggers, progress, guard
 
     def record(self, row: Row) -> None:
         """Write an iteration's row, and show it.
@@ -98,14 +98,15 @@ class Recorder:
         self._files.check_owned()
         self._metrics.log(row)
         for logger in self._loggers:
-            logger.log(row)
+            self._guard.call(logger.part, logger.log, row)
         self._progress.show(row)
+        self._guard.check_streams()
 
     def samples(self, samples: Samples) -> None:
         """Write responses, to be shown with the next row."""
         self._samples.log(samples)
         for logger in self._loggers:
-            logger.log_samples(samples)
+            self._guard.call(logger.part, logger.log_samples, samples)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -144,18 +145,19 @@ def recording(
     metrics = RowFile(files.metrics, domain.axis, after, lengths.get(files.metrics.name))
     samples = _SamplesFile(files.samples, domain.axis, after, lengths.get(files.samples.name))
     total = config.iterations * config.frames_per_iteration
-    opened = Opened(files.path, dataclasses.asdict(config), group, wandb_id, domain)
+    settings, guard = dataclasses.asdict(config), files.guard
+    opened = Opened(files.path, settings, group, wandb_id, domain, guard)
     logger = factory("logger", config.logger, config.domain)
     try:
         with (
             logger(config.logger, opened) as loggers,
-            Progress(total, domain, done=counters.frames) as progress,
+            Progress(total, domain, done=counters.frames, guard=guard) as progress,
         ):
-            yield Recorder(files, metrics, samples, loggers, progress)
+            yield Recorder(files, metrics, samples, loggers, progress, guard)
     finally:
         metrics.close()
         samples.close()
-    print(summary(files, config, counters.frames))
+    guard.call("progress", print, summary(files, config, counters.frames))
 
 
 class _SamplesFile:

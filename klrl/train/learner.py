@@ -76,13 +76,15 @@ class Steps(ABC, Generic[Frames, Minibatch]):
         loss: what they minimise.
         optimizer: with ``state_dict`` and ``load_state_dict``.
         mode: how a step runs: false (eager), jit or aot; known before the first rollout.
-        say: told, at the first minibatch, what there is to say of it.
+        say: takes, at the first minibatch, what there is to say of it.
+        mode_changed: takes the mode where, at the first minibatch, it had to become another.
     """
 
     loss: PolicyLoss
     optimizer: Any
     mode: str
     say: Callable[[str], None]
+    mode_changed: Callable[[str], None]
 
     @property
     @abstractmethod

@@ -318,6 +318,7 @@ class Training:
         for line in self._opening_lines(resume=lengths is not None):
             say(line)
         steps.say = say
+        steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
         self._tell("started")

@@ -2,7 +2,10 @@
 
 import copy
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,7 +204,13 @@ def package(tmp_path_factory) -> Path:
 @pytest.fixture
 def kept(package: Path, cache: Path) -> Path:
     """The same in the cache of this test."""
-    cache.mkdir(parents=True)
+    return copied(package, cache)
+
+
+def copied(package: Path, cache: Path) -> Path:
+    """A package and its SHA-256, in a cache."""
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copy(package.with_name(f"{package.name}.sha256"), cache)
     return Path(shutil.copy(package, cache))
 
 
@@ -214,8 +223,7 @@ def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
 
     def build(problem, example, path: Path) -> None:
         calls.append(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(package, path)
+        copied(package, path.parent)
 
     monkeypatch.setattr(compiled, "build_package", build)
     built, _, told = learn(settings, "aot", *PACKAGED)
@@ -257,8 +265,8 @@ def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, mo
     kept.write_bytes(kept.read_bytes()[:1000])
     cut, _, told = learn(settings, "auto", *PACKAGED)
     assert told == [
-        f"update: eager; package {kept.name[:8]} cannot be loaded, learner.compile=aot builds it "
-        "anew"
+        f"update: eager; package {kept.name[:8]} is not used: it is damaged, its SHA-256 is "
+        "another, learner.compile=aot builds it anew"
     ]
     assert torch.equal(cut, eager)
     kept.unlink()
@@ -274,8 +282,10 @@ def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
     """The package of half a rollout is another one, and is not there."""
     experiment, batch = made(settings, *PACKAGED, "learner.minibatches=8", "learner.compile=auto")
     assert experiment.parts.learner.steps.mode == "aot"
-    with pytest.raises(AssertionError, match="nothing is to be built here"):
-        experiment.parts.learner.update(batch[:1], 0.0)
+    lines: list[str] = []
+    experiment.parts.learner.steps.say = lines.append
+    experiment.parts.learner.update(batch[:1], 0.0)
+    assert lines[-1].endswith("failed: AssertionError: nothing is to be built here")
 
 
 def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypatch) -> None:
@@ -386,6 +396,152 @@ def test_a_package_has_another_name_for_everything_that_matters(settings, monkey
     monkeypatch.setattr(compiled, "_processor", lambda: "another")
     others.append(key())
     assert len({base, *others}) == len(others) + 1
+
+
+# --------------------------------------------------------------------- what must not end a run
+
+
+def eager_line(settings, mode: str, *words: str) -> str:
+    """What is said last of an update that has to be the eager one."""
+    eager = learn(settings, "false", *words)[0]
+    parameters, _, lines = learn(settings, mode, *words)
+    assert torch.equal(parameters, eager)
+    return lines[-1]
+
+
+@pytest.fixture
+def loaded(monkeypatch) -> list[str]:
+    """The packages that torch was asked to load."""
+    paths: list[str] = []
+    loader = torch._C._aoti.AOTIModelPackageLoader
+
+    def load(path: str, *more):
+        paths.append(path)
+        return loader(path, *more)
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
+    return paths
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9, "digest"])
+def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
+    place, settings, kept, package, loaded, monkeypatch
+) -> None:
+    file = kept.with_name(f"{kept.name}.sha256") if place == "digest" else kept
+    data = bytearray(file.read_bytes())
+    data[10 if place == "digest" else int(len(data) * place)] ^= 1
+    file.write_bytes(data)
+    damaged = f"package {kept.name[:8]} is not used: it is damaged, its SHA-256 is another"
+    line = eager_line(settings, "auto", *PACKAGED)
+    assert line == f"update: eager; {damaged}, learner.compile=aot builds it anew"
+    assert loaded == []
+    monkeypatch.setattr(compiled, "build_package", lambda *_: copied(package, kept.parent))
+    lines = learn(settings, "aot", *PACKAGED)[2]
+    assert lines[0] == damaged
+    assert lines[-1].startswith("update: compiled in ")
+    assert loaded == [str(kept)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("what", ["package", "digest", "folder", "cache"])
+@pytest.mark.parametrize("fault", ["owner", "mode"])
+def test_what_another_user_could_have_written_is_not_loaded(
+    what, fault, settings, kept, loaded, no_build
+) -> None:
+    places = {
+        "package": kept,
+        "digest": kept.with_name(f"{kept.name}.sha256"),
+        "folder": kept.parent,
+        "cache": kept.parent.parent,
+    }
+    path = places[what]
+    if fault == "mode":
+        path.chmod(path.stat().st_mode | 0o020)
+        why = "can be written by others (chmod go-w)"
+    elif os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        why = "belongs to another user (uid 12345)"
+    else:
+        pytest.skip("only root can give a file away")
+    line = eager_line(settings, "auto", *PACKAGED)
+    assert f"{path} {why}" in line
+    assert eager_line(settings, "aot", *PACKAGED).startswith("update: eager; ")
+    assert loaded == []
+
+
+def test_the_cache_is_this_users_alone(monkeypatch, tmp_path) -> None:
+    from klrl.base.cache import cache_dir, private_folder
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        private_folder(cache_dir() / "update")
+    finally:
+        os.umask(before)
+    for folder in (cache_dir(), cache_dir() / "update"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("unusable", ["a file", "read only", "full"])
+def test_without_a_usable_cache_it_is_eager_and_says_so(
+    unusable, settings, monkeypatch, tmp_path
+) -> None:
+    def full(*_, package_path: str, **__):
+        Path(package_path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    if unusable == "a file":
+        (tmp_path / "cache").write_text("")
+    where = "/proc/self" if unusable == "read only" else tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(where))
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", full)
+    line = eager_line(settings, "aot")
+    assert line.startswith("update: eager; learner.compile=aot failed: ")
+    reason = {"a file": "NotADirectoryError", "read only": "FileNotFoundError", "full": "No space"}
+    assert reason[unusable] in line
+    assert not [path for path in tmp_path.rglob("*") if "pt2" in path.name]
+
+
+def command(*words: str, python: tuple[str, ...] = (), **environment: str):
+    """klrl in a process of its own, with nothing compiled before."""
+    compiler_cache = {"TORCHINDUCTOR_CACHE_DIR": str(Path("inductor").resolve())}
+    return subprocess.run(
+        [sys.executable, *python, "-m", "klrl", *QUICK, "hydra.run.dir=run", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **compiler_cache, **environment},
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["aot", "jit"])
+def test_a_broken_compiler_ends_no_run_and_the_manifest_says_eager(mode: str, cache) -> None:
+    done = command(f"learner.compile={mode}", CXX=shutil.which("false") or "false")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("update: ")]
+    assert line.startswith(f"update: eager; learner.compile={mode} failed: ")
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    assert (manifest["status"], manifest["compile"]) == ("finished", "false")
+    assert not list(cache.glob("*"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["aot", "jit"])
+def test_torchs_own_warnings_end_no_build(mode: str, cache) -> None:
+    done = command(f"learner.compile={mode}", python=("-W", "error"))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("update: ")]
+    assert line.startswith({"aot": "update: compiled in", "jit": "update: torch.compile"}[mode])
+    assert "failed" not in line
+
+
+def test_torchs_compiler_still_warns_of_its_own_code() -> None:
+    """Once this fails, ``script_method`` goes from compiled.py, and this test with it."""
+    code = "import torch.utils.mkldnn"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert b"DeprecationWarning: `torch.jit.script_method` is deprecated" in done.stderr
 
 
 def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from klrl.cli.report import main
 from tests.report.chromium import CHROMIUM, NONE_HERE, chromium
-from tests.report.toys import rows_of, write_run, write_runs, write_sweep
+from tests.report.toys import MARKUP, rows_of, write_marked_up, write_run, write_runs, write_sweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(CHROMIUM is None, reason=NONE_HERE)]
 
@@ -220,3 +220,32 @@ def test_tables_have_headers_and_charts_have_words(tab):
         "[...document.querySelectorAll('figure svg')].map(e => e.getAttribute('aria-label'))"
     )
     assert all(re.match(r"\S.*: .+ against .+, \d+ settings", label) for label in labels)
+
+
+def test_markup_in_a_run_folder_stays_text_and_the_charts_are_drawn(browser, tmp_path):
+    main([str(write_marked_up(tmp_path / "runs")), "-o", str(tmp_path / "report")])
+    page = tmp_path / "report" / "report.html"
+    browser.size(WIDTHS[0])
+    browser.open(page.as_uri())
+    assert browser.said == []
+    assert browser.ask("window.planted === undefined && !document.getElementById('planted')")
+    assert browser.ask("document.images.length + document.scripts.length") == 3
+    assert MARKUP in browser.ask("document.querySelector('main').textContent")
+    drawn = dict(browser.ask(DRAWN))
+    assert drawn[MARKUP]["Training return"][0] == 2
+    browser.point(*browser.middle("#task-0 figure .point"))
+    assert browser.ask("tip.textContent").count("\n") == 3
+    assert [each for each in browser.requests if not each.startswith("data:")] == [page.as_uri()]
+
+
+def test_the_policy_keeps_a_planted_script_and_the_network_out(browser, tmp_path):
+    """Were a string ever not escaped: what it plants does not run, and asks nobody."""
+    write_run(tmp_path / "run")
+    main([str(tmp_path)])
+    page = tmp_path / "report" / "report.html"
+    planted = "<script>planted=1</script><img src='file:///x.png' onerror='planted=2'>"
+    page.write_text(page.read_text().replace("<h1>", planted + "<h1>"))
+    browser.open(page.as_uri())
+    assert browser.ask("window.planted === undefined")
+    assert len(browser.said) >= 2
+    assert all("Content Security Policy" in line for line in browser.said)

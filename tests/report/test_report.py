@@ -12,7 +12,15 @@ import pytest
 from klrl.cli.report import main
 from klrl.report.runs import command_line, find_runs, read_columns
 from klrl.report.settings import group_runs, name_settings, names_of
-from tests.report.toys import Page, rows_of, write_run, write_runs, write_sweep
+from tests.report.toys import (
+    MARKUP,
+    Page,
+    rows_of,
+    write_marked_up,
+    write_run,
+    write_runs,
+    write_sweep,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -134,7 +142,7 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     for link in page.links:
         anchored = link.startswith("#") and link[1:] in page.ids
         assert anchored or link == "data:," or (folder / link).is_file(), link
-    assert "http" not in text
+    assert "http" not in text.replace("http-equiv", "")
     assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttp|import\(", text)
 
     # Final: mean of the last two rows is half below the last; IQM of three seeds their mean, 4.
@@ -349,3 +357,62 @@ def test_refusals_in_one_line(case, tmp_path, capsys):
 def test_the_report_does_not_import_torch():
     code = "import sys, klrl.report.write, klrl.report.diff; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_no_string_of_a_run_folder_becomes_markup(tmp_path):
+    """As a browser reads it: no element and no attribute is there that klrl did not write."""
+    from html.parser import HTMLParser
+
+    class Elements(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.scripts, self.tags, self.handlers, self.text = [], set(), [], ""
+
+        def handle_starttag(self, tag, attributes):
+            self.tags.add(tag)
+            self.handlers += [key for key, _ in attributes if key.startswith("on")]
+            assert ("id", "planted") not in attributes
+
+        def handle_data(self, text):
+            self.text += text
+            if self.get_starttag_text().startswith("<script"):
+                self.scripts.append(text)
+
+    main([str(write_marked_up(tmp_path / "runs")), "-o", str(tmp_path / "report")])
+    text = (tmp_path / "report" / "report.html").read_text()
+    page = Elements()
+    page.feed(text)
+    assert "img" not in page.tags
+    assert page.handlers == []
+    assert text.count("<script") == text.count("</script") == 3
+    assert text.count("<style") == text.count("</style") == 1
+    # It is all there, as text.
+    assert MARKUP in page.text
+    assert any(MARKUP in name for task in json.loads(Page(text).data) for name in task["settings"])
+
+
+def test_the_page_has_a_policy_that_lets_its_own_scripts_run_and_nothing_else(tmp_path):
+    import base64
+    import hashlib
+
+    write_run(tmp_path / "run")
+    main([str(tmp_path)])
+    text = (tmp_path / "report" / "report.html").read_text()
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert text.index(policy) < min(text.index("<style"), text.index("<script"))
+
+    def digests(tag):
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.S)
+        hashed = (hashlib.sha256(each.encode()).digest() for each in texts)
+        return [f"'sha256-{base64.b64encode(each).decode()}'" for each in hashed]
+
+    assert rules.pop("script-src").split() == digests("script")
+    assert rules.pop("style-src").split() == digests("style")
+    assert rules == {
+        "default-src": "'none'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    assert not re.search(r"<[^>]* style=", text), "the policy would not apply it"

@@ -93,6 +93,36 @@ def write_sweep(root: Path, *jobs):
     (root / "sweep.json").write_text(json.dumps(text))
 
 
+#: Markup that shows itself: an element, a script, a handler, the end of the element around it.
+MARKUP = (
+    "\"'></script></td><script>window.planted=1</script><style>*{color:red}</style>"
+    "<img id=planted src=x onerror=window.planted=1>&lt;]]>-->"
+)
+
+
+def write_marked_up(root: Path):
+    """Runs and a sweep with :data:`MARKUP` in every string that a reader may meet."""
+    text, name = MARKUP, "<img id=planted src=x onerror=window.planted=1>"
+    told = {"klrl": text, "host": text, "versions": {text: text}, "error": text, "argv": [text]}
+    for i, status in enumerate(("finished", "finished", "failed", text)):
+        rows = [{**row, text: 1.0, "eval/return": 1.0} for row in rows_of(10.0 + i, 1.0 + i)]
+        config = {
+            "env": {"id": text},
+            "kl": {"mode": text, "coef": float(i), "estimator": text},
+            "loss": {"name": f"{text}{i}"},
+            text: {text: f"{text}{i}"},
+        }
+        write_run(root / f"{name}{i}", rows=rows, config=config, status=status, **told)
+    write_run(root / f"{name}klrl", config={"env": {"id": "Toy-v1"}}, **{**told, "klrl": {text: 1}})
+    write_run(root / f"{name}broken", **told)
+    (root / f"{name}broken" / "metrics.jsonl").write_text(text)
+    write_sweep(root, (text, [f"kl.coef={text}"], text, text))
+    (root / "sweep.json").write_text(
+        (root / "sweep.json").read_text().replace("python -m klrl", json.dumps(text)[1:-1])
+    )
+    return root
+
+
 class Page(HTMLParser):
     """Attributes that point somewhere, the embedded data, the cells of all tables, the commands."""
 

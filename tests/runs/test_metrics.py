@@ -270,7 +270,12 @@ def test_a_metric_that_is_declared_is_drawn_in_its_panel(curvature, monkeypatch)
     from matplotlib.figure import Figure
 
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+
+    def save(figure: Figure, path: Path, **_: object) -> None:
+        drawn.append(figure)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", save)
     draw_curves(bent_rows(), Path("curves.png"), "title", CONTROL)
     panels = {axes.get_title(): axes for axes in drawn[0].axes}
     assert list(panels) == ["Return", "KL", "Coefficient"]
@@ -325,7 +330,7 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
         def finish(self, exit_code: int) -> None: ...
 
     monkeypatch.setattr(wandb, "init", lambda **_: Run())
-    opened = Opened(tmp_path, {}, None, "id", domain)
+    opened = Opened(tmp_path, {}, None, "id", domain, RunFolder(tmp_path).guard)
     with wandb_run(settings("logger=wandb").logger, opened):
         pass
     assert set(defined) == {*metrics_of(domain), "*"}

@@ -1,0 +1,254 @@
+"""What serves a run and fails: wandb, pictures, progress, stdout. Training goes on to its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klrl.domains import CONTROL
+from klrl.runs.folder import RunFolder
+from klrl.runs.guard import Guard
+from klrl.runs.progress import Progress
+from klrl.train.loop import start
+from tests.conftest import QUICK
+from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
+
+pytestmark = pytest.mark.timeout(300)
+
+WANDB = [word for word in QUICK if word != "logger=none"] + ["logger=wandb"]
+
+
+def python(*words: str, **more) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, **more)
+
+
+def shell(line: str) -> subprocess.CompletedProcess:
+    """Run a line in bash, with ``klrl`` for this tree's; its exit code is klrl's."""
+    klrl = f"{sys.executable} -m klrl"
+    line = "set -o pipefail; " + line.replace("klrl", klrl, 1)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+
+
+def side_failures(folder: Path) -> list[str]:
+    manifest = manifest_of(folder)
+    assert manifest["status"] == "finished"
+    assert manifest["error"] is None
+    assert rows_of(folder)[-1]["frames"] == 128
+    failures = manifest.get("side_failures", [])
+    assert all(manifest["started"] <= each["when"] <= manifest["ended"] for each in failures)
+    return [f"{each['part']}: {each['error']}" for each in failures]
+
+
+# ------------------------------------------------------------------------------- the streams
+
+
+@pytest.mark.integration
+def test_a_run_trains_on_when_the_reader_of_stdout_leaves() -> None:
+    done = shell(f"klrl {' '.join(QUICK)} hydra.run.dir=run | head -1")
+    assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; goes on without\n"
+    assert done.returncode == 0
+    assert done.stdout.startswith("preflight: ")
+    assert side_failures(Path("run")) == ["stdout: BrokenPipeError: [Errno 32] Broken pipe"]
+
+
+@pytest.mark.integration
+def test_a_sweep_goes_on_too_and_says_so_once() -> None:
+    done = shell(f"klrl -m {' '.join(QUICK)} seed=0,1 hydra.sweep.dir=sweep | head -1")
+    assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; goes on without\n"
+    assert done.returncode == 0
+    for seed in (0, 1):
+        assert len(side_failures(Path(f"sweep/seed={seed}"))) == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("redirected", "failures"),
+    [
+        (">&-", 0),
+        ("2>&-", 0),
+        (">&- 2>&- <&-", 0),
+        (">/dev/full", 1),
+        (">/dev/full 2>/dev/full", 2),
+    ],
+)
+def test_a_run_needs_neither_stdout_nor_stderr(redirected: str, failures: int) -> None:
+    done = shell(f"klrl {' '.join(QUICK)} hydra.run.dir=run {redirected}")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    noted = side_failures(Path("run"))
+    assert len(noted) == failures
+    assert all("No space left on device" in each for each in noted)
+
+
+@pytest.mark.integration
+def test_a_refusal_is_a_refusal_where_stderr_is_closed_too() -> None:
+    assert shell("klrl kl=nonsense 2>&-").returncode == 2
+    assert shell("klrl kl=nonsense 2>/dev/full").returncode == 2
+
+
+@pytest.mark.integration
+def test_a_list_that_nobody_reads_to_its_end_is_quiet() -> None:
+    for i in range(3):
+        start_quick(Path(f"outputs/{i}"))
+    done = shell("klrl ls | head -1")
+    assert done.stderr == ""
+
+
+def start_quick(folder: Path) -> None:
+    from klrl.config.checks import to_config
+    from klrl.config.compose import compose
+
+    start(to_config(compose(list(QUICK))), RunFolder(folder))
+
+
+def test_progress_that_cannot_be_printed_is_told_once_and_noted(settings, monkeypatch, capsys):
+    """From Python, where stdout is the caller's."""
+
+    class Closed:
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Closed())
+        start(settings(), RunFolder(Path("run")))
+    line = "progress: BrokenPipeError: [Errno 32] Broken pipe"
+    assert side_failures(Path("run")) == [line]
+    assert capsys.readouterr().err == f"klrl: {line}; training goes on\n"
+
+
+def test_a_ticker_that_cannot_print_ends_no_thread() -> None:
+    class Full:
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    noted: list[str] = []
+    with Progress(10, CONTROL, stream=Full(), every=0.01, guard=Guard(lambda *n: noted.extend(n))):
+        pass
+    assert noted == ["progress", "OSError: [Errno 28] No space left on device"]
+
+
+# -------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.integration
+def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys) -> None:
+    from matplotlib.figure import Figure
+
+    def fail(self, path, **_):
+        Path(path).write_bytes(b"half a picture")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    assert exits(*QUICK) == 0
+    line = "curves.png: OSError: [Errno 28] No space left on device"
+    assert side_failures(only_run()) == [line]
+    assert capsys.readouterr().err == f"klrl: {line}; training goes on\n"
+    assert not list(only_run().glob("*curves*")), "half a picture stayed"
+
+
+# ----------------------------------------------------------------------------------- wandb
+
+KILLS = """
+import os, signal, subprocess, sys, klrl
+class Kill(klrl.Callback):
+    def iterated(self, training, row, batch):
+        if row["iteration"] == 1:
+            children = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"],
+                                      capture_output=True, text=True, check=True)
+            for pid in children.stdout.split():
+                os.kill(int(pid), signal.SIGKILL)
+klrl.run(*sys.argv[1:], folder="run", callbacks=[Kill()])
+klrl.run(*sys.argv[1:], folder="next")
+"""
+UNREACHABLE = """
+import sys
+from klrl.__main__ import main
+from klrl.runs import loggers
+loggers._INIT_SECONDS = 3.0
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.integration
+def test_a_run_outlives_wandbs_process(tmp_path) -> None:
+    """Whether it dies before a row or before the end; the next run has a new one."""
+    done = python("-c", KILLS, *WANDB)
+    assert done.returncode == 0, done.stderr
+    line = "wandb: ConnectionResetError: Connection lost"
+    assert done.stderr == f"klrl: {line}; training goes on\n"
+    assert side_failures(Path("run")) == [line]
+    assert side_failures(Path("next")) == []
+    assert wandb_records(Path("next"))["exit"][0]["exit_code"] == 0
+
+
+@pytest.mark.integration
+def test_where_wandbs_server_does_not_answer_the_run_is_logged_offline() -> None:
+    server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
+    words = (*WANDB, "logger.mode=online", "hydra.run.dir=run")
+    done = python("-c", UNREACHABLE, *words, env={**os.environ, **server}, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (failure,) = side_failures(Path("run"))
+    assert failure.startswith("wandb's server: CommError: ")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("klrl")]
+    assert line.endswith("logs offline; wandb sync uploads it later")
+    assert "Traceback" not in done.stderr
+    assert len(wandb_records(Path("run"))["history"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("short", "API key must have 40+ characters, has 5"),
+        ("key with spaces" * 4, "API key may only contain the letters A-Z, digits and underscores"),
+    ],
+)
+@pytest.mark.parametrize("place", ["environment", "netrc"])
+def test_a_malformed_key_is_refused_before_the_start(
+    key: str, problem: str, place: str, monkeypatch, capsys, tmp_path
+) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    if place == "netrc":
+        (tmp_path / "netrc").write_text(f'machine api.wandb.ai login user password "{key}"\n')
+    else:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    assert exits(*WANDB, "logger.mode=online") == 2
+    source = "WANDB_API_KEY" if place == "environment" else str(tmp_path / "netrc")
+    remedy = "correct it, or logger.mode=offline"
+    assert capsys.readouterr().err == f"klrl: {source}: {problem}; {remedy}\n"
+    assert not Path("outputs").exists()
+
+
+# ------------------------------------------------------------------------------- the guard
+
+
+def test_a_part_that_failed_is_not_called_again_and_a_stop_is_no_failure(capsys) -> None:
+    noted: list[tuple[str, str]] = []
+    calls: list[int] = []
+
+    def fail(i: int) -> None:
+        calls.append(i)
+        raise ValueError(f"no {i}")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    guard = Guard(lambda *failure: noted.append(failure))
+    assert guard.call("a", fail, 1) is None
+    assert guard.call("a", fail, 2) is None
+    assert guard.call("b", lambda: 3) == 3
+    with pytest.raises(KeyboardInterrupt):
+        guard.call("b", stop)
+    assert calls == [1]
+    assert noted == [("a", "ValueError: no 1")]
+    assert capsys.readouterr().err == "klrl: a: ValueError: no 1; training goes on\n"
