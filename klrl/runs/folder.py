@@ -269,17 +269,9 @@ def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def new_folder(suffix: str = "") -> Path:
-    """Create ``outputs/<now>``, exclusively: two runs never share one."""
-    root = Path("outputs")
-    root.mkdir(parents=True, exist_ok=True)
-    while True:
-        folder = root / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+def new_path(suffix: str = "") -> Path:
+    """``outputs/<now>``, not made yet."""
+    return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
 
 
 def _versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from klrl.base.imports import collection_paused
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
-from klrl.runs.folder import RunFolder, new_folder
+from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, JobStatus, Outcome, make_jobs, status_of
@@ -42,23 +42,41 @@ class OwnFolder:
         path: the folder.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be read.
     """
 
     def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
-        folder = Path(given) if given is not None else None
-        # What it held already, and keeps; None where it is new.
-        self._before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
+        self._given, self._setting, self._suffix = given, setting, suffix
+        self.path = Path(given) if given is not None else new_path(suffix)
         try:
-            self.path = folder or new_folder(suffix)
-            self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
+            # What it held already, and keeps; None where it is new.
+            self._before = set(self.path.iterdir()) if self.path.is_dir() else None
         except OSError as error:
-            raise ConfigError(f"{setting}: cannot be written: {error}") from error
+            raise ConfigError(f"{setting}: cannot be read: {error}") from error
+        self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
+
+    def make(self) -> None:
+        """Make it; a signal during this leaves nothing that remove_unstarted does not know.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    self.path.mkdir(exist_ok=self._given is not None)
+                    return
+                except FileExistsError:
+                    if self._given is not None:
+                        raise
+                    self.path = new_path(self._suffix)  # two runs never share one
+        except OSError as error:
+            raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
 
     def remove_unstarted(self) -> None:
         """Remove what was written, and new folders, unless a run began."""
-        if any(self.path.glob("**/manifest.json")):
+        if not self.path.is_dir() or any(self.path.glob("**/manifest.json")):
             return
         for path in set(self.path.iterdir()) - (self._before or set()):
             if path.is_dir():
@@ -66,7 +84,7 @@ class OwnFolder:
             else:
                 path.unlink()
         if self._before is None:
-            for path in self._new or [self.path]:
+            for path in dict.fromkeys((self.path, *self._new)):
                 if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
                     path.rmdir()
 
@@ -102,6 +120,7 @@ def run_in_folder(
         )
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
     try:
+        folder.make()
         with collection_paused():
             from klrl.train.loop import start
         start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
@@ -298,18 +317,28 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
         raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
     folder = OwnFolder(given, setting, "_sweep")
     try:
-        lock = (folder.path / ".lock").open("w")
+        folder.make()
+        with _locked(folder.path / ".lock", setting):
+            yield folder.path
+    except OwnedElsewhere:
+        raise  # the files there are another process's
+    except (ConfigError, KeyboardInterrupt, Interrupted):
+        folder.remove_unstarted()
+        raise
+
+
+@contextmanager
+def _locked(path: Path, setting: str) -> Iterator[None]:
+    try:
+        lock = path.open("w")
     except OSError as error:
         raise ConfigError(f"{setting}: cannot be written: {error}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"{setting}: another process runs it; wait or stop it") from error
+            raise OwnedElsewhere(f"{setting}: another process runs it; wait or stop it") from error
         try:
-            yield folder.path
-        except (ConfigError, KeyboardInterrupt, Interrupted):
-            folder.remove_unstarted()
-            raise
+            yield
         finally:
-            (folder.path / ".lock").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
