@@ -123,6 +123,7 @@ def _child(function: Callable[[], Any], folder: Path, out: int, err: int) -> NoR
             2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
         )
         os.chdir(folder)
+        warnings.showwarning = _show_warning
         warnings.resetwarnings()
         warnings.simplefilter("always")
         for text in LIBRARY_WARNINGS:
@@ -140,6 +141,11 @@ def _child(function: Callable[[], Any], folder: Path, out: int, err: int) -> NoR
             except OSError:
                 code = code or 1
         os._exit(code)
+
+
+def _show_warning(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+    """As Python does; a parent that collects warnings has put its own function there."""
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
 
 def _wait(pid: int, limit: float) -> tuple[int, bool]:

@@ -33,7 +33,7 @@ from benchmarks.reliability.faults import import_all as import_commands
 from benchmarks.reliability.untrained import without_training
 from benchmarks.reliability.words import Input
 
-#: Seconds, on a machine that does other things too, and GB that a command may take beyond the start.
+#: Seconds, on a machine that does other things too, and GB that a command may add to the start's.
 LIMIT, MEMORY = 60.0, 6.0
 #: One input in so many is a process of its own.
 REAL = 10
@@ -175,20 +175,17 @@ def fuzz(
                 with suppress(OSError):
                     Path(folder, "secret").chmod(0o700)
             _count(counts, given, ended, real=real)
-            violations += [
-                f"{number}: {given.kind}: {w}\n    {shown(given)}\n    {again(seed, number)}"
-                for w in wrong
-            ]
+            for each in wrong:
+                repeat = f"    {shown(given)}\n    {again(seed, number)}"
+                violations.append(f"{number}, {given.kind}: {each}\n{repeat}")
+                print(f"WRONG {violations[-1]}", flush=True)
             if talk:
                 print(shown(given), f"exit {ended.code} in {ended.seconds:.1f} s", sep="\n")
                 print(ended.out, ended.err, sep="")
             elif time.monotonic() - shown_at > 30:
                 shown_at = time.monotonic()
-                seconds = shown_at - begun
-                print(
-                    f"{done + 1} of {len(numbers)} in {seconds:.0f} s, {len(violations)} wrong",
-                    flush=True,
-                )
+                progress = f"{done + 1} of {len(numbers)} in {shown_at - begun:.0f} s"
+                print(f"{progress}, {len(violations)} violations", flush=True)
     return counts, violations
 
 
@@ -207,8 +204,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts, violations = fuzz(args.seed, numbers, talk=args.only is not None)
     for name, count in sorted(counts.items()):
         print(f"{count:6} {name}")
-    for violation in violations:
-        print(f"WRONG {violation}")
     print(f"{len(numbers)} inputs, {len(violations)} violations")
     return 1 if violations else 0
 

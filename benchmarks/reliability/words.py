@@ -1,4 +1,4 @@
-"""Command lines for ``make fuzz``: valid ones, ones with one wrong word, and ones beyond grammar."""
+"""Command lines for ``make fuzz``: valid ones, ones with one wrong word, ones beyond grammar."""
 
 from __future__ import annotations
 

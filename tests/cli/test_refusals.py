@@ -90,6 +90,7 @@ WRONG = [
     (["kl.coef=0.1,0.2"], "add -m"),
     (["-m", "kl.coef=0.1,-1"], "kl.coef=-1.0: out of range"),
     (["-m", "resume=x"], "drop -m"),
+    (["+optim=inf"], "optim=inf: no such choice"),
     (["+foo=1"], "foo: no such setting"),
     (["+kl.foo=1"], "kl.foo: no such setting; drop it"),
     (["++kl.coeff=1"], "kl.coeff: no such setting; drop it"),
