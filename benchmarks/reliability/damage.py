@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reliability.faults import WORDS
 from benchmarks.reliability.words import TEXT, Input, text_files
 from benchmarks.results import ROOT
 from benchmarks.small_jobs import CONTROL, LANGUAGE
@@ -205,7 +206,6 @@ def yamls(r: random.Random) -> Input:
 
 _READ = (
     *(
-        ("ls",),
         ("ls", "."),
         ("ls", "--json", "run"),
         ("diff", "run", "other"),
@@ -214,8 +214,8 @@ _READ = (
     *(("report", "run"), ("report", "."), ("report", "run", "other", "--unfinished", "-o", "out")),
     *(("evaluate", "run", "--episodes", "1"), ("resume=run", "frames=1000"), ("resume=run",)),
     *(("evaluate", "run", "--episodes", "1", "--checkpoint", "best", "--json"),),
-    ("env=pendulum", *CONTROL.split(), "actor.init=run"),
-    (*("env=pendulum", *CONTROL.split()), "reference=checkpoint", "reference.path=run"),
+    (*WORDS, "actor.init=run"),
+    (*WORDS, "reference=checkpoint", "reference.path=run"),
 )
 
 
@@ -239,7 +239,6 @@ def run_folder(r: random.Random, stock: Path) -> Input:
         if not whole:
             damage(folder / path.relative_to(stock))
 
-    # Settings of the two runs differ only in their folders, and a run of 128 frames has ended.
     return Input("run folder", words, True if whole else None, (), prepare)
 
 

@@ -193,7 +193,8 @@ def whole_entries(run: Path) -> list[int]:
 
 def iterations(run: Path) -> list[int]:
     """Of the rows of ``metrics.jsonl``, each line of which must be one."""
-    return [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").open()]
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["iteration"] for line in lines]
 
 
 def names(run: Path) -> set[str]:
