@@ -82,6 +82,10 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         config_dir: the user's own ``--config-dir``, if any.
     """
     text = str(error)
+    if isinstance(error, RecursionError):
+        return ConfigError(
+            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; mend it"
+        )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
             f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "

@@ -86,7 +86,7 @@ def _check_a_step(env: EnvConfig, made: Any) -> None:
         made.reset(seed=0)
         made.action_space.seed(0)
         made.step(made.action_space.sample())
-    except (TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
+    except Exception as error:  # someone else's code: it may raise anything
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
             f"{first_line(error)}; mend env.kwargs"

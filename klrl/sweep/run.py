@@ -205,11 +205,11 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     """
     given = sweep.folder or (str(Path("outputs") / sweep.name) if sweep.name else None)
     setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
-    if sweep.folder and any(Path(sweep.folder).glob("**/manifest.json")):
-        raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
     folder = Path(given) if given else None
-    before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
     try:
+        if sweep.folder and any(Path(sweep.folder).glob("**/manifest.json")):
+            raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
+        before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
         folder = folder or new_folder("_sweep")
         new = [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,12 +42,12 @@ def run_in_folder(
         ConfigError: the folder cannot be written or holds a run, or the job is refused.
     """
     folder = Path(given) if given is not None else None
-    if folder is not None and any(folder.glob("**/manifest.json")):
-        raise ConfigError(
-            f"{setting}={folder}: holds a run already; give another, or resume={folder}"
-        )
-    before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
     try:
+        if folder is not None and any(folder.glob("**/manifest.json")):
+            raise ConfigError(
+                f"{setting}={folder}: holds a run already; give another, or resume={folder}"
+            )
+        before = set(folder.iterdir()) if folder is not None and folder.is_dir() else None
         folder = folder or new_folder()
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
