@@ -113,10 +113,11 @@ def compose(
 
 
 #: Hydra raises a plain ValueError for kl=null, YAML's own errors for a broken file, OverflowError
-#: for an integer beyond the floats, RecursionError for a YAML that includes itself.
+#: for an integer beyond the floats, RecursionError for a YAML that includes itself, TypeError for
+#: shuffle(1).
 _REFUSALS = (
     *(HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError),
-    *(OverflowError, RecursionError),
+    *(OverflowError, RecursionError, TypeError),
 )
 
 

@@ -101,6 +101,7 @@ WRONG = [
     (["hydra.run.dir=" + "x" * 300], "cannot be written"),
     (["-m", "seed=0,1", "hydra.sweep.dir=" + "x" * 300], "cannot be written"),
     (["-m", "seed=0,1", "sweep=" + "x" * 300], "cannot be written"),
+    (["reference=shuffle(1)"], "reference=shuffle(1): "),
     (["+foo=1"], "foo: no such setting"),
     (["+kl.foo=1"], "kl.foo: no such setting; drop it"),
     (["++kl.coeff=1"], "kl.coeff: no such setting; drop it"),

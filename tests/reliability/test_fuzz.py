@@ -14,7 +14,7 @@ from benchmarks.reliability.ended import Ended
 from benchmarks.reliability.fuzz import make_input, try_input, verdict
 
 #: Each tenth number would be a process of its own.
-NUMBERS = [number for number in range(1000, 1056) if number % fuzz.REAL]
+NUMBERS = [number for number in range(1000, 1040) if number % fuzz.REAL]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def test_inputs_of_every_kind_are_answered() -> None:
 
 @pytest.mark.integration
 def test_a_fifth_of_the_inputs_is_valid_and_a_number_makes_one_input(stock) -> None:
-    kinds = Counter(make_input(0, number, stock).valid for number in range(2000))
-    assert kinds[True] >= 400
-    assert kinds[False] >= 300
+    kinds = Counter(make_input(0, number, stock).valid for number in range(600))
+    assert kinds[True] >= 120
+    assert kinds[False] >= 90
     for number in range(50):
         one, same = (make_input(3, number, stock) for _ in range(2))
         assert dataclasses.replace(one, prepare=same.prepare) == same
