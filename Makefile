@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results clean
+.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results \
+	faults fuzz soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -79,6 +80,15 @@ results: $(READY) ## run what is missing of docs/results/, two runs at a time, a
 
 results-%: $(READY)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*
+
+faults: $(READY) ## kill, full disk, I/O error at every file operation of a run, flipped bits; the table (20 minutes)
+	$(BIN)/python -m benchmarks.reliability.faults
+
+fuzz: $(READY) ## 2,000 command lines, prompt files, YAMLs, run folders and paths, most of them wrong (20 minutes)
+	$(BIN)/python -m benchmarks.reliability.fuzz
+
+soak: $(READY) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)
+	$(BIN)/python -m benchmarks.reliability.soak
 
 gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
 	$(BIN)/python -m benchmarks.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import select
 import signal
@@ -75,6 +76,9 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
         _print_error(f"{name}: {error}")
         return REFUSED
     except (*FAILURES, OSError) as error:
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+            _print_error(f"{name}: {error}"[:200] + " ...; give a shorter path")
+            return REFUSED
         if not (isinstance(error, BrokenPipeError) and _stdout_closed()):
             _print_error(f"{name}: failed: {error}")
         return FAILED
@@ -93,10 +97,10 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _print_error(line: str) -> None:
-    """Print an error, below its traceback if HYDRA_FULL_ERROR is set."""
+    """Print an error in one line, below its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
-    warn(line)
+    warn(line.replace("\n", "\\n").replace("\r", "\\r"))
 
 
 def _stdout_closed() -> bool:

@@ -190,10 +190,17 @@ def _check_fields(path: str, value: Any) -> None:
     """Check ranges, of nested settings too; whole floats become ints."""
     for f in fields(value):
         setting = getattr(value, f.name)
+        if str(f.type).startswith("list") and not isinstance(setting, list):
+            # An interpolation, as ${kl}, may stand for anything.
+            raise ConfigError(f"{path}.{f.name}={setting}: give a list")
         if is_dataclass(setting):
             _check_fields(f"{path}.{f.name}", setting)
         elif f.metadata:
             setattr(value, f.name, _checked(f"{path}.{f.name}", setting, f.metadata))
+
+
+#: Integers of torch and numpy are smaller.
+_TOO_LARGE = 2**63
 
 
 def _checked(key: str, value: Any, rule: Any) -> Any:
@@ -210,6 +217,8 @@ def _checked(key: str, value: Any, rule: Any) -> Any:
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
         if rule[name] is not None
     )
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ConfigError(f"{key}={value}: out of range; give a number below 2**63 in size")
     if rule["whole"]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
             raise ConfigError(f"{key}={value}: give a whole number {bounds}")

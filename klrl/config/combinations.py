@@ -135,9 +135,15 @@ def _check_ray(c: Config) -> None:
         )
 
 
+#: Two layers of it have 4e9 weights between them.
+_WIDEST = 65_536
+
+
 def _check_hidden(c: Config) -> None:
-    if not c.actor.hidden or any(width < 1 for width in c.actor.hidden):
-        raise ConfigError(f"actor.hidden={c.actor.hidden}: give widths >= 1, as in [64,64]")
+    if not c.actor.hidden or not all(1 <= width <= _WIDEST for width in c.actor.hidden):
+        raise ConfigError(
+            f"actor.hidden={c.actor.hidden}: give widths >= 1 (and <= {_WIDEST}), as in [64,64]"
+        )
 
 
 # --------------------------------------------------------------------------------------- language

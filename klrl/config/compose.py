@@ -106,8 +106,13 @@ def compose(
         return hydra.compose(config_name or "config", overrides=[*overrides, *extra])
 
 
-#: Hydra raises a plain ValueError for kl=null, and YAML's own errors for a broken file.
-_REFUSALS = (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError)
+#: Hydra raises a plain ValueError for kl=null, YAML's own errors for a broken file, OverflowError
+#: for an integer beyond the floats, RecursionError for a YAML that includes itself, TypeError for
+#: shuffle(1).
+_REFUSALS = (
+    *(HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError),
+    *(OverflowError, RecursionError, TypeError),
+)
 
 
 class Composer:

@@ -82,6 +82,10 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         config_dir: the user's own ``--config-dir``, if any.
     """
     text = str(error)
+    if isinstance(error, RecursionError):
+        return ConfigError(
+            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; mend it"
+        )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
             f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "
@@ -98,9 +102,11 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{key}={value}: {_expected(error, key, value)}")
     if match := re.search(r"An item is already at '([^']+)'", text):
         return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
-    if "Config group override must be" in text:
-        nulled = next(o for o in overrides if o.endswith("=null"))
-        return _wrong_choice(nulled.split("=")[0], "null", config_dir)
+    if "Config group override must be" in text:  # null, a number
+        for override in overrides:
+            group, _, name = override.lstrip("+").partition("=")
+            if group in ALL_GROUPS and name not in choices(group, config_dir):
+                return _wrong_choice(group, name, config_dir)
     if "Ambiguous value" in text:
         match = re.search(r"argument '([^']+)'", text)
         override = match[1] if match else "a list of values"

@@ -350,7 +350,7 @@ class RootConfig:
     frames: Any = number(gt=0, whole=True, optional=False)
     seed: int = number(ge=0)
     device: str = MISSING
-    threads: int = number(ge=1)
+    threads: int = number(ge=1, le=4096)
     resume: Optional[str] = None  # noqa: UP045
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

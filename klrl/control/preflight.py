@@ -112,7 +112,7 @@ def _check_a_step(env: EnvConfig, copy: Any) -> None:
         copy.reset(seed=0)
         copy.action_space.seed(0)
         copy.step(copy.action_space.sample())
-    except (TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
+    except Exception as error:  # someone else's code: it may raise anything
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
             f"{first_line(error)}; fix env.kwargs"

@@ -98,7 +98,8 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    # ValueError also for a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: {_kind(row)}; write an object with prompt or messages")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +55,14 @@ class Unreadable(ValueError):
     """A run or a sweep cannot be read; the message names the file and the reason."""
 
 
+#: Hidden folders, and entries of checkpoints.
+_NO_RUN = re.compile(r"\.|frames-\d+$")
+
+
 def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
     """Folders of runs (True) and of sweeps (False) at or below a folder, in the order of names.
 
-    Nothing below a run is looked at, since checkpoints have manifests of their own.
+    Nothing below a run is looked at, nor a checkpoint's entry, which has a manifest of its own.
     """
     for name, below, files in os.walk(root):
         is_run = "manifest.json" in files
@@ -65,7 +70,7 @@ def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
             yield Path(name), is_run
             if is_run or not into_sweeps:
                 below.clear()
-        below[:] = sorted(each for each in below if not each.startswith("."))
+        below[:] = sorted(each for each in below if not _NO_RUN.match(each))
 
 
 def read_sweep(folder: Path) -> Sweep:

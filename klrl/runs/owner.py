@@ -33,7 +33,7 @@ STAGING = ".staging-"
 _LEFT = (
     *(f"checkpoints/{STAGING}*", "checkpoints/*/.frames-*"),
     *("manifest.tmp", "metrics.tmp", "samples.tmp"),
-    *(".hydra/config.tmp", ".hydra/overrides.tmp"),
+    *(".hydra/config.tmp", ".hydra/overrides.tmp", ".curves.png-*"),
 )
 
 

@@ -37,7 +37,11 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
             status = "finished" if complete else "interrupted"
         with suppress(OSError):  # the first error is the one to tell
             files.close(status, **{axis: counters.frames}, error=text)
-        files.guard.call("curves.png", _draw, files, config, status)
+        if status == "failed":
+            with suppress(Exception):  # as above
+                _draw(files, config, status)
+        else:
+            files.guard.call("curves.png", _draw, files, config, status)
         if status != "finished":
             stopped = f"{status} at {counters.frames:,} {axis}; run folder: {files.path}"
             files.guard.call("progress", print, stopped)

@@ -40,6 +40,7 @@ class OwnFolder:
 
     Attributes:
         path: the folder.
+        holds_run: whether it was given, and a run or a sweep is in it.
 
     Raises:
         ConfigError: it cannot be read.
@@ -49,6 +50,7 @@ class OwnFolder:
         self._given, self._setting, self._suffix = given, setting, suffix
         self.path = Path(given) if given is not None else new_path(suffix)
         try:
+            self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
             # What it held already, and keeps; None where it is new.
             self._before = set(self.path.iterdir()) if self.path.is_dir() else None
         except OSError as error:
@@ -114,11 +116,11 @@ def run_in_folder(
     Raises:
         ConfigError: the folder cannot be written or holds a run, or the job is refused.
     """
-    if given is not None and any(Path(given).glob("**/manifest.json")):
+    folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
+    if folder.holds_run:
         raise ConfigError(
             f"{setting}={given}: holds a run already; give another, or resume={given}"
         )
-    folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
     try:
         folder.make()
         with collection_paused():
@@ -313,9 +315,9 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     """
     given = sweep.folder or (str(Path("outputs") / sweep.name) if sweep.name else None)
     setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
-    if sweep.folder and any(Path(sweep.folder).glob("**/manifest.json")):
-        raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
     folder = OwnFolder(given, setting, "_sweep")
+    if sweep.folder and folder.holds_run:
+        raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
     try:
         folder.make()
         with _locked(folder.path / ".lock", setting):

@@ -90,6 +90,18 @@ WRONG = [
     (["kl.coef=0.1,0.2"], "add -m"),
     (["-m", "kl.coef=0.1,-1"], "kl.coef=-1.0: out of range"),
     (["-m", "resume=x"], "drop -m"),
+    (["+optim=inf"], "optim=inf: no such choice"),
+    (["optim.lr=" + "9" * 400], "optim.lr=99"),
+    (["frames=" + "9" * 400], "out of range; give a number below 2**63 in size"),
+    (["seed=9223372036854775808"], "seed=9223372036854775808: out of range"),
+    (["threads=9999999999"], "threads=9999999999: out of range"),
+    (["actor.hidden=${kl}"], "give a list"),
+    (["actor.hidden=[99999999999]"], "actor.hidden=[99999999999]: give widths"),
+    (["env.kwargs.render_mode=human"], "its first step fails"),
+    (["hydra.run.dir=" + "x" * 300], "cannot be written"),
+    (["-m", "seed=0,1", "hydra.sweep.dir=" + "x" * 300], "cannot be written"),
+    (["-m", "seed=0,1", "sweep=" + "x" * 300], "cannot be written"),
+    (["reference=shuffle(1)"], "reference=shuffle(1): "),
     (["+foo=1"], "foo: no such setting"),
     (["+kl.foo=1"], "kl.foo: no such setting; drop it"),
     (["++kl.coeff=1"], "kl.coeff: no such setting; drop it"),
@@ -300,3 +312,10 @@ def test_spaces_that_cannot_be_served_are_refused_beforehand(capsys, spaces) -> 
         assert "wrap the environment" in refused(capsys, "env=gym", "env.id=klrl-test/Odd-v0")
     finally:
         del gymnasium.registry["klrl-test/Odd-v0"]
+
+
+def test_a_yaml_that_includes_itself_is_refused(capsys) -> None:
+    Path("mine/optim").mkdir(parents=True)
+    Path("mine/optim/loop.yaml").write_text("defaults:\n  - loop@_here_\n")
+    told = refused(capsys, "--config-dir", "mine", "optim=loop")
+    assert "optim=loop: nested too deep, or a YAML that includes itself" in told

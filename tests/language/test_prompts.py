@@ -59,6 +59,8 @@ USER = {"role": "user", "content": "a"}
     "line, told",
     [
         ('{"prompt": "a"', "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ('{"prompt": "a", "answer": ' + "9" * 5000 + "}", "line 2: not JSON"),
         ("[1]", "line 2: a list; write an object"),
         ("7", "line 2: a number; write an object"),
         ({"text": "a"}, "line 2: holds only text"),

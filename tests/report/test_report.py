@@ -354,6 +354,17 @@ def test_refusals_in_one_line(case, tmp_path, capsys):
     assert told.get(case, "choose another folder") in last
 
 
+def test_checkpoints_of_a_run_that_lost_its_manifest_are_no_runs(tmp_path, capsys):
+    entry = tmp_path / "run" / "checkpoints" / "last" / "frames-000000000064"
+    entry.mkdir(parents=True)
+    (entry / "manifest.json").write_text('{"format": "klrl.checkpoint"}')
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "run")])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"klrl report: {tmp_path / 'run'}: no run there")
+
+
 def test_the_report_does_not_import_torch():
     code = "import sys, klrl.report.write, klrl.report.diff; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -3,69 +3,14 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shutil
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from benchmarks.reliability.operations import Operations
 from tests.runs.saves import RUN, load, loaded_agent, save, steps
-
-
-class Operations:
-    """Does something at the n-th file operation that changes a disk."""
-
-    def __init__(self, at: int, action: Callable[[str], None]) -> None:
-        self._at, self._action, self.done = at, action, 0
-
-    def count(self, name: str) -> None:
-        if self.done == self._at:
-            self._action(name)
-        self.done += 1
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir", "truncate"):
-            patch.setattr(os, name, self._counted(name, getattr(os, name)))
-        opened = io.open
-
-        def open_counted(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-            if not set(mode) & set("wxa+"):
-                return opened(file, mode, *more, **options)
-            self.count("open")
-            handle = opened(file, mode, *more, **options)
-            return CountedFile(handle, self) if "b" in mode else handle
-
-        patch.setattr(io, "open", open_counted)
-
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            self.count(name)
-            return function(*args, **options)
-
-        return call
-
-
-class CountedFile:
-    """A file whose writes count."""
-
-    def __init__(self, file: Any, operations: Operations) -> None:
-        self._file, self._operations = file, operations
-
-    def write(self, content: Any) -> int:
-        self._operations.count("write")
-        return self._file.write(content)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> CountedFile:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._file.close()
 
 
 def operations_of_a_save() -> int:
@@ -75,7 +20,7 @@ def operations_of_a_save() -> int:
     shutil.copytree(RUN, "as_started")
     counted = Operations(-1, lambda name: None)
     with pytest.MonkeyPatch.context() as patch:
-        counted.install(patch)
+        counted.install(patch.setattr)
         save(128)
     return counted.done
 
@@ -98,7 +43,7 @@ def test_a_kill_at_any_file_operation_leaves_a_whole_entry() -> None:
         started()
         pid = os.fork()
         if not pid:
-            Operations(at, kill).install(pytest.MonkeyPatch())
+            Operations(at, kill).install()
             save(128)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, at
@@ -124,7 +69,7 @@ def test_a_disk_that_fails_at_any_write_is_an_error_and_loses_nothing(number) ->
         started()
         told = ""
         with pytest.MonkeyPatch.context() as patch:
-            Operations(at, fail).install(patch)
+            Operations(at, fail).install(patch.setattr)
             try:
                 save(128)
             except OSError as error:
@@ -136,4 +81,4 @@ def test_a_disk_that_fails_at_any_write_is_an_error_and_loses_nothing(number) ->
         save(192)
         assert load() == 192
         assert not list(RUN.rglob(".staging-*")), at
-    assert {"open", "write", "fsync", "rename", "mkdir"} <= seen
+    assert {"open", "write", "half a write", "fsync", "rename", "mkdir"} <= seen

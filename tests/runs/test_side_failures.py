@@ -184,9 +184,12 @@ def test_a_run_outlives_wandbs_process(tmp_path) -> None:
     """Whether it dies before a row or before the end; the next run has a new one."""
     done = python("-c", KILLS, *WANDB)
     assert done.returncode == 0, done.stderr
-    line = "wandb: ConnectionResetError: Connection lost"
+    (line,) = side_failures(Path("run"))
+    assert line in (  # as the socket notices it
+        "wandb: ConnectionResetError: Connection lost",
+        "wandb: ConnectionResetError: [Errno 104] Connection reset by peer",
+    )
     assert done.stderr == f"klrl: {line}; training goes on\n"
-    assert side_failures(Path("run")) == [line]
     assert side_failures(Path("next")) == []
     assert wandb_records(Path("next"))["exit"][0]["exit_code"] == 0
 

@@ -1,0 +1,226 @@
+"""A long run, and many short ones in one process: do memory, files and threads stay flat?
+
+    make soak
+    python -m benchmarks.reliability.soak --frames 100000 --runs 20
+
+First one run of pendulum in a process of its own, watched from inside after each iteration; then
+many short runs of :func:`klrl.run` in one process, control and some language, watched after each.
+Of resident memory, open files, threads, files left in the temporary folder and the entries of
+``checkpoints/`` the median of the first fifth (after a warm-up) and of the last must agree within
+the tolerance; bytes of the run folder may grow by its rows alone. Exit code 1 where one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.reliability.words import TEXT, text_files
+from benchmarks.results import environment
+from benchmarks.small_jobs import CONTROL, LANGUAGE
+
+#: Quantity -> most that its median may grow from the first fifth to the last.
+#: MB of memory: an allocator keeps some of what is freed, but not more of it each time.
+GROWTH = {"memory MB": 24.0, "files": 0.0, "threads": 0.0, "temporary files": 0.0, "entries": 0.0}
+#: The same as a share of the first median, for short soaks.
+SHARE = 0.04
+#: Share of the samples that come before it counts: imports, caches, the first pictures.
+WARM_UP = 0.2
+
+Sample = dict[str, float]
+
+
+def sample(run: Path | None = None) -> Sample:
+    """What this process holds now; with a run, what its folder does."""
+    status = Path("/proc/self/status").read_text()
+    values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    # Counting them opens one.
+    files = len(list(Path("/proc/self/fd").iterdir())) - 1
+    counted = {
+        "memory MB": int(values["VmRSS"].split()[0]) / 1024,
+        "files": float(files),
+        "threads": float(values["Threads"]),
+        "temporary files": float(len(list(Path(tempfile.gettempdir()).iterdir()))),
+    }
+    if run is None:
+        return counted
+    sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
+    rows = (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
+    entries = [path for path in (run / "checkpoints").glob("*/*") if path.is_dir()]
+    return {
+        **counted,
+        "entries": float(len(entries)),
+        "folder MB": (sum(sizes.values()) - rows) / 1e6,
+    }
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a quantity went.
+
+    Attributes:
+        name: of the quantity.
+        first: median of the first fifth after the warm-up.
+        last: median of the last fifth.
+        slope: of the least squares line after the warm-up, per 1,000 samples.
+        most: growth that is allowed.
+    """
+
+    name: str
+    first: float
+    last: float
+    slope: float
+    most: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it grew by no more than it may."""
+        return self.last - self.first <= self.most
+
+
+def trend(name: str, values: Sequence[float]) -> Trend:
+    """The trend of a quantity; ``values`` has at least five samples."""
+    kept = values[int(WARM_UP * len(values)) :]
+    fifth = max(1, len(kept) // 5)
+    first, last = median(kept[:fifth]), median(kept[-fifth:])
+    allowed = GROWTH.get(name, 0.02 * first)
+    most = max(allowed, SHARE * first) if name == "memory MB" else allowed
+    return Trend(name, first, last, 1000 * slope(kept), most)
+
+
+def slope(values: Sequence[float]) -> float:
+    """Of the least squares line, per sample."""
+    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
+    spread = sum((i - middle) ** 2 for i in range(len(values)))
+    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / (spread or 1)
+
+
+# --------------------------------------------------------------------------------- the two soaks
+
+_PENDULUM = "env=pendulum device=cpu logger=none eval.every=20 checkpoint.every=5"
+#: Every so many runs one is of language.
+LANGUAGE_EVERY = 10
+_SHORT = (
+    "env=pendulum",
+    "env=cartpole loss=clip kl=legacy reference=ema reference.decay=0.8",
+    "env=pendulum collector=torchrl actor=tanh_normal controller=dual",
+)
+
+
+def one_run(frames: int) -> list[Sample]:
+    """One long run of pendulum in this process; a sample for each iteration."""
+    import klrl
+    from klrl.train.callbacks import Callback
+
+    samples: list[Sample] = []
+    folder = Path("long")
+
+    class Watch(Callback):
+        def iterated(self, training: Any, row: Any, batch: Any) -> None:
+            samples.append(sample(folder))
+
+    words = _PENDULUM.split()
+    klrl.run(*words, f"frames={frames}", folder=folder, callbacks=[Watch()])
+    return samples
+
+
+def many_runs(count: int) -> list[Sample]:
+    """Short runs one after the other in this process; a sample after each."""
+    import klrl
+
+    text_files(Path())
+    language = f"{TEXT} kl.placement=split kl.estimator=exact {LANGUAGE}"
+    control = [f"{words} {CONTROL}" for words in _SHORT]
+    samples = []
+    # One of each kind first: what they import stays.
+    for number in range(-len(_SHORT) - 1, count):
+        of_language = number % LANGUAGE_EVERY == LANGUAGE_EVERY - 1
+        words = language if of_language else control[number % len(control)]
+        klrl.run(*words.split(), f"seed={abs(number)}", folder=f"runs/{number}")
+        gc.collect()  # what waits for the collector is no leak
+        if number >= 0:
+            samples.append(sample())
+    return samples
+
+
+_SOAKS: dict[str, Callable[[int], list[Sample]]] = {"one run": one_run, "many runs": many_runs}
+
+
+def soak(name: str, size: int) -> list[Trend]:
+    """One of the soaks in a process of its own, with its own folder for temporary files.
+
+    Args:
+        name: one run, many runs.
+        size: frames, or how many runs.
+
+    Raises:
+        SystemExit: a run failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder).resolve()
+        (work / "tmp").mkdir()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.reliability.soak", "--inside", name, str(size)],
+            cwd=work,
+            env={**environment(), "TMPDIR": str(work / "tmp"), "XDG_CACHE_HOME": str(work / "c")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"{name} of {size}: {done.stderr[-2000:]}")
+        samples = json.loads((work / "samples.json").read_text())
+    names = list(samples[-1])
+    return [trend(each, [sample.get(each, 0.0) for sample in samples]) for each in names]
+
+
+def show(name: str, size: int, trends: Iterable[Trend]) -> bool:
+    """Print the trends; whether all are flat."""
+    from klrl.base.text import text_table
+
+    head = ("", "first", "last", "per 1,000", "may grow by", "")
+    rows = [
+        (t.name, f"{t.first:.2f}", f"{t.last:.2f}", f"{t.slope:+.3f}", f"{t.most:.2f}", _word(t))
+        for t in trends
+    ]
+    print(f"{name}, {size:,}:")
+    print(text_table([head, *rows], right=(1, 2, 3, 4)), flush=True)
+    return all(t.flat for t in trends)
+
+
+def _word(trend: Trend) -> str:
+    return "flat" if trend.flat else "GROWS"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    if args.inside:
+        name, size = args.inside
+        samples = _SOAKS[name](int(size))
+        Path("samples.json").write_text(json.dumps(samples))
+        return 0
+    sizes = {"one run": args.frames, "many runs": args.runs}
+    flat = [show(name, size, soak(name, size)) for name, size in sizes.items() if size]
+    return 0 if all(flat) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--frames", type=int, default=3_000_000, help="of the one run; 0: none")
+    add("--runs", type=int, default=200, help="short runs in one process; 0: none")
+    add("--inside", nargs=2, help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

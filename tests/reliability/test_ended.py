@@ -1,0 +1,75 @@
+"""What counts as a wrong end of a command, and that a hang is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reliability.ended import Ended, as_process, in_fork
+
+TRACEBACK = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
+
+
+def ended(code: int, err: str = "", out: str = "") -> Ended:
+    return Ended(code, out, err, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes"),
+    [
+        (ended(0), [0]),
+        (ended(0, "checkpoint x is refused; y is taken\n"), [0]),
+        (ended(2, "klrl: kl.coef=x: give a number\n"), [0, 2]),
+        (ended(-signal.SIGKILL), [-signal.SIGKILL]),
+    ],
+)
+def test_right_ends(answer, codes) -> None:
+    assert not answer.faults(codes)
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes", "fault"),
+    [
+        (ended(1, "klrl: failed: x\n"), [0, 2], "exit 1, not 0 or 2: klrl: failed: x"),
+        (ended(-signal.SIGSEGV), [0, 1, 2], "exit -11, not 0 or 1 or 2"),
+        (ended(2, TRACEBACK), [2], "traceback: KeyError: 'a'"),
+        (ended(0, out=TRACEBACK), [0], "traceback"),
+        (ended(0, "x.py:3: FutureWarning: no\n"), [0], "warns: x.py:3: FutureWarning: no"),
+        (ended(2, "klrl: a\nklrl: b\n"), [2], "2 lines on stderr"),
+        (ended(2), [2], "exit 2 without a word"),
+        (Ended(-9, "", "", 3.0, hung=True), [-9], "hangs: not done in 3 s"),
+    ],
+)
+def test_wrong_ends(answer, codes, fault) -> None:
+    assert answer.faults(codes)[0].startswith(fault)
+
+
+def test_a_fork_says_what_a_process_would(tmp_path) -> None:
+    def go() -> None:
+        print(Path.cwd().name)
+        print("klrl: no", file=sys.stderr)
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        sys.exit(2)
+
+    answer = in_fork(go, tmp_path)
+    assert (answer.code, answer.out) == (2, f"{tmp_path.name}\n")
+    assert answer.lines[0] == "klrl: no"
+    assert "DeprecationWarning: old" in answer.err
+    assert in_fork(lambda: 1 / 0, tmp_path).faults([0])[1] == "traceback: " + (
+        "ZeroDivisionError: division by zero"
+    )
+    assert in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL), tmp_path).code == -9
+
+
+def test_what_hangs_is_killed(tmp_path) -> None:
+    for answer in (
+        in_fork(signal.pause, tmp_path, limit=0.2),
+        as_process([sys.executable, "-c", "import signal; signal.pause()"], tmp_path, limit=0.5),
+    ):
+        assert (answer.code, answer.hung) == (-signal.SIGKILL, True)
+        assert answer.faults([0, 1, 2, -9]) == [f"hangs: not done in {answer.seconds:.0f} s"]

@@ -1,0 +1,91 @@
+"""``make faults``, small: some file operations of each kind, a bit of some files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reliability import faults
+from benchmarks.reliability.faults import Bench, Report, flip_bits, part_of
+
+#: The parts whose every operation is safe, and files with a bit of which nothing is lost.
+SAFE_PARTS = ("save", "metrics", "manifest", "settings", "curves")
+SAFE_FILES = (
+    "last/frames-000000000192/agent",
+    "last/frames-000000000192/state.json",
+    "metrics.jsonl",
+    "curves.png",
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory) -> Bench:
+    faults.import_all()
+    return Bench(tmp_path_factory.mktemp("faults").resolve())
+
+
+def test_every_part_of_a_run_is_written_in_one_iteration(bench) -> None:
+    written = {part for part, _ in bench.operations}
+    assert {*faults.PARTS} <= written
+    of_a_save = [name for part, name in bench.operations if part == "save"]
+    assert {"mkdir", "open", "write", "half a write", "fsync", "rename", "unlink"} <= {*of_a_save}
+
+
+@pytest.mark.parametrize("part", SAFE_PARTS)
+def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
+    report, places = Report(), bench.places(part)
+    chosen = {places[0], places[len(places) // 2], places[-1]}
+    for number, at in enumerate(sorted(chosen)):
+        bench.place(at, ("kill", "disk full", "EIO")[number % 3], report)
+    assert report.violations == []
+    assert sum(line.places for line in report.lines.values()) == len(chosen)
+
+
+def test_a_checkpoint_that_is_lost_is_reported(bench, monkeypatch) -> None:
+    monkeypatch.setattr(faults, "whole_entries", lambda run: [64])
+    report = Report()
+    bench.place(bench.places("manifest")[0], "kill", report)
+    assert "the last good checkpoint is lost" in report.violations[0]
+    assert "--of 'manifest' --fault 'kill' --at" in report.violations[0]
+
+
+def test_rows_that_are_lost_are_reported(bench) -> None:
+    bench.start_anew()
+    metrics = bench.run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[1:]))
+    assert [wrong for wrong in bench._after() if "rows of iterations" in wrong]
+
+
+@pytest.mark.parametrize("file", SAFE_FILES)
+def test_a_bit_of_a_file_is_answered_by_every_command(bench, file) -> None:
+    report = Report()
+    flip_bits(bench, [0], report, file)
+    assert report.violations == []
+    (*_, line) = report.lines.values()
+    assert {f"{name} 0" for name in faults.COMMANDS} <= {*line.ended}
+
+
+def test_parts_are_known_by_their_paths() -> None:
+    parts = {
+        "checkpoints/.staging-0/state.json": "save",
+        "metrics.jsonl": "metrics",
+        "manifest.tmp": "manifest",
+        ".hydra/config.yaml": "settings",
+        "checkpoints/last/frames-000000000064/manifest.json": "save",
+        "owner.json": faults.OTHER,
+    }
+    assert {path: part_of(Path(path)) for path in parts} == parts
+
+
+def test_a_bit_is_flipped(tmp_path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(list(range(20))))
+    before = path.read_bytes()
+    place = faults.flip(path, 0)
+    changed = bytes(a ^ b for a, b in zip(before, path.read_bytes(), strict=True))
+    assert int.from_bytes(changed, "little") == 1 << place

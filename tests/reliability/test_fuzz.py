@@ -1,0 +1,78 @@
+"""``make fuzz``, small: some inputs of each kind; and that wrong answers are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reliability import fuzz, words
+from benchmarks.reliability.ended import Ended
+from benchmarks.reliability.fuzz import make_input, try_input, verdict
+
+#: Each tenth number would be a process of its own.
+NUMBERS = [number for number in range(1000, 1030) if number % fuzz.REAL]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory) -> Path:
+    fuzz.import_all()
+    folder = tmp_path_factory.mktemp("stock").resolve()
+    fuzz.make_stock(folder)
+    return folder
+
+
+@pytest.mark.integration
+def test_inputs_of_every_kind_are_answered() -> None:
+    fuzz.import_all()
+    counts, violations = fuzz.fuzz(0, NUMBERS)
+    assert violations == []
+    assert counts["in forks"] == len(NUMBERS)
+    assert {name.split(",")[0] for name in counts} >= {"words", "prompts", "yaml", "run folder"}
+
+
+@pytest.mark.integration
+def test_a_fifth_of_the_inputs_is_valid_and_a_number_makes_one_input(stock) -> None:
+    kinds = Counter(make_input(0, number, stock).valid for number in range(600))
+    assert kinds[True] >= 120
+    assert kinds[False] >= 90
+    for number in range(50):
+        one, same = (make_input(3, number, stock) for _ in range(2))
+        assert dataclasses.replace(one, prepare=same.prepare) == same
+
+
+@pytest.mark.integration
+def test_a_fault_of_klrls_is_told(stock, tmp_path, monkeypatch) -> None:
+    """A traceback, a folder that is left, and a job that is accepted against its label."""
+    import klrl.sweep.check
+
+    given = words.conflicting(random.Random(0))
+
+    def broken(*args: object, **options: object) -> None:
+        Path("outputs/left").mkdir(parents=True)
+        raise KeyError("kl")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(klrl.cli.run, "check_jobs", broken)
+        patch.setattr(klrl.cli.run, "parse_args", broken)
+        _, wrong = try_input(given, tmp_path, real=False)
+    assert any(each.startswith("traceback: KeyError: 'kl'") for each in wrong)
+    good = words.Input("words", ("env=pendulum", "device=cpu", "logger=none"), False, ())
+    (tmp_path / "empty").mkdir()
+    _, wrong = try_input(good, tmp_path / "empty", real=False)
+    assert wrong == ["exit 0, not 2: "]
+
+
+def test_verdicts() -> None:
+    bad = words.Input("words", ("kl.coef=x",), False, ("kl.coef",))
+    right = Ended(2, "", "klrl: kl.coef=x: give a number\n", 1.0)
+    assert verdict(bad, right, []) == []
+    assert verdict(bad, right, ["outputs/a"]) == ["refused, and leaves outputs/a"]
+    other = dataclasses.replace(right, err="klrl: something is wrong\n")
+    assert verdict(bad, other, []) == ["does not name kl.coef: klrl: something is wrong"]
+    mute = dataclasses.replace(right, err="kl.coef=x\n")
+    assert verdict(bad, mute, []) == ["does not say who speaks: kl.coef=x"]
+    assert verdict(dataclasses.replace(bad, valid=True), right, [])[0].startswith("exit 2, not 0")
