@@ -34,7 +34,7 @@ def private_folder(path: Path) -> None:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the SHA-256 that :func:`check_digest` asks for.
+    """Write the SHA-256 that :func:`check_digest` asks for; both files become this user's alone.
 
     Args:
         path: where the file will lie.
@@ -42,6 +42,8 @@ def write_digest(path: Path, contents: Path) -> None:
     """
     with replacing(_digest_path(path)) as partial:
         partial.write_text(_sha256(contents) + "\n", encoding="utf-8")
+        for file in (partial, contents):
+            file.chmod(0o600)  # with umask 002 the group could write them
 
 
 def check_digest(path: Path) -> None:

@@ -40,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
-    if name in ("", "run") and "--version" in arguments:
-        print(versions())
-        sys.exit(DONE)
     shown = "klrl" if name in ("", "run") else f"klrl {name}"
+    command = partial(run_command, name) if name else _unnamed
+    if name in ("", "run") and "--version" in arguments:
+        command = _print_versions
     open_closed_streams()
     with lasting("stderr"):
         # Imported within the wrapper, which also handles a Ctrl-C during the import.
-        code = exit_code(shown, partial(run_command, name) if name else _unnamed, arguments)
+        code = exit_code(shown, command, arguments)
     sys.exit(code)
 
 
@@ -58,6 +58,11 @@ def _unnamed(argv: list[str]) -> int:
     if close:
         raise ConfigError(f"{first}: no such command; did you mean {close[0]}?")
     return run_command("run", argv)
+
+
+def _print_versions(argv: list[str]) -> int:
+    print(versions())
+    return DONE
 
 
 def versions() -> str:

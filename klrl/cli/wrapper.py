@@ -18,6 +18,7 @@ from typing import NoReturn
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
+from klrl.base.streams import to_null
 from klrl.base.text import warn
 
 #: From a command's arguments to its exit code.
@@ -81,6 +82,7 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
             return REFUSED
         if not (isinstance(error, BrokenPipeError) and _stdout_closed()):
             _print_error(f"{name}: failed: {error}")
+        _drop_unwritten()
         return FAILED
     except Interrupted as stop:
         return stop.exit_code
@@ -96,6 +98,14 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted(signum)
 
 
+def _drop_unwritten() -> None:
+    """Lead stdout to the null device if it fails: Python flushes it at exit and would say so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        to_null(sys.stdout)
+
+
 def _print_error(line: str) -> None:
     """Print an error in one line, below its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
@@ -104,19 +114,11 @@ def _print_error(line: str) -> None:
 
 
 def _stdout_closed() -> bool:
-    """Whether stdout's reader has closed the pipe, as in ``klrl ls | head -1``.
-
-    If so, stdout becomes the null device: Python flushes it at exit and would fail again.
-    """
+    """Whether stdout's reader has closed the pipe, as in ``klrl ls | head -1``."""
     try:
         stdout = sys.stdout.fileno()
     except OSError:  # not a file, as in a notebook
         return False
     poll = select.poll()
     poll.register(stdout, select.POLLOUT)
-    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
-        return False
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stdout)
-    os.close(null)
-    return True
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

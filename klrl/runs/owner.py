@@ -25,6 +25,8 @@ from klrl.base.text import warn
 OWNER_FILE = "owner.json"
 #: Seconds between heartbeats, and those without one after which an owner elsewhere counts as dead.
 BEAT, SILENT = 20, 180
+#: Files of a run folder that are written in place: through a link, another file would be.
+_IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl")
 #: What queues call a job's id, and how often it was started again.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
@@ -93,8 +95,9 @@ class Owner:
 
 def read_owner(run: Path) -> Owner | None:
     """The owner that a run folder names, alive or not; None where it names none."""
+    path = run / OWNER_FILE
     try:
-        return _parsed((run / OWNER_FILE).read_bytes())
+        return _parsed(path.read_bytes()) if path.is_file() else None
     except OSError:
         return None
 
@@ -121,6 +124,7 @@ def owning(run: Path) -> Iterator[Claim]:
     new = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
+        _refuse_links(run)
         claim = Claim(run)
     except OSError as error:
         raise ConfigError(f"folder={run}: cannot be written: {error}") from error
@@ -132,6 +136,15 @@ def owning(run: Path) -> Iterator[Claim]:
         if new:
             with suppress(OSError):  # a run began in it
                 run.rmdir()
+
+
+def _refuse_links(run: Path) -> None:
+    for name in _IN_PLACE:
+        if (run / name).is_symlink():
+            raise ConfigError(
+                f"folder={run}: {name} is a link, and what it leads to would be overwritten; put "
+                "a copy in its place"
+            )
 
 
 class Claim:
@@ -149,6 +162,7 @@ class Claim:
         self._path = run / OWNER_FILE
         self._file = _locked(run)
         self._lost, self._seen, self._text = False, 0, b""
+        self._beating = threading.Lock()
         try:
             before = _parsed(os.pread(self._file, 4096, 0))
             if before is not None and before.alive:
@@ -164,17 +178,19 @@ class Claim:
         threading.Thread(target=self._renew, daemon=True).start()
 
     def check(self) -> None:
-        """Make sure that no other process took the folder over, as after a long sleep.
+        """Make sure that the folder is still there, and no other process took it over.
 
         Raises:
-            OwnerError: one did; nothing more may be written.
+            OwnerError: it is not, or one did; nothing more may be written.
         """
-        if time.time() - self._seen > SILENT / 2:
+        run = self._path.parent
+        if not run.is_dir():
+            raise OwnerError(f"{run}: was moved or deleted while the run went on")
+        if time.time() - self._seen > SILENT / 2 or not self._is_named():
             self._beat()
         if self._lost:
             raise OwnerError(
-                f"{self._path.parent}: {read_owner(self._path.parent)} took the run over, since "
-                "this process was silent"
+                f"{run}: {read_owner(run)} took the run over, since this process was silent"
             )
 
     def release(self) -> None:
@@ -188,8 +204,17 @@ class Claim:
         while not self._ended.wait(BEAT):
             self._beat()
 
+    def _is_named(self) -> bool:
+        """Whether the owner file is still the one that is locked here."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except OSError:
+            return False
+
     def _beat(self) -> None:
-        with suppress(OSError):  # a disk that fails ends the run where it loses something
+        # Both threads beat when a process wakes. A disk that fails ends the run where it loses
+        # something.
+        with self._beating, suppress(OSError):
             # By its name: a file system of many machines shows others' writes when it is opened.
             if self._path.exists() and self._path.read_bytes() != self._text:
                 self._lost = True
@@ -241,8 +266,9 @@ def _locked(run: Path) -> int:
 def _parsed(content: bytes) -> Owner | None:
     try:
         owner = Owner(**json.loads(content))
-        return replace(owner, pid=int(owner.pid), heartbeat=int(owner.heartbeat))
-    except (ValueError, TypeError):
+        pid, restarts, heartbeat = int(owner.pid), int(owner.restarts), int(owner.heartbeat)
+        return replace(owner, pid=pid, restarts=restarts, heartbeat=heartbeat)
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
 
 

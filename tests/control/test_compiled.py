@@ -470,6 +470,25 @@ def test_what_another_user_could_have_written_is_not_loaded(
     assert loaded == []
 
 
+def test_a_package_is_loaded_where_new_files_are_the_groups_too(
+    settings, package, loaded, monkeypatch, tmp_path
+) -> None:
+    """With umask 002, which distributions set for users that are alone in their group."""
+
+    def compile_(*_, package_path: str, **__) -> None:
+        Path(package_path).write_bytes(package.read_bytes())
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_)
+    before = os.umask(0o002)
+    try:
+        lines = learn(settings, "aot", *PACKAGED)[2]
+    finally:
+        os.umask(before)
+    assert lines[-1].startswith("update: compiled in ")
+    assert len(loaded) == 1
+
+
 def test_the_cache_is_this_users_alone(monkeypatch, tmp_path) -> None:
     from klrl.base.cache import cache_dir, private_folder
 

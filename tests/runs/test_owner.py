@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -125,7 +128,11 @@ def test_a_dead_owner_is_taken_over_and_one_line_says_so(dead, capsys, monkeypat
     assert line.startswith(f"run: taken over from process {pid} (")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\0\0"])
+ENDLESS = '{"host": "", "pid": 1e999, "pid_started": 1, "job": 1, "restarts": 0, "heartbeat": 0}'
+NOBODY = ["", "{", "[]", '{"pid": 1}', "\0\0", "[" * 4000, ENDLESS]
+
+
+@pytest.mark.parametrize("content", NOBODY)
 def test_an_owner_file_that_names_nobody_owns_nothing(content: str, capsys) -> None:
     RUN.mkdir()
     (RUN / OWNER_FILE).write_text(content)
@@ -143,6 +150,60 @@ def test_who_slept_while_another_took_over_writes_nothing_more(monkeypatch) -> N
         with pytest.raises(OwnerError, match=r"process 4 \(on elsewhere"):
             claim.check()
     assert owner_now()["pid"] == 4, "it is the other's"
+
+
+def test_who_wakes_does_not_take_its_own_beat_for_anothers(monkeypatch) -> None:
+    """Both threads beat at once then: the training loop's and the renewing one."""
+    seconds = itertools.count(int(time.time()) + 1)
+    with owning(RUN) as claim:
+        monkeypatch.setattr(time, "time", lambda: next(seconds))
+        threads = [
+            threading.Thread(target=lambda: [claim._beat() for _ in range(1000)]) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        claim._seen = 0  # as after a sleep
+        claim.check()
+
+
+@pytest.mark.parametrize("move", [shutil.rmtree, lambda run: run.rename("elsewhere")])
+def test_a_run_whose_folder_is_deleted_or_moved_ends(move) -> None:
+    with owning(RUN) as claim:
+        claim.check()
+        move(RUN)
+        with pytest.raises(OwnerError, match="run: was moved or deleted"):
+            claim.check()
+    assert not RUN.exists()
+
+
+def test_an_owner_whose_file_alone_is_removed_goes_on_until_another_makes_one() -> None:
+    with owning(RUN) as claim:
+        (RUN / OWNER_FILE).unlink()
+        claim.check()
+        name_owner(host="elsewhere", pid=4)
+        with pytest.raises(OwnerError, match=r"process 4 \(on elsewhere.*took the run over"):
+            claim.check()
+
+
+@pytest.mark.parametrize("name", [OWNER_FILE, "metrics.jsonl", "samples.jsonl"])
+def test_a_file_of_somebody_else_is_not_written_through_a_link(name: str) -> None:
+    Path("precious").write_text("text")
+    RUN.mkdir()
+    (RUN / name).symlink_to(Path("precious").resolve())
+    with pytest.raises(ConfigError, match=rf"folder=run: {name} is a link"), owning(RUN):
+        pass
+    assert Path("precious").read_text() == "text"
+
+
+@pytest.mark.timeout(20)
+def test_an_owner_file_that_is_a_pipe_is_not_waited_for() -> None:
+    RUN.mkdir()
+    os.mkfifo(RUN / OWNER_FILE)
+    assert owner.read_owner(RUN) is None
+    with pytest.raises(ConfigError, match="cannot be written"), owning(RUN):
+        pass
 
 
 def test_a_child_that_outlives_the_owner_does_not_keep_the_lock() -> None:

@@ -98,6 +98,16 @@ def test_a_list_that_nobody_reads_to_its_end_is_quiet() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("words", ["--version", "--help", "ls"])
+def test_what_cannot_be_printed_is_one_line(words: str) -> None:
+    start_quick(Path("outputs/0"))
+    done = shell(f"klrl {words} > /dev/full")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(": failed: [Errno 28] No space left on device")
+
+
 def start_quick(folder: Path) -> None:
     from klrl.config.checks import to_config
     from klrl.config.compose import compose
