@@ -1,12 +1,12 @@
 """How near controllers of kl.coef hold KL(policy||reference) to a target, seed by seed.
 
-    python -m benchmarks.controllers                                # what is missing, then the tables
+    python -m benchmarks.controllers                # what is missing, then the tables
     python -m benchmarks.controllers --controllers held --envs hopper --seeds 0 1
-    python -m benchmarks.controllers --controllers held --seeds 100 101 --words controller.integral=0.1
-    python -m benchmarks.controllers --tables                       # from what is finished
+    python -m benchmarks.controllers --controllers held --seeds 100 --words controller.integral=0.1
+    python -m benchmarks.controllers --tables       # from what is finished
 
 One job at a time, with one thread. Each finished one is a JSON file in ``--folder``, so that the
-command goes on where it stopped. Gains were chosen on seeds from 100 on, with ``--words``; what is
+command goes on where it stopped. Gains are tried on seeds from 100 on, with ``--words``; what is
 shown has seeds 0 to 4.
 """
 
@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.results import ROOT, environment, machine, table
 from benchmarks.rounds import last_words
@@ -35,6 +34,8 @@ TARGET, COEF, FRAMES, NEAR = 0.3, 0.3, 300_000, 0.25
 #: What held must reach: medians over the seeds.
 RATIO, SHARE = (0.85, 1.15), 0.75
 FOLDER = ROOT / "benchmarks" / "results" / "controllers"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Cell:
     @property
     def overrides(self) -> list[str]:
         """What follows ``python -m klrl``."""
-        fixed = "device=cpu threads=1 logger=none eval.every=0".split()
+        fixed = ["device=cpu", "threads=1", "logger=none", "eval.every=0"]
         job = [f"env={self.env}", f"controller={self.controller}", f"seed={self.seed}"]
         target = [] if self.controller == "fixed" else [f"controller.target={TARGET}"]
         return [*job, f"frames={FRAMES}", f"kl.coef={COEF}", *target, *fixed, *self.words]
@@ -84,16 +85,36 @@ def run(cell: Cell) -> dict[str, Any]:
         "overrides": cell.overrides,
         "machine": machine(),
         "seconds": round(time.perf_counter() - began, 1),
-        "ratio": [round(row["kl/ref/exact"] / TARGET, 5) for row in rows],
-        "coef": [float(f"{row['kl/ref/coef']:.5g}") for row in rows],
-        "episode": [round(row["reward/episode"], 2) for row in rows if "reward/episode" in row],
+        "ratio": [round(row["kl/ref/exact"] / TARGET, 4) for row in rows],
+        "coef": [float(f"{row['kl/ref/coef']:.4g}") for row in rows],
+        "return": round(_return(last_half(rows)), 1),
     }
+
+
+def _return(rows: Sequence[Mapping[str, float]]) -> float:
+    """Of an episode, mean over all that ended."""
+    ended = [
+        (row["reward/episode"], row["reward/episodes"]) for row in rows if "reward/episode" in row
+    ]
+    return sum(value * count for value, count in ended) / sum(count for _, count in ended)
+
+
+def last_half(values: Sequence[T]) -> Sequence[T]:
+    return values[len(values) // 2 :]
 
 
 def held(ratios: Sequence[float]) -> tuple[float, float]:
     """Mean KL / target over the last half, and the share of its iterations within 25 %."""
-    half = ratios[len(ratios) // 2 :]
+    half = last_half(ratios)
     return sum(half) / len(half), sum(abs(ratio - 1) <= NEAR for ratio in half) / len(half)
+
+
+def finished(path: Path) -> tuple[float, float, float] | None:
+    """:func:`held` of a cell's file, and its return; None where it is not finished."""
+    if not path.is_file():
+        return None
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return (*held(told["ratio"]), told["return"])
 
 
 def tables(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
@@ -102,17 +123,17 @@ def tables(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
     for env in dict.fromkeys(cell.env for cell in cells):
         rows = []
         for controller, words in dict.fromkeys((c.controller, c.words) for c in cells):
-            paths = [folder / Cell(env, controller, seed, words).name for seed in seeds]
-            told = [held(json.loads(p.read_text())["ratio"]) if p.is_file() else None for p in paths]
+            told = [finished(folder / Cell(env, controller, seed, words).name) for seed in seeds]
             values = [value for value in told if value is not None]
             if not values:
                 continue
             each = ["-" if v is None else f"{v[0]:.2f}, {v[1]:.2f}" for v in told]
-            ratio, share = (median(column) for column in zip(*values, strict=True))
+            ratio, share, episode = (median(column) for column in zip(*values, strict=True))
             verdict = "yes" if RATIO[0] <= ratio <= RATIO[1] and share >= SHARE else "no"
             middle = f"{ratio:.2f}, {share:.2f}"
-            rows.append([" ".join((controller, *words)), *each, middle, verdict])
-        header = [env, *(f"seed {seed}" for seed in seeds), "median", "holds"]
+            name = " ".join((controller, *words))
+            rows.append([name, *each, middle, verdict, f"{episode:,.0f}"])
+        header = [env, *(f"seed {seed}" for seed in seeds), "median", "holds", "return, median"]
         yield table(header, rows)
 
 
