@@ -221,16 +221,16 @@ class HeldKLController(_MultipliedKLController):
     dx is x less that of the update before, so the sum over updates is the PI law
     ln coef = const + proportional x + integral (x_1 + ... + x_t). A KL <= 0 counts as -limit.
 
-    A policy starts at its reference, and its KL takes iterations to rise. Until then the error says
-    nothing of coef, which therefore stays: until the KL reaches :data:`RELEASE` of the target, or
-    rose by less than :data:`RISE` of its logarithm over :data:`WINDOW` updates, or after
-    :data:`PATIENCE` updates.
+    A policy starts at its reference, and its KL takes some updates to rise. Meanwhile a low KL does
+    not say that coef is too high, so coef stays: until the KL reaches :data:`RELEASE` of the target,
+    or its logarithm rose by less than :data:`RISE` over :data:`WINDOW` updates, or
+    :data:`PATIENCE` updates went by.
 
     Args:
         coef: the first coefficient, > 0.
         target: nats per step.
-        integral: of ln coef per update and unit of x.
-        proportional: of ln coef per unit of x.
+        integral: gain on x, per update.
+        proportional: gain on the change of x.
         limit: of x, > 0.
         coef_min: lower bound, > 0.
         coef_max: upper bound.

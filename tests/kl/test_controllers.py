@@ -97,8 +97,8 @@ def test_held_does_not_wind_down_while_the_kl_rises() -> None:
     controller = HeldKLController(1.0, target=0.1)
     kls = [0.0, 0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.0799]
     assert [controller.update(kl) for kl in kls] == [1.0] * 8
-    x, before = math.log(0.9), math.log(0.799)
-    assert controller.update(0.09) == pytest.approx(math.exp(0.2 * x + 2 * (x - before)))
+    x, before = math.log(0.801), math.log(0.799)
+    assert controller.update(0.0801) == pytest.approx(math.exp(0.2 * x + 2 * (x - before)))
     assert controller.update(0.001) < 1, "it does not freeze again"
 
 
@@ -179,12 +179,21 @@ def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     assert second.update(0.2, n=10) == pytest.approx(whole.coef)
 
 
-@pytest.mark.parametrize("stop", range(1, 9))
-def test_held_goes_on_exactly_from_any_update(stop: int) -> None:
-    """Frozen, released by the window that the checkpoint holds, and after; the state is JSON."""
-    kls = [0.0, 0.02, 0.03, 0.04, 0.05, 0.05, 0.05, 0.05, 0.05, 0.12, 0.09]
+@pytest.mark.parametrize("stop", range(1, 12))
+@pytest.mark.parametrize(
+    ("kls", "released"),
+    [
+        ([0.0, 0.03, 0.04, *[0.05] * 8, 0.12, 0.09], 8),
+        ([0.0] * 22, 19),
+        ([0.0, 0.04, 0.07, 0.09, 0.15, *[0.08, 0.11] * 4], 3),
+    ],
+    ids=["the KL stops rising", "twenty updates", "near the target"],
+)
+def test_held_goes_on_exactly_from_any_update(kls: list[float], released: int, stop: int) -> None:
+    """From a state that went through JSON, as a checkpoint's does."""
     whole, first, second = (HeldKLController(1.0, 0.1) for _ in range(3))
     expected = [whole.update(kl) for kl in kls]
+    assert [coef == 1 for coef in expected].index(False) == released
     for kl in kls[:stop]:
         first.update(kl)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
