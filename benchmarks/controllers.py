@@ -6,8 +6,8 @@
     python -m benchmarks.controllers --tables       # from what is finished
 
 One job at a time, with one thread. Each finished one is a JSON file in ``--folder``, so that the
-command goes on where it stopped. Gains are tried on seeds from 100 on, with ``--words``; what is
-shown has seeds 0 to 4.
+command goes on where it stopped; a job whose settings changed since is run again. Gains are tried
+on seeds from 100 on, with ``--words``; what is shown has seeds 0 to 4.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 
 from benchmarks.results import ROOT, environment, machine, table
 from benchmarks.rounds import last_words
+from klrl import compose
+from klrl.config.identity import identity
 
 ENVS = ("pendulum", "hopper", "half_cheetah")
 CONTROLLERS = ("held", "dual", "adaptive", "fixed")
@@ -66,6 +68,11 @@ class Cell:
         target = [] if self.controller == "fixed" else [f"controller.target={TARGET}"]
         return [*job, f"frames={FRAMES}", f"kl.coef={COEF}", *target, *fixed, *self.words]
 
+    @property
+    def identity(self) -> list[str | int]:
+        """Of its settings, those of ``conf/`` among them, and of klrl's arithmetic."""
+        return list(identity(compose(*self.overrides)))
+
 
 def run(cell: Cell) -> dict[str, Any]:
     """Train, and keep KL / target and kl.coef of every iteration.
@@ -83,6 +90,7 @@ def run(cell: Cell) -> dict[str, Any]:
     rows = [json.loads(line) for line in lines]
     return {
         "overrides": cell.overrides,
+        "identity": cell.identity,
         "machine": machine(),
         "seconds": round(time.perf_counter() - began, 1),
         "ratio": [round(row["kl/ref/exact"] / TARGET, 4) for row in rows],
@@ -109,12 +117,15 @@ def held(ratios: Sequence[float]) -> tuple[float, float]:
     return sum(half) / len(half), sum(abs(ratio - 1) <= NEAR for ratio in half) / len(half)
 
 
-def finished(path: Path) -> tuple[float, float, float] | None:
-    """:func:`held` of a cell's file, and its return; None where it is not finished."""
+def finished(folder: Path, cell: Cell) -> tuple[float, float, float] | None:
+    """:func:`held` of a cell and its return; None where it was not run with these settings."""
+    path = folder / cell.name
     if not path.is_file():
         return None
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return (*held(told["ratio"]), told["return"])
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return (
+        (*held(stored["ratio"]), stored["return"]) if stored["identity"] == cell.identity else None
+    )
 
 
 def tables(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
@@ -123,11 +134,11 @@ def tables(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
     for env in dict.fromkeys(cell.env for cell in cells):
         rows = []
         for controller, words in dict.fromkeys((c.controller, c.words) for c in cells):
-            told = [finished(folder / Cell(env, controller, seed, words).name) for seed in seeds]
-            values = [value for value in told if value is not None]
+            figures = [finished(folder, Cell(env, controller, seed, words)) for seed in seeds]
+            values = [value for value in figures if value is not None]
             if not values:
                 continue
-            each = ["-" if v is None else f"{v[0]:.2f}, {v[1]:.2f}" for v in told]
+            each = ["-" if v is None else f"{v[0]:.2f}, {v[1]:.2f}" for v in figures]
             ratio, share, episode = (median(column) for column in zip(*values, strict=True))
             verdict = "yes" if RATIO[0] <= ratio <= RATIO[1] and share >= SHARE else "no"
             middle = f"{ratio:.2f}, {share:.2f}"
@@ -149,18 +160,17 @@ def main() -> None:
     args = parser.parse_args()
     cells = [
         Cell(env, controller, seed, tuple(args.words))
-        for controller in args.controllers
         for seed in args.seeds
+        for controller in args.controllers
         for env in args.envs
     ]
     args.folder.mkdir(parents=True, exist_ok=True)
     for cell in [] if args.tables else cells:
-        path = args.folder / cell.name
-        if not path.is_file():
-            told = run(cell)
-            path.write_text(json.dumps(told) + "\n", encoding="utf-8")
-            ratio, share = held(told["ratio"])
-            print(f"{cell.name}: {ratio:.2f}, {share:.2f}, {told['seconds']:.0f} s", flush=True)
+        if finished(args.folder, cell) is None:
+            result = run(cell)
+            (args.folder / cell.name).write_text(json.dumps(result) + "\n", encoding="utf-8")
+            ratio, share = held(result["ratio"])
+            print(f"{cell.name}: {ratio:.2f}, {share:.2f}, {result['seconds']:.0f} s", flush=True)
     print("mean KL / target, share of iterations within 25 %, both over the last half\n")
     print("\n\n".join(tables(args.folder, cells)))
 

@@ -222,8 +222,8 @@ class HeldKLController(_MultipliedKLController):
     ln coef = const + proportional x + integral (x_1 + ... + x_t). A KL <= 0 counts as -limit.
 
     A policy starts at its reference, and its KL takes some updates to rise. Meanwhile a low KL does
-    not say that coef is too high, so coef stays: until the KL reaches :data:`RELEASE` of the target,
-    or its logarithm rose by less than :data:`RISE` over :data:`WINDOW` updates, or
+    not say that coef is too high, so coef stays: until the KL reaches :data:`RELEASE` of the
+    target, or its logarithm rose by less than :data:`RISE` over :data:`WINDOW` updates, or
     :data:`PATIENCE` updates went by.
 
     Args:
