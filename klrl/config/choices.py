@@ -119,6 +119,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "schedule": Choice(schemas.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
         "adaptive": Choice(schemas.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
         "dual": Choice(schemas.DualControllerConfig, _both("klrl.kl.controllers:dual")),
+        "held": Choice(schemas.HeldControllerConfig, _both("klrl.kl.controllers:held")),
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {

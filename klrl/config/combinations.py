@@ -16,9 +16,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import (
     CONTROL,
     LANGUAGE,
-    AdaptiveControllerConfig,
     Config,
-    DualControllerConfig,
     GroupConfig,
     JobConfig,
     KLPENConfig,
@@ -27,6 +25,7 @@ from klrl.config import (
     RayCollectorConfig,
     RetrieveKLConfig,
     SortDigitsConfig,
+    TargetControllerConfig,
     TextConfig,
 )
 from klrl.config.placement import check_placement
@@ -38,6 +37,16 @@ BASE_CONTEXT = 256
 #: domain -> the values of ``loss.reduction``, and the remedy for others
 _REDUCTIONS = {
     CONTROL: (("mean", "sum"), "language only; choose mean or sum over the frames"),
+    LANGUAGE: (
+        ("token", "sequence"),
+        "control only; choose token (mean over tokens) or sequence (sum over a response, mean "
+        "over responses)",
+    ),
+}
+
+#: domain -> the values of ``controller.unit``, and the remedy for others
+_UNITS = {
+    CONTROL: (("step",), "language only; a frame is a step: choose step"),
     LANGUAGE: (
         ("token", "sequence"),
         "control only; choose token (mean over tokens) or sequence (sum over a response, mean "
@@ -91,7 +100,7 @@ def _check_kl_placement(c: JobConfig) -> None:
 def _check_controller(c: JobConfig) -> None:
     """A coefficient that is multiplied must start inside its bounds, above 0."""
     controller, coef = c.controller, getattr(c.kl, "coef", None)
-    if coef is None or not isinstance(controller, AdaptiveControllerConfig | DualControllerConfig):
+    if coef is None or not isinstance(controller, TargetControllerConfig):
         return
     if not controller.coef_min <= coef <= controller.coef_max:
         raise ConfigError(
@@ -99,6 +108,12 @@ def _check_controller(c: JobConfig) -> None:
             f"controller.coef_min={controller.coef_min:g} .. "
             f"controller.coef_max={controller.coef_max:g}; start inside"
         )
+
+
+def _check_unit(c: JobConfig) -> None:
+    unit, (allowed, remedy) = getattr(c.controller, "unit", None), _UNITS[c.domain]
+    if unit is not None and unit not in allowed:
+        raise ConfigError(f"controller.unit={unit}: {remedy}")
 
 
 # ---------------------------------------------------------------------------------------- control
@@ -233,6 +248,7 @@ _BOTH: Sequence[Check] = (
     _check_beta,
     _check_kl_placement,
     _check_controller,
+    _check_unit,
 )
 #: domain -> its checks; the first that fails is reported
 CHECKS: Mapping[str, Sequence[Check]] = {

@@ -202,12 +202,14 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
 
 
 def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: str | None) -> str:
-    """``controller.target (controller=adaptive or dual)``; the key alone where it is read."""
+    """``controller.target (controller=adaptive, dual or held)``; the key alone where it is read."""
     current = chosen(setting.group, overrides, config_dir)
     having = readers(setting, config_dir)
     if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
         return setting.key
-    return f"{setting.key} ({setting.group}={' or '.join(having)})"
+    *others, last = having
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"{setting.key} ({setting.group}={listed})"
 
 
 def _listed(group: str, names: Sequence[str]) -> str:

@@ -32,9 +32,9 @@ def number(
     return field(default=MISSING, metadata=rule)
 
 
-def choice(*allowed: str) -> Any:
-    """Declare a setting with a closed list of values."""
-    return field(default=MISSING, metadata={"allowed": allowed, "optional": False})
+def choice(*allowed: str, optional: bool = False) -> Any:
+    """Declare a setting with a closed list of values; ``optional`` says whether null is allowed."""
+    return field(default=MISSING, metadata={"allowed": allowed, "optional": optional})
 
 
 def added(setting: Any, before: Any) -> Any:

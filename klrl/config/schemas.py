@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, choice, number
+from klrl.config.fields import ChoiceConfig, added, choice, number
 from klrl.config.placement import ESTIMATORS, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
@@ -195,23 +195,36 @@ class ScheduleControllerConfig(ControllerConfig):
 
 
 @dataclass
-class AdaptiveControllerConfig(ControllerConfig):
-    """kl.coef is multiplied towards a target KL."""
+class TargetControllerConfig(ControllerConfig):
+    """kl.coef is multiplied towards a target KL, within bounds."""
 
     target: float = number(gt=0)
-    horizon: Optional[float] = number(gt=0)  # noqa: UP045
+    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)  # noqa: UP045
     coef_min: float = number(gt=0)
     coef_max: float = number(gt=0)
 
 
 @dataclass
-class DualControllerConfig(ControllerConfig):
+class AdaptiveControllerConfig(TargetControllerConfig):
+    """By at most a fifth per horizon (Ziegler et al. 2019)."""
+
+    horizon: Optional[float] = number(gt=0)  # noqa: UP045
+
+
+@dataclass
+class DualControllerConfig(TargetControllerConfig):
     """log kl.coef ascends on the constraint KL <= target."""
 
-    target: float = number(gt=0)
     lr: float = number(gt=0)
-    coef_min: float = number(gt=0)
-    coef_max: float = number(gt=0)
+
+
+@dataclass
+class HeldControllerConfig(TargetControllerConfig):
+    """Proportional and integral gain on ln(KL / target)."""
+
+    integral: float = number(ge=0)
+    proportional: float = number(ge=0)
+    limit: float = number(gt=0)
 
 
 # ----------------------------------------- both domains: advantage, policy loss, learner, optimiser

@@ -11,6 +11,7 @@ from klrl.kl.controllers import (
     AdaptiveKLController,
     DualKLController,
     FixedKLController,
+    HeldKLController,
     ScheduledKLController,
 )
 from klrl.losses.beta import make_beta_rule
@@ -31,6 +32,8 @@ def controller_lines() -> Iterator[Line]:
          "Ziegler et al. 2019"),
         ("dual, KL = 2 target", DualKLController(1.0, 0.1, 0.5), 0.2, math.exp(0.5),
          "log coef += lr (KL/target - 1)"),
+        ("held, KL = 2 target", HeldKLController(1.0, 0.1, 0.2), 0.2, 2**0.2,
+         "ln coef += integral ln(KL/target)"),
     )  # fmt: skip
     for name, controller, kl, expected, _ in cases:
         yield Line(section, name, expected, controller.update(kl, n=n), 1e-9, "formulas")

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from klrl.config import (
     AdaptiveControllerConfig,
     ControllerConfig,
     DualControllerConfig,
+    HeldControllerConfig,
     ScheduleControllerConfig,
 )
 
@@ -59,12 +61,17 @@ class FixedKLController:
         """Take one iteration's result.
 
         Args:
-            kl: mean KL(policy||reference) of the rollout, nats per step.
+            kl: mean KL(policy||reference) of the rollout, nats, per step or in the target's unit.
             n: frames (samples for language) since the last call.
 
         Returns:
             The coefficient for the next rollout.
+
+        Raises:
+            ValueError: n is not above 0.
         """
+        if not 0 < n < math.inf:
+            raise ValueError(f"n={n}: give the frames since the last update, > 0")
         if not math.isfinite(kl):
             warnings.warn(f"KL(policy||reference)={kl}: coef stays at {self.coef}", stacklevel=2)
             return self.coef
@@ -74,11 +81,11 @@ class FixedKLController:
     def _move(self, kl: float, n: int) -> None:
         """Change :attr:`coef`."""
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""
         return {"coef": self.coef}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state, coefficient included."""
         for name in self.state_dict():
             setattr(self, name, type(getattr(self, name))(state[name]))
@@ -113,7 +120,7 @@ class ScheduledKLController(FixedKLController):
             share = 0.5 * (1 - math.cos(math.pi * share))
         self.coef = self.start + (self.end - self.start) * share
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""
         return {"coef": self.coef, "seen": self.seen}
 
@@ -122,12 +129,12 @@ class _MultipliedKLController(FixedKLController):
     """A coefficient that is multiplied towards a target, within bounds above 0.
 
     Raises:
-        ValueError: a target of 0, or a start outside the bounds.
+        ValueError: a target that is not above 0, or a start outside the bounds.
     """
 
     def __init__(self, coef: Coef, target: float, coef_min: float, coef_max: float) -> None:
         super().__init__(coef)
-        if target <= 0:
+        if not 0 < target < math.inf:
             raise ValueError(f"target={target}: give nats > 0")
         if not 0 < coef_min <= self.coef <= coef_max:
             raise ValueError(
@@ -137,13 +144,18 @@ class _MultipliedKLController(FixedKLController):
         self.target, self.coef_min, self.coef_max = target, coef_min, coef_max
 
     def _multiply(self, factor: float) -> None:
-        self.coef = min(max(self.coef * factor, self.coef_min), self.coef_max)
+        self.coef = _clip(self.coef * factor, self.coef_min, self.coef_max)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
 
 
 class AdaptiveKLController(_MultipliedKLController):
     """e = clip(KL / target - 1, -.2, .2); coef *= 1 + e n / horizon (Ziegler et al. 2019).
 
-    TorchRL 0.14's class of that name moves the other way.
+    e n / horizon is clipped to -.2 .. .2 as well: with n above the horizon the factor would reach 0
+    or below. TorchRL 0.14's class of that name moves the other way.
 
     Args:
         coef: the first coefficient, > 0.
@@ -151,6 +163,9 @@ class AdaptiveKLController(_MultipliedKLController):
         horizon: frames in which coef can change by a fifth; default ten times each update's n.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
+
+    Raises:
+        ValueError: a target or a horizon that is not above 0, or a start outside the bounds.
     """
 
     def __init__(
@@ -162,11 +177,14 @@ class AdaptiveKLController(_MultipliedKLController):
         coef_max: float = 1e6,
     ) -> None:
         super().__init__(coef, target, coef_min, coef_max)
+        if horizon is not None and not 0 < horizon < math.inf:
+            raise ValueError(f"horizon={horizon}: give frames > 0, or None for ten updates")
         self.horizon = horizon
 
     def _move(self, kl: float, n: int) -> None:
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self._multiply(1 + error * n / (self.horizon or 10 * n))
+        error = _clip(kl / self.target - 1, -0.2, 0.2)
+        horizon = 10 * n if self.horizon is None else self.horizon
+        self._multiply(1 + _clip(error * n / horizon, -0.2, 0.2))
 
 
 class DualKLController(_MultipliedKLController):
@@ -194,7 +212,86 @@ class DualKLController(_MultipliedKLController):
     def _move(self, kl: float, n: int) -> None:
         step = self.lr * (kl / self.target - 1)
         # A KL far above its target would overflow exp; no bound is further away than e^50.
-        self._multiply(math.exp(min(max(step, -50.0), 50.0)))
+        self._multiply(math.exp(_clip(step, -50.0, 50.0)))
+
+
+class HeldKLController(_MultipliedKLController):
+    """PI on x = clip(ln(KL / target), -limit, limit): ln coef += integral x + proportional dx.
+
+    dx is x less that of the update before, so the sum over updates is the PI law
+    ln coef = const + proportional x + integral (x_1 + ... + x_t). A KL <= 0 counts as -limit.
+
+    A policy starts at its reference, and its KL takes some updates to rise. Meanwhile a low KL does
+    not say that coef is too high, so coef stays: until the KL reaches :data:`RELEASE` of the
+    target, or its logarithm rose by less than :data:`RISE` over :data:`WINDOW` updates, or
+    :data:`PATIENCE` updates went by.
+
+    Args:
+        coef: the first coefficient, > 0.
+        target: nats per step.
+        integral: gain on x, per update.
+        proportional: gain on the change of x.
+        limit: of x, > 0.
+        coef_min: lower bound, > 0.
+        coef_max: upper bound.
+
+    Raises:
+        ValueError: a target or limit that is not above 0, a gain below 0, or a start outside the
+            bounds.
+    """
+
+    RELEASE, RISE, WINDOW, PATIENCE = 0.8, 0.05, 5, 20
+
+    def __init__(
+        self,
+        coef: Coef,
+        target: float,
+        integral: float = 0.2,
+        proportional: float = 2.0,
+        limit: float = 1.0,
+        coef_min: float = 1e-6,
+        coef_max: float = 1e6,
+    ) -> None:
+        super().__init__(coef, target, coef_min, coef_max)
+        for name, gain in (("integral", integral), ("proportional", proportional)):
+            if not 0 <= gain < math.inf:
+                raise ValueError(f"{name}={gain}: give a gain >= 0")
+        if not 0 < limit < math.inf:
+            raise ValueError(f"limit={limit}: give a number > 0")
+        self.integral, self.proportional, self.limit = integral, proportional, limit
+        self.frozen, self.updates = True, 0
+        self.rising: list[float] = []  # the last KLs, while frozen
+        self.error = 0.0  # x of the update before
+
+    def _move(self, kl: float, n: int) -> None:
+        before, self.error = self.error, self._error(kl)
+        if self.frozen:
+            before = self.error if self.updates == 0 else before
+            self.frozen = not self._released(kl)
+        if not self.frozen:
+            step = self.integral * self.error + self.proportional * (self.error - before)
+            self._multiply(math.exp(step))
+
+    def _error(self, kl: float) -> float:
+        if kl <= 0:
+            return -self.limit
+        return _clip(math.log(kl / self.target), -self.limit, self.limit)
+
+    def _released(self, kl: float) -> bool:
+        """Whether the KL got near its target, or stopped rising towards it."""
+        self.updates += 1
+        self.rising = [*self.rising, kl][-self.WINDOW - 1 :]
+        flat = (
+            len(self.rising) > self.WINDOW
+            and self.rising[0] > 0
+            and kl < self.rising[0] * math.exp(self.RISE)
+        )
+        return kl >= self.RELEASE * self.target or flat or self.updates >= self.PATIENCE
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        names = ("coef", "error", "frozen", "updates", "rising")
+        return {name: getattr(self, name) for name in names}
 
 
 def fixed(config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
@@ -217,3 +314,16 @@ def adaptive(config: AdaptiveControllerConfig, coef: Coef, frames: int) -> Adapt
 def dual(config: DualControllerConfig, coef: Coef, frames: int) -> DualKLController:
     """``controller=dual``."""
     return DualKLController(coef, config.target, config.lr, config.coef_min, config.coef_max)
+
+
+def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLController:
+    """``controller=held``."""
+    return HeldKLController(
+        coef,
+        config.target,
+        config.integral,
+        config.proportional,
+        config.limit,
+        config.coef_min,
+        config.coef_max,
+    )

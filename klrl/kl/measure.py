@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -39,3 +41,17 @@ def mean_kl(exact: Tensor, log_ratio: Tensor, mask: Tensor | None = None) -> dic
                 f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
             )
     return means
+
+
+def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
+    """The exact KL that a controller is given, in the unit of its target.
+
+    Args:
+        measured: of :func:`mean_kl`.
+        unit: step or token: the mean over them; sequence: the sum over a row, mean over rows; None:
+            as step or token.
+
+    Returns:
+        nats per unit.
+    """
+    return float(measured["exact_seq" if unit == "sequence" else "exact"])

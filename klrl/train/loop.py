@@ -21,6 +21,7 @@ from klrl.config import JobConfig, KLPENConfig, factory
 from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
+from klrl.kl.measure import in_unit
 from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
@@ -225,7 +226,8 @@ class Training:
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
-        self.controller.update(float(measured["exact"]), n=batch.numel())
+        unit = getattr(self.config.controller, "unit", None)
+        self.controller.update(in_unit(measured, unit), n=batch.numel())
 
     def evaluate(self, row: Row) -> bool:
         """Evaluate when it is due, add the result to the row; whether it is the best so far."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -10,8 +12,24 @@ from klrl.kl import (
     AdaptiveKLController,
     DualKLController,
     FixedKLController,
+    HeldKLController,
     ScheduledKLController,
 )
+
+
+@pytest.fixture(
+    params=[
+        lambda: AdaptiveKLController(1.0, 0.1),
+        lambda: DualKLController(1.0, 0.1),
+        lambda: HeldKLController(1.0, 0.1),
+        lambda: ScheduledKLController(1.0, 0.0, 100),
+        lambda: FixedKLController(1.0),
+    ],
+    ids=["adaptive", "dual", "held", "schedule", "fixed"],
+)
+def make(request) -> Callable[[], FixedKLController]:
+    """Of every kind, starting at 1; with a target of 0.1 where it has one."""
+    return request.param
 
 
 def test_fixed_stays() -> None:
@@ -32,13 +50,99 @@ def test_adaptive_defaults_to_a_horizon_of_ten_updates_and_moves_the_right_way()
     assert controller.update(0.0, n=256) == pytest.approx(1.02 * 0.98)
 
 
+def test_adaptive_moves_by_at_most_a_fifth_however_many_frames_an_update_has() -> None:
+    """e n / horizon is 1.31 here: 1 - 1.31 would put coef at its lower bound, and keep it there."""
+    up = AdaptiveKLController(1.0, target=0.1, horizon=10_000)
+    assert up.update(5.0, n=65_536) == pytest.approx(1.2)
+    assert up.update(0.0, n=65_536) == pytest.approx(1.2 * 0.8)
+
+
+@pytest.mark.parametrize("horizon", [0, -1, math.inf, math.nan])
+def test_adaptive_refuses_a_horizon_that_is_not_above_0(horizon: float) -> None:
+    with pytest.raises(ValueError, match=rf"horizon={horizon}: give frames > 0"):
+        AdaptiveKLController(1.0, target=0.1, horizon=horizon)
+
+
+@pytest.mark.parametrize("n", [0, -128])
+def test_an_update_of_no_frames_is_refused(make, n: int) -> None:
+    controller = make()
+    with pytest.raises(ValueError, match=rf"n={n}: give the frames"):
+        controller.update(0.3, n=n)
+    assert controller.coef == 1.0
+
+
 def test_dual_ascends_in_the_logarithm() -> None:
     controller = DualKLController(1.0, target=0.2, lr=0.5)
     assert controller.update(0.3) == pytest.approx(math.exp(0.5 * 0.5))
     assert controller.update(0.1) == pytest.approx(math.exp(0.25 - 0.25))
 
 
-@pytest.mark.parametrize("kind", [AdaptiveKLController, DualKLController])
+def test_held_is_pi_on_the_logarithm_of_kl_over_target() -> None:
+    """KL / target = e^.5, e^-.25, then clipped to e^1 and e^-1; gains .2 and 2."""
+    controller = HeldKLController(2.0, target=0.1, integral=0.2, proportional=2.0, limit=1.0)
+    exponent = 0.2 * 0.5
+    assert controller.update(0.1 * math.exp(0.5)) == pytest.approx(2 * math.exp(exponent))
+    exponent += 0.2 * -0.25 + 2 * (-0.25 - 0.5)
+    assert controller.update(0.1 * math.exp(-0.25)) == pytest.approx(2 * math.exp(exponent))
+    exponent += 0.2 * 1 + 2 * (1 + 0.25)
+    assert controller.update(9.0) == pytest.approx(2 * math.exp(exponent))
+    exponent += 0.2 * -1 + 2 * (-1 - 1)
+    assert controller.update(-0.01) == pytest.approx(2 * math.exp(exponent))
+    exponent += 0.2 * -1
+    assert controller.update(0.0) == pytest.approx(2 * math.exp(exponent))
+
+
+def test_held_does_not_wind_down_while_the_kl_rises() -> None:
+    """Frozen up to .8 target; the step at the release has the rise of x in it, and no jump."""
+    controller = HeldKLController(1.0, target=0.1)
+    kls = [0.0, 0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.0799]
+    assert [controller.update(kl) for kl in kls] == [1.0] * 8
+    x, before = math.log(0.801), math.log(0.799)
+    assert controller.update(0.0801) == pytest.approx(math.exp(0.2 * x + 2 * (x - before)))
+    assert controller.update(0.001) < 1, "it does not freeze again"
+
+
+def test_held_is_released_where_the_kl_stops_rising() -> None:
+    """ln KL rises by ln(1.04) = .039 < .05 over five updates, then x is -.69 and does not move."""
+    controller = HeldKLController(1.0, target=0.1)
+    assert [controller.update(kl) for kl in (0.048, 0.05, 0.05, 0.05, 0.05)] == [1.0] * 5
+    x = math.log(0.5)
+    assert controller.update(0.048 * 1.04) == pytest.approx(math.exp(0.2 * x), rel=1e-2)
+    rising = HeldKLController(1.0, target=0.1)
+    assert [rising.update(0.04 * 1.011**i) for i in range(6)] == [1.0] * 6, "by .055"
+
+
+def test_held_is_released_after_twenty_updates() -> None:
+    controller = HeldKLController(1.0, target=0.1)
+    assert [controller.update(0.0) for _ in range(19)] == [1.0] * 19
+    assert controller.update(0.0) == pytest.approx(math.exp(-0.2))
+
+
+def test_held_finds_the_coefficient_of_a_lagging_policy() -> None:
+    """ln KL relaxes by a tenth per update to ln(.05 / coef^1.5): at KL = .3, coef = 6^(-2/3)."""
+    controller, log_kl = HeldKLController(0.3, target=0.3), math.log(1e-3)
+    for _ in range(300):
+        log_kl += 0.1 * (math.log(0.05) - 1.5 * math.log(controller.coef) - log_kl)
+        controller.update(math.exp(log_kl))
+    assert math.exp(log_kl) == pytest.approx(0.3, rel=1e-6)
+    assert controller.coef == pytest.approx(6 ** (-2 / 3), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"integral": -0.1}, "integral=-0.1: give a gain >= 0"),
+        ({"proportional": math.nan}, "proportional=nan"),
+        ({"limit": 0.0}, "limit=0.0: give a number > 0"),
+        ({"target": math.nan}, "target=nan: give nats > 0"),
+    ],
+)
+def test_held_refuses_gains_that_mean_nothing(words, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        HeldKLController(1.0, **{"target": 0.1, **words})
+
+
+@pytest.mark.parametrize("kind", [AdaptiveKLController, DualKLController, HeldKLController])
 def test_bounds_hold(kind) -> None:
     controller = kind(1.0, target=0.1, coef_min=0.5, coef_max=2.0)
     for _ in range(300):
@@ -63,15 +167,6 @@ def test_schedules_by_hand() -> None:
         ScheduledKLController(1.0, 0.0, 10, "square")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: AdaptiveKLController(1.0, 0.1),
-        lambda: DualKLController(1.0, 0.1),
-        lambda: ScheduledKLController(1.0, 0.0, 100),
-        lambda: FixedKLController(1.0),
-    ],
-)
 def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     whole, first, second = make(), make(), make()
     for kl in (0.3, 0.05, 0.2):
@@ -82,3 +177,25 @@ def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     second.load_state_dict(first.state_dict())
     second.update(0.05, n=10)
     assert second.update(0.2, n=10) == pytest.approx(whole.coef)
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+@pytest.mark.parametrize(
+    ("kls", "released"),
+    [
+        ([0.0, 0.03, 0.04, *[0.05] * 8, 0.12, 0.09], 8),
+        ([0.0] * 22, 19),
+        ([0.0, 0.04, 0.07, 0.09, 0.15, *[0.08, 0.11] * 4], 3),
+    ],
+    ids=["the KL stops rising", "twenty updates", "near the target"],
+)
+def test_held_goes_on_exactly_from_any_update(kls: list[float], released: int, stop: int) -> None:
+    """From a state that went through JSON, as a checkpoint's does."""
+    whole, first, second = (HeldKLController(1.0, 0.1) for _ in range(3))
+    expected = [whole.update(kl) for kl in kls]
+    assert [coef == 1 for coef in expected].index(False) == released
+    for kl in kls[:stop]:
+        first.update(kl)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [second.update(kl) for kl in kls[stop:]] == expected[stop:]
+    assert second.state_dict() == whole.state_dict()

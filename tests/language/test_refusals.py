@@ -33,6 +33,10 @@ WRONG = [
     (["actor.lora.alpha=8"], "actor.lora.alpha: nothing reads it here"),
     (["actor.lora.r=2", "actor.lora.target_modules=[nope]"], "actor.lora.target_modules=['nope']"),
     (["loss.reduction=mean"], "loss.reduction=mean: control only"),
+    (
+        ["controller=held", "controller.unit=step"],
+        "controller.unit=step: control only; choose token",
+    ),
     (["loss.critic_coeff=1"], "loss.critic_coeff: nothing reads it here: advantage=group"),
     (["learner.compile=jit"], "learner.compile=jit: a language model's update runs eagerly"),
     (["kl.estimator=k3"], "kl.estimator=k3: in the reward only k1"),

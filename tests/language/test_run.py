@@ -6,6 +6,7 @@ The policy is a Llama of a few thousand parameters, untrained: what counts here 
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -187,7 +188,7 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
         ["loss=klpen", "loss.beta_rule=forward", "loss.entropy_coeff=0.01"],
         ["loss.target_kl=1e-9", "learner.epochs=3"],
         ["collector.sampler=wrapper", "collector.temperature=0.7"],
-        ["reference=ema", "controller=adaptive"],
+        ["reference=ema", "controller=adaptive", "controller.unit=token"],
         ["reference=periodic", "reference.every=1", "controller=dual", "optim=adamw"],
         ["actor.lora.r=2", "reference=adapter_off", "actor.gradient_checkpointing=true"],
         ["actor.dtype=bfloat16", "actor.lora.r=2", "advantage=gae"],
@@ -227,6 +228,20 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
         assert off == pytest.approx(copy, abs=1e-6)
 
 
+@pytest.mark.parametrize(("unit", "measured"), [("sequence", "exact_seq"), ("token", "exact")])
+def test_a_controller_is_given_the_kl_in_the_unit_of_its_target(job, unit, measured) -> None:
+    """ln coef += lr (KL / target - 1), written out with the rows' own KLs."""
+    words = ("controller=dual", "controller.target=0.01", "controller.lr=0.5", "kl.coef=0.5")
+    config = job(*words, f"controller.unit={unit}", "frames=48")
+    Training(config).train(RunFolder(Path("run")))
+    rows, coef = rows_of(Path("run")), 0.5
+    for row in rows:
+        assert row["kl/ref/coef"] == pytest.approx(coef)
+        coef *= math.exp(0.5 * (row[f"kl/ref/{measured}"] / 0.01 - 1))
+    assert len(rows) == 3
+    assert rows[-1]["kl/ref/exact_seq"] != pytest.approx(rows[-1]["kl/ref/exact"])
+
+
 # ------------------------------------------------------------------------------------ going on
 
 
@@ -236,6 +251,7 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
         [],
         ["advantage=gae", "loss=klpen_held", "reference=ema", "controller=adaptive"],
         ["actor.lora.r=2", "reference=adapter_off", "controller=dual", "optim=adamw"],
+        ["controller=held", "controller.target=1e-9", "controller.unit=sequence"],
     ],
     ids=lambda words: " ".join(words) or "default",
 )

@@ -102,11 +102,12 @@ def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
 
 
 @pytest.mark.parametrize("reference", ["ema", "periodic"])
-@pytest.mark.parametrize("controller", ["adaptive", "dual", "schedule"])
+@pytest.mark.parametrize("controller", ["adaptive", "dual", "held", "schedule"])
 @pytest.mark.integration
 def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, controller) -> None:
     """The first iteration after resume differs in its episodes, not in reference or coefficient."""
     words = (f"reference={reference}", f"controller={controller}", "kl.coef=0.5", "optim.lr=0.01")
+    words += ("controller.target=1e-4",) if controller == "held" else ()  # so that it is released
     exits(*QUICK, *words, "frames=192", "hydra.run.dir=run")
     stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
     stopped.load(stopped.checkpoints(RunFolder(Path("run"))))

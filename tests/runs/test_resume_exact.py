@@ -76,6 +76,7 @@ def assert_loaded_as_saved(config: JobConfig) -> None:
     [
         ["kl=none", "loss=clip", "optim=adamw"],
         ["reference=ema", "controller=dual", "loss=klpen_held", "eval.every=1", "eval.episodes=1"],
+        ["controller=held", "controller.target=1e-4", "controller.unit=step"],
         ["env=cartpole", "env.normalize_observation=true", "actor.share_trunk=true"],
     ],
     ids=lambda words: words[0],
@@ -89,6 +90,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(words, settings) -> None:
     [
         ["reference=ema", "controller=adaptive", "kl=legacy"],
         ["reference=periodic", "controller=dual", "loss=klpen_held"],
+        ["controller=held", "controller.target=1e-3"],
         ["controller=schedule", "kl.placement=split", "kl.estimator=exact"],
     ],
     ids=lambda words: words[0],
