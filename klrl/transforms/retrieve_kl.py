@@ -245,6 +245,7 @@ class CollectorPolicy:
 
         Raises:
             ValueError: the transform is in no environment, or no collector runs it.
+            TypeError: the policy cannot score, as with exploration noise behind it.
         """
         try:
             container = transform.container
@@ -269,6 +270,11 @@ class CollectorPolicy:
     def _scoring(self, policy: Any) -> Any:
         ref = self.ref_model
         if not _language.is_wrapper(ref):
+            if not hasattr(policy, "get_dist"):
+                raise TypeError(
+                    f"gen_model='from_collector': the collector's policy {type(policy).__name__} "
+                    "has no get_dist (exploration noise behind it?); give gen_model"
+                )
             return policy
         if not hasattr(policy, "get_new_version"):
             raise ValueError(

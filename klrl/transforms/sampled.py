@@ -227,9 +227,9 @@ def _of_the_action(
         if not isinstance(again, Tensor):
             again = add_heads([again.get(name) for name in sampler.log_prob_keys])
     again = sum_beyond(again, log_prob.ndim)
+    readable = ~edge & ~filled_in
     other = (again - log_prob).abs() > TOLERANCE * (1 + log_prob.abs())
-    other = other & ~edge & ~filled_in
-    if not other.any():
+    if not (other & readable).any():
         return log_prob
     warnings.warn(
         f"the log-prob at {key} is not that of the action (exploration noise behind the policy, or "
@@ -237,7 +237,7 @@ def _of_the_action(
         "parameters at the action in the data",
         stacklevel=4,
     )
-    return torch.where(other, again.to(log_prob), log_prob)
+    return torch.where(readable, again.to(log_prob), log_prob)
 
 
 def _at_the_edge(dist: Distribution, action: Any, log_prob: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The transforms that consist of parts, wherever a user puts them: the same numbers, one coefficient.
+"""Transforms wherever a user puts them: the same numbers, one coefficient.
 
 Each place is built around one transform that the user holds; the KL of a rollout is compared with
 log pi - log pi_ref of its own actions, and the coefficient is moved through the held object.
