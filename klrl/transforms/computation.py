@@ -144,14 +144,14 @@ class KLComputation(NextTransform):
         masks = charged_tokens(tensordict, next_tensordict, rows[0], [self.gen_key, self.ref_key])
         kl = token_kl(*rows, masks, self.estimator)
         reward = either(next_tensordict, next_tensordict, self.reward_key)
-        next_tensordict = for_rows(next_tensordict, ragged, self)
-        set_rows(next_tensordict, self.kl_key, kl, ragged)
+        next_tensordict = for_rows(next_tensordict, ragged)
+        set_rows(next_tensordict, self.kl_key, kl)
         if self.raw_key is not None and reward is not None:
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
             rewards = token_rewards(reward, kl, masks, self.padding_side)
             charged = shaped_rows(rewards, kl, self.coeff)
-            set_rows(next_tensordict, self.reward_key, charged, ragged)
+            set_rows(next_tensordict, self.reward_key, charged)
         return next_tensordict
 
     def _log_prob(

@@ -33,9 +33,10 @@ class RetrieveLogProb(NextTransform):
 
     - A control actor scores the action that was taken, exploration noise included: shape [...], in
       the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
-    - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False; 0 at
-      padding and at the first token. The mask of the tokens that the policy produced in this step,
-      [B, T] bool, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
+    - An LLM wrapper scores tokens: [B, T], or ragged where its ``pad_output`` is False (a stack of
+      TensorDicts: ``get(key, as_list=True)`` or ``as_padded_tensor=True`` reads it); 0 at padding
+      and at the first token. The mask of the tokens that the policy produced in this step, of the
+      same shape, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
       conversation have log-probs too, and are not charged again.
 
     Args:
@@ -161,10 +162,9 @@ class RetrieveLogProb(NextTransform):
         (rows, masks), ragged = _language.arrange(
             [rows, encoded.charged], encoded, self.pad_output, self.padding_side
         )
-        layout = getattr(model, "layout", None)
-        next_tensordict = for_rows(next_tensordict, ragged, self)
-        set_rows(next_tensordict, self.key, rows, ragged, layout)
-        set_rows(next_tensordict, self.mask_key, masks, ragged, layout)
+        next_tensordict = for_rows(next_tensordict, ragged)
+        set_rows(next_tensordict, self.key, rows)
+        set_rows(next_tensordict, self.mask_key, masks)
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

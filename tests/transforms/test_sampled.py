@@ -73,7 +73,7 @@ def test_the_older_key_held_the_sum_over_heads() -> None:
         batch = TwoHeads().rollout(4, actor)
     today = KLRewardTransform(reference, COEF, in_keys=[("agent", "reward")], kl_key="kl")
     expected = today(batch.clone())["next", "kl"]
-    keys = [key for key in actor.log_prob_keys]
+    keys = list(actor.log_prob_keys)
     batch["agent", "sample_log_prob"] = sum(batch.get(key) for key in keys)
     older = batch.exclude(*keys)
     torch.testing.assert_close(today(older)["next", "kl"], expected)
