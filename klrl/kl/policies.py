@@ -9,6 +9,7 @@ from tensordict import TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
+from klrl.kl.estimators import sum_beyond
 from klrl.kl.shapes import add_heads
 
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
@@ -71,6 +72,11 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     if not keys:
         raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
     return keys
+
+
+def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
+    """The log-prob of an action of several heads: the sum of theirs, each summed to [...]."""
+    return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
 
 
 def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:

@@ -150,6 +150,7 @@ class ChargedReward(NextTransform):
         out_keys: Key | Sequence[Key] | None,
         raw_reward_key: Key | None,
         reads: Sequence[Key],
+        *,
         on_unsampled: str = "nan",
     ) -> None:
         self.on_unsampled = check_on_unsampled(on_unsampled)

@@ -226,7 +226,9 @@ class RewardAdjustmentTransform(ChargedReward):
         on_unsampled: str = "nan",
     ) -> None:
         self.kl_key = as_key(kl_key)
-        super().__init__(coef, in_keys, out_keys, raw_reward_key, [self.kl_key], on_unsampled)
+        super().__init__(
+            coef, in_keys, out_keys, raw_reward_key, [self.kl_key], on_unsampled=on_unsampled
+        )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)

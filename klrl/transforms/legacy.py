@@ -74,7 +74,9 @@ class KLRewardTransform(ChargedReward):
         trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
         if trained:
             raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
-        super().__init__(coef, in_keys, out_keys, raw_reward_key, actor.in_keys, on_unsampled)
+        super().__init__(
+            coef, in_keys, out_keys, raw_reward_key, actor.in_keys, on_unsampled=on_unsampled
+        )
         self.reference = freeze(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.action_key = as_key(action_key or actor.dist_sample_keys[0])

@@ -154,8 +154,12 @@ def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | 
 
 def _sampler(model: Any) -> ProbabilisticTensorDictModule | None:
     """The part of a policy that turns parameters into a distribution."""
-    parts = [m for m in model.modules() if isinstance(m, ProbabilisticTensorDictModule)]
-    return parts[-1] if parts else None
+    for module in (model, getattr(model, "module", None)):  # a wrapper may hide its policy's parts
+        if module is not None:
+            parts = [m for m in module.modules() if isinstance(m, ProbabilisticTensorDictModule)]
+            if parts:
+                return parts[-1]
+    return None
 
 
 def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
