@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torch import nn
 from torch.distributions import Normal
+from torch.nn.functional import softplus
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, TanhNormal
@@ -203,12 +205,18 @@ def test_epsilon_greedy_choices_are_rescored() -> None:
 
 @pytest.mark.parametrize("loc", [0.0, 2.0, 5.0, 9.0, 15.0])
 def test_a_saturated_action_is_no_noise(loc: float) -> None:
-    """There float32 hides the sample; what the policy wrote is the better number."""
+    """There float32 hides the sample: a log-prob that was written from the sample stays."""
     _, actor = documented_actor()
     with torch.no_grad():
         actor.module[0].module[0].bias[0] = loc
         batch = actor(TensorDict({"observation": torch.zeros(500, 3)}, [500]))
     assert actor.module[-1].distribution_class is TanhNormal
+    gaussian = Normal(batch["loc"].double(), batch["scale"].double())
+    before_tanh = gaussian.sample()
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u))
+    slope = 2 * (math.log(2) - before_tanh - softplus(-2 * before_tanh))
+    batch["action"] = before_tanh.tanh().float()
+    batch["action_log_prob"] = (gaussian.log_prob(before_tanh) - slope).sum(-1).float()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log_prob = sampled_log_prob(batch, ["action_log_prob"], torch.zeros(500, 1), actor)
