@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import Normal
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, TransformedEnv, check_env_specs
 from torchrl.modules import IndependentNormal, ProbabilisticActor
 
@@ -239,3 +240,43 @@ def test_log_probs_of_agents_beside_no_transform_that_scored_them() -> None:
     KLComputation("p", "q", per_token=False)(batch)
     assert batch["next", "reward"].tolist() == [[-6.0], [-15.0]]
     assert float(batch["next", "kl_penalty"].sum()) == 21.0
+
+
+class TwoRewards(Agents):
+    """Rewards each agent, and the team beside."""
+
+    def __init__(self) -> None:
+        super().__init__("each", 2)
+        self.reward_spec = Composite(
+            self.full_reward_spec.clone(), team=Unbounded(shape=(2, 1)), shape=(2,)
+        )
+
+    def _step(self, tensordict: TensorDict) -> TensorDict:
+        after = super()._step(tensordict)
+        return after.set("team", after["agents", "reward"].sum(-2))
+
+
+@pytest.mark.parametrize("charged", [("agents", "reward"), "team"])
+@pytest.mark.parametrize("way", WAYS)
+def test_of_several_rewards_the_chosen_one_is_charged(way: str, charged) -> None:
+    torch.manual_seed(0)
+    actor, reference = moved(agents_actor(IndependentNormal))
+    env = TransformedEnv(TwoRewards(), transform(way, actor, reference, charged))
+    check_env_specs(env)
+    with torch.no_grad():
+        batch = env.rollout(5, actor)
+    kl = true_kl(batch, reference, WAYS[way], "team" if charged == "team" else "each")
+    torch.testing.assert_close(batch["next", "kl"].double(), kl, atol=1e-4, rtol=1e-4)
+    raw = -(batch[ACTION].double() ** 2).sum(-1, keepdim=True)
+    rewards = {("agents", "reward"): raw, "team": raw.sum(-2)}
+    rewards[charged] = rewards[charged] - COEF * kl
+    for key, value in rewards.items():
+        torch.testing.assert_close(batch["next"].get(key).double(), value, atol=1e-4, rtol=1e-4)
+
+
+def test_none_of_several_rewards_is_charged_unasked() -> None:
+    actor = agents_actor(IndependentNormal)
+    for part in (RetrieveKL(actor, actor), RetrieveLogProb(actor), KLDivergenceTransform()):
+        env = TransformedEnv(TwoRewards(), part)
+        with pytest.raises(ValueError, match=r"rewards .*team.*: choose one by its key"):
+            env.rollout(2, actor)
