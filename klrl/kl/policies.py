@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import torch
 from tensordict import TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from klrl.kl.estimators import sum_beyond
+from klrl.kl.shapes import add_heads
 
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
@@ -22,9 +22,10 @@ def as_key(key: Key) -> Key:
 
 
 def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) -> Tensor:
-    """log pi(a|s) of a transition's action, on the transition's device, shape [...].
+    """log pi(a|s) of a transition's action, on the transition's device, as the policy gives it.
 
-    A policy with several heads gives the sum over them. An environment on the CPU may ask a policy
+    It begins with the batch's shape; :mod:`klrl.kl.shapes` says what may follow. A policy with
+    several heads gives the sum over them. An environment on the CPU may ask a policy
     on a GPU. The copy is shallow: the model writes its parameters into what it is given.
     """
     device = next(model.parameters()).device
@@ -32,7 +33,7 @@ def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) 
     moved = tensordict.copy() if device == action_device else tensordict.to(device)
     scored = model.log_prob(moved)
     if not isinstance(scored, Tensor):
-        scored = sum_heads(scored, log_prob_keys(model), tensordict.ndim)
+        scored = add_heads([scored.get(key) for key in log_prob_keys(model)])
     return scored.to(action_device)
 
 
@@ -75,8 +76,7 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
     """The log-prob of an action of several heads: the sum of theirs, each summed to [...]."""
-    heads = (tensordict.get(key) for key in keys)
-    return torch.stack([sum_beyond(head, batch_dims) for head in heads]).sum(0)
+    return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
 
 
 def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:

@@ -2,22 +2,95 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import Transform
+from torchrl.envs import Compose, Transform, TransformedEnv
 
 from klrl.kl.charge import shaped
-from klrl.kl.policies import Key, as_key, has_all, sum_heads
+from klrl.kl.policies import Key, as_key
+from klrl.kl.shapes import like_reward, reward_shape
+from klrl.transforms.sampled import check_on_unsampled
+
+TransformT = TypeVar("TransformT", bound=Transform)
 
 
-class NextTransform(Transform):
+class InPlace(Transform):
+    """A transform whose :attr:`parent` is right wherever it stands in an environment."""
+
+    @property
+    def parent(self) -> Any:
+        """The environment up to this transform; None without an environment.
+
+        TorchRL 0.14.1 rebuilds it with an IndexError where this is the first transform of a Compose
+        inside another one, and forgets what stands before the inner Compose where it is not.
+        tests/transforms/test_places.py shows when the fault is gone.
+        """
+        if self.__dict__.get("_parent") is None:
+            self.__dict__["_parent"] = environment_before(self)
+        return self.__dict__["_parent"]
+
+
+def environment_before(transform: Transform) -> Any:
+    """An environment with clones of all transforms before this one; None without environment."""
+    before: list[Transform] = []
+    inner, container = transform, _container(transform)
+    while isinstance(container, Compose):
+        parts = list(container.transforms)
+        place = next(index for index, part in enumerate(parts) if part is inner)
+        before = [*parts[:place], *before]
+        inner, container = container, _container(container)
+    if container is None:
+        return None
+    if not isinstance(container, TransformedEnv):
+        raise ValueError(f"a transform in a {type(container).__name__}: not in an environment")
+    parent = TransformedEnv(container.base_env, auto_unwrap=False)
+    if container.__dict__.get("_torchrl_native_autoreset", False):
+        parent._torchrl_native_autoreset = True
+    for part in before:
+        parent.append_transform(part.clone())
+    return parent
+
+
+def _container(transform: Transform) -> Any:
+    held = transform.__dict__.get("_container")
+    return None if held is None else held()
+
+
+def siblings(transform: Transform) -> list[Transform]:
+    """The transforms of the Compose that holds this one; empty without one."""
+    container = _container(transform)
+    return list(container.transforms) if isinstance(container, Compose) else []
+
+
+class Parts(InPlace, Compose):
+    """Transforms in a row that are one transform to the user, and stay one wherever they stand.
+
+    ``TransformedEnv(env, parts).append_transform(...)`` puts the new transform inside, since this
+    is a Compose, so a part is looked up by its class and never by its place.
+    """
+
+    def part(self, kind: type[TransformT]) -> TransformT:
+        """The part of that class."""
+        return next(part for part in self.transforms if isinstance(part, kind))
+
+    def clone(self) -> Self:
+        """A copy for another environment, of the same class; buffers and models are shared.
+
+        TorchRL's clone of a Compose is a plain Compose.
+        """
+        copied = Transform.clone(self)
+        copied.transforms = nn.ModuleList(part.clone() for part in self.transforms)
+        for part in copied.transforms:
+            part.set_container(copied)
+        return copied
+
+
+class NextTransform(InPlace):
     """A transform that reads a transition and writes below its ``next``.
 
     Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls it once per
@@ -64,9 +137,10 @@ class ChargedReward(NextTransform):
         out_keys: the key of the reward to write; default ``in_keys``.
         raw_reward_key: where to keep the reward that was read; None keeps none.
         reads: further keys that a subclass reads.
+        on_unsampled: ``skip`` leaves the reward of a step as it is where the KL is NaN.
 
     Raises:
-        ValueError: more than one in- or out-key.
+        ValueError: more than one in- or out-key, or an unknown ``on_unsampled``.
     """
 
     def __init__(
@@ -76,7 +150,10 @@ class ChargedReward(NextTransform):
         out_keys: Key | Sequence[Key] | None,
         raw_reward_key: Key | None,
         reads: Sequence[Key],
+        *,
+        on_unsampled: str = "nan",
     ) -> None:
+        self.on_unsampled = check_on_unsampled(on_unsampled)
         self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
         self.raw_key = raw_reward_key and as_key(raw_reward_key)
@@ -92,7 +169,7 @@ class ChargedReward(NextTransform):
         Args:
             next_tensordict: where to write.
             reward: as it was read, [..., 1].
-            kl: nats, as many numbers.
+            kl: nats, the same shape.
 
         Raises:
             RuntimeError: the reward was charged already (seen by ``raw_reward_key``).
@@ -100,17 +177,16 @@ class ChargedReward(NextTransform):
         refuse_second_charge(next_tensordict, self.raw_key)
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
-        charged = shaped(reward, kl.view_as(reward), self.coef)
+        charged = shaped(reward, kl, self.coef)
+        if self.on_unsampled == "skip":
+            charged = torch.where(kl.isnan(), reward, charged)
         return next_tensordict.set(self.out_key, charged)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """The charged reward replaces the reward, or is a new observation beside it."""
         parent, observation_spec = self.parent, output_spec["full_observation_spec"]
-        charged = reward_like(parent)
-        if self.reward_key in observation_spec.keys(include_nested=True):
-            like = observation_spec[self.reward_key]
-            charged = Unbounded(shape=like.shape, dtype=like.dtype, device=like.device)
-        if self.out_key == parent.reward_key:
+        charged = reward_like(parent, self.reward_key)
+        if self.out_key in parent.reward_keys:
             output_spec["full_reward_spec"][self.out_key] = charged
         else:
             observation_spec[self.out_key] = charged
@@ -119,64 +195,39 @@ class ChargedReward(NextTransform):
         return output_spec
 
 
-def reward_like(parent: Transform) -> Unbounded:
-    """A spec with the shape and type of the environment's reward."""
-    spec = parent.full_reward_spec[parent.reward_key]
+def reward_like(parent: Any, key: Key) -> Unbounded:
+    """A spec with the shape and type of a reward; it may stand among the observations."""
+    rewards = parent.full_reward_spec
+    observed = key not in rewards.keys(include_nested=True)
+    spec = (parent.full_observation_spec if observed else rewards)[key]
     return Unbounded(shape=spec.shape, dtype=spec.dtype, device=spec.device)
 
 
-def sampled_log_prob(tensordict: TensorDictBase, keys: Sequence[Key], like: Tensor) -> Tensor:
-    """log pi(a|s) as the policy wrote it; NaN, with a warning, for an action it did not sample.
-
-    Args:
-        tensordict: the transition.
-        keys: where the policy writes its log-probs, one per head.
-        like: a tensor of the log-prob's shape.
-
-    Raises:
-        RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob.
-    """
-    if has_all(tensordict, keys):
-        return sum_heads(tensordict, keys, tensordict.ndim)
-    return unsampled(tensordict, keys[0], like)
+def log_prob_like(observation_spec: Composite, parent: Any, key: Key) -> Unbounded:
+    """A spec with the reward's batch shape; without a reward, one number per environment."""
+    shape = observation_spec.shape
+    if parent.reward_keys:
+        shape = reward_shape(reward_like(parent, key).shape, len(parent.batch_size))
+    return Unbounded(shape=shape, device=observation_spec.device)
 
 
-def unsampled(tensordict: TensorDictBase, key: Key, like: Tensor) -> Tensor:
-    """NaN in the shape of ``like``, with a warning, for an action that no policy sampled.
-
-    TorchRL checks specs with rollouts of random actions: an error would break the check, and a KL
-    of zero would be false.
+def reward_key_of(transform: Transform, given: Key | None) -> Key:
+    """The key that was given, else the environment's; "reward" where there is none.
 
     Raises:
-        RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``.
+        ValueError: the environment has several rewards, and none was chosen.
     """
-    if _in_parallel_env(tensordict):
-        raise RuntimeError(
-            f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
-            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
-        )
-    warnings.warn(
-        f"no {key} in the data: a random action has no KL to the reference, "
-        "and its charged reward is NaN; collect with the policy",
-        stacklevel=4,
-    )
-    return torch.full_like(like, torch.nan)
+    if given is not None:
+        return given
+    keys = transform.parent.reward_keys if transform.parent is not None else []
+    if len(keys) > 1:
+        raise ValueError(f"the environment has the rewards {keys}: choose one by its key")
+    return as_key(keys[0]) if keys else "reward"
 
 
-def _in_parallel_env(tensordict: TensorDictBase) -> bool:
-    """Whether a transition came through the shared buffers of a ParallelEnv.
-
-    TorchRL gives a worker's environment no sign of it, but there all data, the action included,
-    are in shared memory. GPU tensors always are, so only CPU tensors count.
-    """
-    if multiprocessing.parent_process() is None:
-        return False
-    leaves = tensordict.exclude("next").values(True, True)
-    return all(
-        leaf.device.type == "cpu" and leaf.is_shared()
-        for leaf in leaves
-        if isinstance(leaf, Tensor)
-    )
+def as_rewarded(name: object, log_prob: Tensor, reward: Tensor | None, batch_dims: int) -> Tensor:
+    """:func:`klrl.kl.shapes.like_reward`; without a reward the log-prob as the policy gave it."""
+    return log_prob if reward is None else like_reward(name, log_prob, reward, batch_dims)
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:

@@ -12,11 +12,14 @@ from torchrl.data import Composite, Unbounded
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import ESTIMATORS, estimate_kl
 from klrl.kl.policies import Key, as_key
+from klrl.kl.shapes import like_reward
 from klrl.transforms.base import (
     NextTransform,
     refuse_second_charge,
+    reward_key_of,
     reward_like,
     reward_of,
+    siblings,
 )
 from klrl.transforms.language import full_key, mask_key
 from klrl.transforms.rows import (
@@ -40,7 +43,8 @@ class KLComputation(NextTransform):
     Log-probs are read below "next", else at the root. The KL goes to ``("next", kl_key)``, in nats
     and without the coefficient.
 
-    - One action per step: log-probs [...], the batch's shape; reward and KL [..., 1].
+    - One action per step: log-probs in the reward's batch shape, per agent or per team
+      (:mod:`klrl.kl.shapes`); KL and reward [..., 1].
     - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
       A scalar score goes to the last charged token. The charged tokens are those that
       ``RetrieveLogProb`` marked, else ("masks", "all_assistant_mask"), else the attention mask
@@ -56,10 +60,14 @@ class KLComputation(NextTransform):
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
+        per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
+            and of an action's dimensions. None: as the RetrieveLogProb says that stands beside
+            this transform in a Compose; without one, tokens.
 
     Raises:
         ValueError: equal keys, an unknown estimator; log-probs, masks and rewards that do not fit
-            each other; log-probs of tokens under a key that does not end in "full".
+            each other; log-probs of tokens under a key that does not end in "full"; an environment
+            with several rewards, and no ``reward_key``.
         KeyError: a log-prob is missing.
         RuntimeError: the batch was charged already.
     """
@@ -76,7 +84,9 @@ class KLComputation(NextTransform):
         estimator: str = "k1",
         raw_reward_key: Key | None = None,
         reward_key: Key | None = None,
+        per_token: bool | None = None,
     ) -> None:
+        self.per_token = per_token
         self._reward_key = reward_key and as_key(reward_key)
         self.gen_key, self.ref_key = as_key(gen_log_probs_full_key), as_key(ref_log_probs_full_key)
         if self.gen_key == self.ref_key:
@@ -100,7 +110,7 @@ class KLComputation(NextTransform):
         """Apply to a batch, in place; log-probs of tokens may be at the root, without "next"."""
         if tensordict.get("next", None) is None:
             log_prob = either(tensordict, tensordict, self.gen_key)
-            if log_prob is not None and _per_token(log_prob, tensordict):
+            if log_prob is not None and self._of_tokens(log_prob, tensordict):
                 return self._step(tensordict, tensordict)
         return super().forward(tensordict)
 
@@ -109,9 +119,13 @@ class KLComputation(NextTransform):
             self._log_prob(tensordict, next_tensordict, key) for key in (self.gen_key, self.ref_key)
         )
         refuse_second_charge(next_tensordict, self.raw_key)
-        if _per_token(log_prob, tensordict):
+        if self._of_tokens(log_prob, tensordict):
             return self._charge_tokens(tensordict, next_tensordict, log_prob, ref_log_prob)
         reward = reward_of(next_tensordict, self.reward_key)
+        log_prob, ref_log_prob = (
+            like_reward(f"the log-prob at {key}", value, reward, tensordict.ndim)
+            for key, value in ((self.gen_key, log_prob), (self.ref_key, ref_log_prob))
+        )
         kl = estimate_kl(log_prob, ref_log_prob, self.estimator).view_as(reward)
         next_tensordict.set(self.kl_key, kl)
         if self.raw_key is not None:
@@ -130,14 +144,14 @@ class KLComputation(NextTransform):
         masks = charged_tokens(tensordict, next_tensordict, rows[0], [self.gen_key, self.ref_key])
         kl = token_kl(*rows, masks, self.estimator)
         reward = either(next_tensordict, next_tensordict, self.reward_key)
-        next_tensordict = for_rows(next_tensordict, ragged, self)
-        set_rows(next_tensordict, self.kl_key, kl, ragged)
+        next_tensordict = for_rows(next_tensordict, ragged)
+        set_rows(next_tensordict, self.kl_key, kl)
         if self.raw_key is not None and reward is not None:
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
             rewards = token_rewards(reward, kl, masks, self.padding_side)
             charged = shaped_rows(rewards, kl, self.coeff)
-            set_rows(next_tensordict, self.reward_key, charged, ragged)
+            set_rows(next_tensordict, self.reward_key, charged)
         return next_tensordict
 
     def _log_prob(
@@ -153,18 +167,30 @@ class KLComputation(NextTransform):
     @property
     def reward_key(self) -> Key:
         """The environment's reward key; "reward" without an environment, or where it has none."""
-        if self._reward_key is not None:
-            return self._reward_key
-        keys = self.parent.reward_keys if self.parent is not None else []
-        return keys[0] if keys else "reward"
+        return reward_key_of(self, self._reward_key)
+
+    def _of_tokens(self, log_prob: Any, tensordict: TensorDictBase) -> bool:
+        """Whether log-probs have a token axis after the batch dimensions."""
+        if is_ragged(log_prob) or log_prob.ndim <= tensordict.ndim:
+            return is_ragged(log_prob)
+        return self._says_per_token() is not False
+
+    def _says_per_token(self) -> bool | None:
+        """``per_token``, else what scores the log-probs beside this transform; None: unknown."""
+        if self.per_token is not None:
+            return self.per_token
+        scorers = [part for part in siblings(self) if self.gen_key in part.out_keys]
+        return next((getattr(part, "is_language", None) for part in reversed(scorers)), None)
 
     def _in_language_env(self) -> bool:
-        """Whether log-probs are per token: by their spec, else by the environment's kind."""
-        parent = self.parent
-        spec = parent.full_observation_spec
+        """Whether log-probs are per token: as is said, by their spec, or by the environment."""
+        said = self._says_per_token()
+        if said is not None:
+            return said
+        spec = self.parent.full_observation_spec
         if self.gen_key in spec.keys(include_nested=True):
-            return spec[self.gen_key].ndim > len(parent.batch_size)
-        return hasattr(parent.base_env, "input_mode")
+            return -1 in spec[self.gen_key].shape
+        return hasattr(self.parent.base_env, "input_mode")
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the KL and the raw reward, shaped like the reward; per-token KLs get a token axis."""
@@ -173,7 +199,7 @@ class KLComputation(NextTransform):
             if per_token and key == self.kl_key:
                 observation_spec[key] = per_token_spec(observation_spec)
             elif self.parent.reward_keys:
-                observation_spec[key] = reward_like(self.parent)
+                observation_spec[key] = reward_like(self.parent, self.reward_key)
         return observation_spec
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
@@ -182,7 +208,7 @@ class KLComputation(NextTransform):
             reward_spec[self.reward_key] = (
                 per_token_spec(reward_spec, 1)
                 if self._in_language_env()
-                else reward_like(self.parent)
+                else reward_like(self.parent, self.reward_key)
             )
         return reward_spec
 
@@ -190,11 +216,6 @@ class KLComputation(NextTransform):
 def per_token_spec(like: Composite, *last: int) -> Unbounded:
     """The spec [B, tokens, ...] of any number of tokens."""
     return Unbounded(shape=torch.Size((*like.shape, -1, *last)), device=like.device)
-
-
-def _per_token(log_prob: Any, tensordict: TensorDictBase) -> bool:
-    """Whether log-probs have a token axis after the batch dimensions."""
-    return isinstance(log_prob, list) or log_prob.is_nested or log_prob.ndim > tensordict.ndim
 
 
 # ------------------------------------------------------------------------------- rows of tokens

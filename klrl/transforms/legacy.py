@@ -7,24 +7,27 @@ added it; klrl implements the documented formula.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
-from torchrl.data import Composite, Unbounded
+from torchrl.data import Composite
 
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, refuse_nested_policy, score
 from klrl.kl.reference import freeze
-from klrl.transforms.base import ChargedReward, reward_of, sampled_log_prob
+from klrl.kl.shapes import like_reward
+from klrl.transforms.base import ChargedReward, log_prob_like, reward_of
+from klrl.transforms.sampled import kl_of_sampled, sampled_log_prob
 
 
 class KLRewardTransform(ChargedReward):
     """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 the actor as it is now.
 
     log pi is what the policy wrote while it sampled; log pi_0 is that of a frozen copy, evaluated
-    at the same action. Shapes: log-probs [...], reward [..., 1]; nats.
+    at the same action. Shapes: log-probs [...], reward [..., 1], both per agent or per team; nats.
 
     Args:
         actor: a probabilistic actor with ``get_dist`` and parameters; copied.
@@ -36,10 +39,14 @@ class KLRewardTransform(ChargedReward):
         kl_key: where to write the KL without coef, [..., 1]; None writes none.
         ref_log_prob_key: where to write log pi_0; None writes none.
         raw_reward_key: where to keep the reward that was read; None keeps none.
+        on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
+            is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
+            uncharged (``zero``), or an error (``raise``). All but the last warn.
 
     Raises:
         ValueError: not exactly one in- or out-key; an actor that has no parameters or no log-probs,
-            ends in another policy, or has a buffer that requires gradients.
+            ends in another policy, or has a buffer that requires gradients; log-probs and rewards
+            that do not fit (:mod:`klrl.kl.shapes`).
         TypeError: an actor without ``get_dist``.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
             ParallelEnv was not sent the log-prob.
@@ -57,6 +64,7 @@ class KLRewardTransform(ChargedReward):
         kl_key: Key | None = None,
         ref_log_prob_key: Key | None = None,
         raw_reward_key: Key | None = None,
+        on_unsampled: str = "nan",
     ) -> None:
         if not hasattr(actor, "get_dist"):
             raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
@@ -66,7 +74,9 @@ class KLRewardTransform(ChargedReward):
         trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
         if trained:
             raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
-        super().__init__(coef, in_keys, out_keys, raw_reward_key, actor.in_keys)
+        super().__init__(
+            coef, in_keys, out_keys, raw_reward_key, actor.in_keys, on_unsampled=on_unsampled
+        )
         self.reference = freeze(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.action_key = as_key(action_key or actor.dist_sample_keys[0])
@@ -78,13 +88,22 @@ class KLRewardTransform(ChargedReward):
         reward = reward_of(next_tensordict, self.reward_key)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
             ref_log_prob = self._reference_log_prob(tensordict)
-        log_prob = sampled_log_prob(tensordict, self.log_prob_keys, ref_log_prob)
-        kl = k1(log_prob - ref_log_prob).view_as(reward)
+        name = "the reference's log-prob"
+        ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
+        log_prob = sampled_log_prob(
+            tensordict, self.log_prob_keys, reward, self._scorer(), self.on_unsampled
+        )
+        kl = kl_of_sampled(k1(log_prob - ref_log_prob), log_prob, self.on_unsampled)
+        kl = kl.view_as(reward)
         next_tensordict = self.charge(next_tensordict, reward, kl)
         for key, value in ((self.kl_key, kl), (self.ref_log_prob_key, ref_log_prob)):
             if key is not None:
                 next_tensordict.set(key, value)
         return next_tensordict
+
+    def _scorer(self) -> Any:
+        """The reference, which scores the same action as the policy; None where it is another."""
+        return self.reference if self.action_key == self.reference.dist_sample_keys[0] else None
 
     def _reference_log_prob(self, tensordict: TensorDictBase) -> Tensor:
         if self.action_key == self.reference.dist_sample_keys[0]:
@@ -96,11 +115,11 @@ class KLRewardTransform(ChargedReward):
         output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
         if self.kl_key is not None:
-            is_reward = self.out_key == self.parent.reward_key
+            is_reward = self.out_key in self.parent.reward_keys
             charged = output_spec["full_reward_spec"] if is_reward else observation_spec
             observation_spec[self.kl_key] = charged[self.out_key].clone()
         if self.ref_log_prob_key is not None:
-            observation_spec[self.ref_log_prob_key] = Unbounded(
-                shape=output_spec.shape, device=output_spec.device
+            observation_spec[self.ref_log_prob_key] = log_prob_like(
+                observation_spec, self.parent, self.reward_key
             )
         return output_spec

@@ -179,9 +179,9 @@ class KLRewardTransform(NextTransform):
         arranged, ragged = _language.arrange(
             list(written.values()), encoded, self.pad_output, self.padding_side
         )
-        next_tensordict = for_rows(next_tensordict, ragged, self)
+        next_tensordict = for_rows(next_tensordict, ragged)
         for name, rows in zip(written, arranged, strict=True):
-            set_rows(next_tensordict, name, [row.unsqueeze(-1) for row in rows], ragged)
+            set_rows(next_tensordict, name, [row.unsqueeze(-1) for row in rows])
         return next_tensordict
 
     def _sampled(

@@ -18,7 +18,7 @@ from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.kl.policies import Key, as_key, refuse_nested_policy, score
 from klrl.transforms import language as _language
-from klrl.transforms.base import NextTransform
+from klrl.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
 from klrl.transforms.computation import KLComputation
 from klrl.transforms.rows import check_side, for_rows, set_rows
 from klrl.transforms.tokens import check_template_kwargs
@@ -31,10 +31,12 @@ class RetrieveLogProb(NextTransform):
 
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
-    - A control actor scores the action: shape [...], one number per step.
-    - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False; 0 at
-      padding and at the first token. The mask of the tokens that the policy produced in this step,
-      [B, T] bool, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
+    - A control actor scores the action that was taken, exploration noise included: shape [...], in
+      the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
+    - An LLM wrapper scores tokens: [B, T], or ragged where its ``pad_output`` is False (a stack of
+      TensorDicts: ``get(key, as_list=True)`` or ``as_padded_tensor=True`` reads it); 0 at padding
+      and at the first token. The mask of the tokens that the policy produced in this step, of the
+      same shape, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
       conversation have log-probs too, and are not charged again.
 
     Args:
@@ -56,6 +58,9 @@ class RetrieveLogProb(NextTransform):
             ``generate_kwargs``, else 1.
         history_key: wrappers in history mode: the key of the conversation, in place of the model's
             ``input_key``.
+        reward_key: control actors: the log-prob has this reward's batch shape; None for the
+            environment's, or ``reward`` on a bare batch. Without a reward it is written as the
+            actor gives it.
 
     Raises:
         TypeError: the model has no ``log_prob``.
@@ -78,6 +83,7 @@ class RetrieveLogProb(NextTransform):
         padding_side: str = "left",
         temperature: float | None = None,
         history_key: Key | None = None,
+        reward_key: Key | None = None,
     ) -> None:
         self.is_language = _language.is_wrapper(model)
         if self.is_language:
@@ -106,6 +112,7 @@ class RetrieveLogProb(NextTransform):
             self.mask_key = _language.mask_key(self.key)
             out_keys.append(self.mask_key)
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
+        self._reward_key = reward_key and as_key(reward_key)
         self.written = out_keys
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
@@ -124,7 +131,10 @@ class RetrieveLogProb(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
-            return next_tensordict.set(self.key, score(self.scorer(), tensordict))
+            log_prob = score(self.scorer(), tensordict)
+        reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
+        name = f"the log-prob for {self.key}"
+        return next_tensordict.set(self.key, as_rewarded(name, log_prob, reward, tensordict.ndim))
 
     def scorer(self) -> Any:
         """The model that scores."""
@@ -152,17 +162,18 @@ class RetrieveLogProb(NextTransform):
         (rows, masks), ragged = _language.arrange(
             [rows, encoded.charged], encoded, self.pad_output, self.padding_side
         )
-        layout = getattr(model, "layout", None)
-        next_tensordict = for_rows(next_tensordict, ragged, self)
-        set_rows(next_tensordict, self.key, rows, ragged, layout)
-        set_rows(next_tensordict, self.mask_key, masks, ragged, layout)
+        next_tensordict = for_rows(next_tensordict, ragged)
+        set_rows(next_tensordict, self.key, rows)
+        set_rows(next_tensordict, self.mask_key, masks)
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the log-prob: one number per environment, or one per token with its mask."""
-        shape, device = observation_spec.shape, observation_spec.device
-        if self.is_language:
-            shape = torch.Size((*shape, -1))
-            observation_spec[self.mask_key] = Binary(shape=shape, device=device, dtype=torch.bool)
+        """Add the log-prob: in the reward's batch shape, or one per token with its mask."""
+        if not self.is_language:
+            key = reward_key_of(self, self._reward_key)
+            observation_spec[self.key] = log_prob_like(observation_spec, self.parent, key)
+            return observation_spec
+        shape, device = torch.Size((*observation_spec.shape, -1)), observation_spec.device
+        observation_spec[self.mask_key] = Binary(shape=shape, device=device, dtype=torch.bool)
         observation_spec[self.key] = Unbounded(shape=shape, device=device)
         return observation_spec

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torchrl.envs import Compose, Transform
+from torchrl.envs import Transform
 
 from klrl.kl.policies import Key
 from klrl.transforms import language as _language
+from klrl.transforms.base import Parts
 from klrl.transforms.computation import KLComputation
 from klrl.transforms.retrieve import RetrieveLogProb
 from klrl.transforms.served import Served, coefficient
@@ -22,7 +23,7 @@ from klrl.transforms.served import Served, coefficient
 FROM_COLLECTOR = "from_collector"
 
 
-class RetrieveKL(Compose):
+class RetrieveKL(Parts):
     """KL of a policy to a reference, retrieved from both models and charged to the reward.
 
     The models are two LLM wrappers, or two control actors. Both score the same tokens at the same
@@ -51,6 +52,7 @@ class RetrieveKL(Compose):
         coeff: reward per nat.
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
+        reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
         use_ray_service: the older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
@@ -91,6 +93,7 @@ class RetrieveKL(Compose):
         coeff: float = 1.0,
         estimator: str = "k1",
         raw_reward_key: Key | None = None,
+        reward_key: Key | None = None,
         use_ray_service: bool = False,
         service_backend: str | None = None,
         **kwargs: Any,
@@ -104,6 +107,7 @@ class RetrieveKL(Compose):
             padding_side=padding_side,
             estimator=estimator,
             raw_reward_key=raw_reward_key,
+            reward_key=reward_key,
         )
         gen_model = one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
         ref_model = one_of("ref_model", ref_model, ref_model_factory)
@@ -115,6 +119,7 @@ class RetrieveKL(Compose):
             "tokenizer": tokenizer,
             "padding_side": padding_side,
             "history_key": None if history_key == "history" else history_key,
+            "reward_key": reward_key,
             **kwargs,
         }
         keys = {"gen": computation.gen_key, "ref": computation.ref_key}
@@ -123,8 +128,8 @@ class RetrieveKL(Compose):
 
     @property
     def computation(self) -> KLComputation:
-        """The last transform, which holds the coefficient."""
-        return self.transforms[-1]
+        """The part that charges, and holds the coefficient."""
+        return self.part(KLComputation)
 
     @property
     def coeff(self) -> float:
@@ -240,6 +245,7 @@ class CollectorPolicy:
 
         Raises:
             ValueError: the transform is in no environment, or no collector runs it.
+            TypeError: the policy cannot score, as with exploration noise behind it.
         """
         try:
             container = transform.container
@@ -264,6 +270,11 @@ class CollectorPolicy:
     def _scoring(self, policy: Any) -> Any:
         ref = self.ref_model
         if not _language.is_wrapper(ref):
+            if not hasattr(policy, "get_dist"):
+                raise TypeError(
+                    f"gen_model='from_collector': the collector's policy {type(policy).__name__} "
+                    "has no get_dist (exploration noise behind it?); give gen_model"
+                )
             return policy
         if not hasattr(policy, "get_new_version"):
             raise ValueError(

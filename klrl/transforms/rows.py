@@ -12,7 +12,6 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torchrl.envs import Transform
 
 from klrl.kl.policies import Key
 
@@ -49,39 +48,28 @@ def to_rows(value: Any) -> list[Tensor]:
     return value if isinstance(value, list) else list(value.unbind(0))
 
 
-def set_rows(
-    tensordict: TensorDictBase,
-    key: Key,
-    rows: list[Tensor],
-    ragged: bool,
-    layout: torch.layout | None = None,
-) -> None:
-    """Write B rows at ``key``: dense [B, T, ...], or nested.
+def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
+    """Write B rows at ``key``: dense [B, T, ...], or into a stack of TensorDicts, a row for each.
 
     Args:
-        tensordict: batch [B].
+        tensordict: batch [B]; from :func:`for_rows`.
         key: where to write.
-        rows: B tensors; equal shapes unless ``ragged``.
-        ragged: write a nested tensor; a stack of TensorDicts takes a row for each.
-        layout: of the nested tensor, strided or jagged; default strided.
+        rows: B tensors; equal shapes unless ``tensordict`` is a stack.
     """
     if isinstance(tensordict, LazyStackedTensorDict) and tensordict.stack_dim == 0:
         for sample, row in zip(tensordict.tensordicts, rows, strict=True):
             sample.set(key, row)
-    elif ragged:
-        nested = torch.nested.as_nested_tensor(rows, layout=layout or torch.strided)
-        tensordict.set(key, nested)
     else:
         tensordict.set(key, torch.stack(rows))
 
 
-def for_rows(tensordict: TensorDictBase, ragged: bool, transform: Transform) -> TensorDictBase:
-    """The TensorDict to write rows to; for ragged rows inside an environment, a lazy stack of B.
+def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
+    """The TensorDict to write rows to; for ragged rows a lazy stack of B.
 
-    A rollout stacks its steps, and torch cannot stack nested tensors.
+    Only there ``get(key, as_list=True)`` and ``get(key, as_padded_tensor=True)`` do what they say:
+    a plain TensorDict ignores both and returns its nested tensor, which a rollout cannot stack.
     """
-    plain = not isinstance(tensordict, LazyStackedTensorDict)
-    if ragged and plain and transform.parent is not None:
+    if ragged and not isinstance(tensordict, LazyStackedTensorDict):
         return tensordict.to_lazystack(0)
     return tensordict
 

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import Compose, Transform
 
 from klrl.base.ray_start import start_ray
+from klrl.transforms.base import Parts
 
 
 class Service:
@@ -54,8 +55,11 @@ class Service:
         return float(getattr(self.transform, name))
 
 
-class Served(Compose):
+class Served(Parts):
     """A transform whose models are in a Ray actor.
+
+    Its own parts are shells; a transform that an environment appends to it, as to any Compose, runs
+    here.
 
     Args:
         build: the local class.
@@ -85,7 +89,10 @@ class Served(Compose):
             options |= {"name": actor_name, "get_if_exists": True}
         ray = start_ray()
         actor = ray.remote(Service).options(**options).remote(build, arguments)
-        super().__init__(*ray.get(actor.shells.remote()))
+        shells = ray.get(actor.shells.remote())
+        for shell in shells:
+            shell.is_shell = True
+        super().__init__(*shells)
         self._actor, self._actor_name = actor, actor_name
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -93,11 +100,22 @@ class Served(Compose):
 
         return ray.get(getattr(self._actor, method).remote(*arguments))
 
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        reward_key = getattr(self.transforms[-1], "reward_key", "reward")
-        if reward_key != "reward":
+    def _steps(self) -> list[Transform | None]:
+        """The transforms to run in this process, and None where the actor runs its own."""
+        steps: list[Transform | None] = []
+        for part in self.transforms:
+            if not getattr(part, "is_shell", False):
+                steps.append(part)
+            elif None not in steps:
+                steps.append(None)
+        return steps
+
+    def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        last = [part for part in self.transforms if getattr(part, "is_shell", False)][-1]
+        reward_key = getattr(last, "reward_key", "reward")
+        if reward_key != "reward" and getattr(last, "_reward_key", None) is None:
             raise ValueError(
-                f"the environment's reward is {reward_key}: with Ray it must be 'reward'"
+                f"the environment's reward is {reward_key}: with Ray it must be 'reward', or given"
             )
         sent = [_to_send(td) for td in (tensordict.exclude("next"), next_tensordict)]
         written = self._ask("step", *sent)
@@ -105,19 +123,23 @@ class Served(Compose):
             written = written.to(next_tensordict.device)
         return next_tensordict.update(written)
 
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for part in self._steps():
+            run = self._serve if part is None else part._step
+            next_tensordict = run(tensordict, next_tensordict)
+        return next_tensordict
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply to a batch, in place; without a "next" the results go to the root."""
-        next_tensordict = tensordict.get("next", None)
-        if next_tensordict is None:
-            return self._step(tensordict, tensordict)
-        return tensordict.set("next", self._step(tensordict, next_tensordict))
-
-    def clone(self) -> Served:
-        """A transform of the same actor, for another environment."""
-        clone = object.__new__(type(self))
-        Compose.__init__(clone, *(part.clone() for part in self.transforms))
-        clone._actor, clone._actor_name = self._actor, self._actor_name
-        return clone
+        for part in self._steps():
+            next_tensordict = tensordict.get("next", None)
+            if part is not None:
+                tensordict = part(tensordict)
+            elif next_tensordict is None:
+                tensordict = self._serve(tensordict, tensordict)
+            else:
+                tensordict = tensordict.set("next", self._serve(tensordict, next_tensordict))
+        return tensordict
 
     def __repr__(self) -> str:
         parts = ", ".join(type(part).__name__ for part in self.transforms)

@@ -142,7 +142,8 @@ def test_conversations_score_assistant_tokens_alone(turns, pad_output, side) -> 
     model = network("qwen2")
     batch = conversation(turns)
     transform = RetrieveLogProb(wrapper(model, pad_output=pad_output), padding_side=side)
-    found = transform(batch)["next", "log_probs", "full"]
+    key = ("next", "log_probs", "full")
+    found = transform(batch).get(key, as_nested_tensor=not pad_output)
     assert found.is_nested is not pad_output
     for row, chat in zip(found.unbind(0), chats(turns), strict=True):
         ids, assistant = rendered(chat)
@@ -249,3 +250,39 @@ def test_gradients_reach_the_model_only_where_asked() -> None:
         if not detach:
             found.sum().backward()
             assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_ragged_log_probs_of_a_plain_batch_are_read_as_a_list_or_padded(rooted: bool) -> None:
+    model, batch = network(), conversation(1)
+    if rooted:
+        del batch["next"]
+    out = RetrieveLogProb(wrapper(model, pad_output=False))(batch)
+    key = ("log_probs", "full") if rooted else ("next", "log_probs", "full")
+    truth = [
+        alone(model, ids).masked_fill(~assistant, 0.0) for ids, assistant in map(rendered, chats(1))
+    ]
+    assert truth[0].shape != truth[1].shape
+    rows = out.get(key, as_list=True)
+    assert [row.shape for row in rows] == [row.shape for row in truth]
+    padded = out.get(key, as_padded_tensor=True)
+    assert padded.shape == (2, max(len(row) for row in truth))
+    for row, filled, expected in zip(rows, padded, truth, strict=True):
+        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(filled[: len(row)], row)
+        assert not filled[len(row) :].any()
+
+
+def test_ragged_kls_and_rewards_of_a_plain_batch_are_read_as_a_list_or_padded() -> None:
+    batch = conversation(1)
+    batch["next"] = TensorDict({"reward": torch.ones(2, 1)}, [2])
+    models = (
+        wrapper(network(seed=seed), pad_output=False, log_probs_key=key)
+        for seed, key in ((0, "gen"), (1, "ref"))
+    )
+    after = RetrieveKL(*models)(batch)["next"]
+    kls = after.get("kl_penalty", as_list=True)
+    assert len(kls[0]) != len(kls[1])
+    for index, reward in enumerate(after.get("reward", as_list=True)):
+        assert float(reward.sum()) == pytest.approx(1 - float(kls[index].sum()), abs=1e-4)
+    assert after.get("kl_penalty", as_padded_tensor=True).shape == (2, max(map(len, kls)))

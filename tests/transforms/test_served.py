@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict, set_list_to_stack
 from torchrl.data.llm import History
-from torchrl.envs import TransformedEnv
+from torchrl.envs import RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import ChatHistory
 
@@ -18,6 +18,7 @@ from klrl.kl import RayRetrieveKL, RetrieveKL
 from klrl.transforms.llm import KLRewardTransform, RayKLRewardTransform
 from klrl.transforms.served import start_ray
 from tests.transforms.llm_toys import chats, network, tokenizer, wrapper
+from tests.transforms.test_control_family import case
 from tests.transforms.test_llm_env import Score, Script, reset
 from tests.transforms.test_llm_reward import batch
 
@@ -169,6 +170,23 @@ def test_the_actors_errors_keep_their_type(served) -> None:
         RayKLRewardTransform(
             ref_model_factory=lambda: wrapper(network(), "tokens", generate=True), num_cpus=0.5
         )
+
+
+def test_what_an_environment_appends_to_it_runs_here() -> None:
+    """Before and behind the actor's parts, also in a clone; the coefficient is at hand."""
+    env, actor, reference, _ = case("pendulum")
+    kl = RayRetrieveKL(
+        actor, reference, coeff=COEF, num_cpus=0.5, kl_key="kl", raw_reward_key="raw"
+    )
+    for part in (kl, kl.clone()):
+        around = TransformedEnv(env, part).append_transform(RewardSum())
+        around.insert_transform(0, StepCounter())
+        with torch.no_grad():
+            after = around.rollout(5, actor, break_when_any_done=False)["next"]
+        assert after["step_count"].flatten().tolist() == [1, 2, 3, 4, 5] * 2
+        torch.testing.assert_close(after["reward"], after["raw"] - COEF * after["kl"])
+        torch.testing.assert_close(after["episode_reward"], after["reward"].cumsum(-2))
+        assert part.coeff == COEF
 
 
 def test_exclusive_and_impossible_arguments_are_refused() -> None:

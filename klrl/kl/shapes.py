@@ -1,0 +1,73 @@
+"""The rule for shapes: a log-prob and a KL have the reward's batch shape.
+
+A TorchRL reward is [*B, 1] (one policy, or a team's one reward) or [*B, N, 1] (one per agent); its
+batch shape is [*B] or [*B, N]. What a policy gives begins with that shape. Whatever follows is
+summed, since log-probs and KLs of independent parts add: the agents of a team with one reward, the
+action's dimensions where its distribution has no event dimension (a plain ``Normal``). Anything
+else is refused. Every subtraction in klrl.transforms is of tensors that went through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from klrl.kl.estimators import sum_beyond
+
+
+def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
+    """The batch shape of a reward: without its last dimension, which is 1.
+
+    Args:
+        reward: the reward's shape, [*B, 1], [*B, N, 1], or [*B].
+        batch_dims: the number of dimensions B.
+
+    Raises:
+        ValueError: the reward does not end in 1: agents, or several objectives?
+    """
+    if len(reward) <= batch_dims:
+        return reward
+    if reward[-1] != 1:
+        raise ValueError(
+            f"the reward has shape {tuple(reward)} for a batch {tuple(reward[:batch_dims])}: "
+            "it must end in a dimension of 1, as [*batch, 1] or [*batch, agents, 1]"
+        )
+    return reward[:-1]
+
+
+def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
+    """A log-prob or KL in the reward's batch shape: what is beyond it is summed.
+
+    Args:
+        name: what ``value`` is called in an error.
+        value: begins with the reward's batch shape, nats.
+        reward: [*B, 1] or [*B, N, 1].
+        batch_dims: the number of dimensions B.
+
+    Returns:
+        [*B] or [*B, N].
+
+    Raises:
+        ValueError: shapes that do not fit; both are named.
+    """
+    shape = reward_shape(reward.shape, batch_dims)
+    if value.shape[: len(shape)] != shape:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}, the reward {tuple(reward.shape)}: it must "
+            f"begin with {tuple(shape)}; one policy for several agents needs one reward, per team"
+        )
+    return sum_beyond(value, len(shape))
+
+
+def add_heads(heads: Sequence[Tensor]) -> Tensor:
+    """The sum of the log-probs or KLs of an action's heads, [*B, ...].
+
+    Each head is first summed to the leading dimensions that all of them share, so that heads per
+    agent add up per agent.
+    """
+    shared = min(head.ndim for head in heads)
+    while len({head.shape[:shared] for head in heads}) > 1:
+        shared -= 1
+    return torch.stack([sum_beyond(head, shared) for head in heads]).sum(0)

@@ -1,0 +1,269 @@
+"""log pi(a|s) as the policy wrote it, and what to do where no policy sampled the action."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule
+from torch import Tensor
+from torch.distributions import Distribution, TransformedDistribution
+from torchrl.modules import TanhNormal
+
+from klrl.kl.estimators import sum_beyond
+from klrl.kl.policies import Key, as_key, has_all
+from klrl.kl.shapes import add_heads, like_reward, reward_shape
+
+#: What an action that no policy sampled does to its step; the default is ``nan``.
+ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
+#: Where older TorchRL policies wrote the log-prob of all heads; read where today's key is missing.
+OLDER_KEY = "sample_log_prob"
+#: Nats, and per nat of the log-prob, beyond which a log-prob is another action's.
+TOLERANCE = 1e-2
+#: Share of its range within which a TanhNormal's action says too little about the sample.
+EDGE = 1e-4
+
+
+def check_on_unsampled(value: str) -> str:
+    """One of :data:`ON_UNSAMPLED`.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if value not in ON_UNSAMPLED:
+        raise ValueError(f"on_unsampled={value}: choose one of {', '.join(ON_UNSAMPLED)}")
+    return value
+
+
+def sampled_log_prob(
+    tensordict: TensorDictBase,
+    keys: Sequence[Key],
+    reward: Tensor,
+    model: Any = None,
+    on_unsampled: str = "nan",
+) -> Tensor:
+    """log pi(a|s) as the policy wrote it; NaN for an action that it did not sample.
+
+    Unsampled are actions whose log-prob is missing or NaN and, as a TorchRL collector fills in the
+    steps of ``init_random_frames``, those whose log-prob and parameters are all zero. Where the
+    data hold the parameters, a log-prob of another action, as exploration noise behind the policy
+    leaves it, is computed again at the action that was taken, with a warning.
+
+    Args:
+        tensordict: the transition.
+        keys: where the policy writes its log-probs, one per head.
+        reward: the log-prob gets its batch shape.
+        model: a policy of the same family, which tells how to read the parameters; None does not.
+        on_unsampled: ``raise`` refuses; the others differ in :func:`kl_of_sampled`.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob; an unsampled
+            action and ``on_unsampled=raise``.
+        ValueError: the log-prob does not fit the reward.
+    """
+    heads = _written(tensordict, keys)
+    if heads is None:
+        empty = like_reward("reward", reward, reward, tensordict.ndim)
+        everywhere = torch.ones_like(empty, dtype=torch.bool)
+        return unsampled(tensordict, keys[0], everywhere, empty, on_unsampled)
+    name = f"the log-prob at {keys[0]}"
+    log_prob = like_reward(name, add_heads(heads), reward, tensordict.ndim)
+    missing = log_prob.isnan()
+    sampler = None if model is None else _sampler(model)
+    if sampler is not None and has_all(tensordict, _parameter_keys(sampler)):
+        filled_in = _filled_in(tensordict, sampler, log_prob)
+        log_prob = _of_the_action(tensordict, sampler, keys[0], log_prob, filled_in)
+        missing = missing | filled_in
+    if missing.any() and (on_unsampled == "raise" or not log_prob[missing].isnan().all()):
+        return unsampled(tensordict, keys[0], missing, log_prob, on_unsampled)
+    return log_prob
+
+
+def not_sampled(
+    tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: Any
+) -> Tensor:
+    """Where a log-prob is there and says that no policy sampled the action; bool, [*B] or [*B, N].
+
+    Args:
+        tensordict: the transition, with the policy's parameters.
+        keys: where the policy writes its log-probs.
+        reward: the result has its batch shape.
+        model: a policy of the same family.
+    """
+    heads, sampler = _written(tensordict, keys), _sampler(model)
+    if heads is None or sampler is None:
+        shape = reward_shape(reward.shape, tensordict.ndim)
+        return torch.zeros(shape, dtype=torch.bool, device=reward.device)
+    log_prob = like_reward(f"the log-prob at {keys[0]}", add_heads(heads), reward, tensordict.ndim)
+    return log_prob.isnan() | _filled_in(tensordict, sampler, log_prob)
+
+
+def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
+    """The KL, with 0 for unsampled actions where ``on_unsampled=zero``; else NaN, as it is.
+
+    Args:
+        kl: the shape of ``log_prob``.
+        log_prob: NaN where no policy sampled the action.
+        on_unsampled: one of :data:`ON_UNSAMPLED`.
+    """
+    return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
+
+
+def unsampled(
+    tensordict: TensorDictBase, key: Key, where: Tensor, values: Tensor, on_unsampled: str
+) -> Tensor:
+    """``values`` with NaN ``where`` no policy sampled the action, and a warning.
+
+    TorchRL checks specs with rollouts of random actions: an error would break the check, and a KL
+    of zero would be false.
+
+    Raises:
+        RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``; or
+            ``on_unsampled=raise``.
+    """
+    if tensordict.get(key, None) is None and _in_parallel_env(tensordict):
+        raise RuntimeError(
+            f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
+            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
+        )
+    reason = f"no {key} in the data: a random action has no KL to the reference"
+    if on_unsampled == "raise":
+        raise RuntimeError(f"{reason}; collect with the policy, or set on_unsampled=skip or zero")
+    if on_unsampled == "nan":
+        remedy = "its charged reward is NaN; collect with the policy, or set on_unsampled"
+    else:
+        remedy = f"its reward is not charged (on_unsampled={on_unsampled})"
+    warnings.warn(f"{reason}, and {remedy}", stacklevel=4)
+    return values.masked_fill(where, torch.nan)
+
+
+def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
+    """The log-probs of all heads, or the one under :data:`OLDER_KEY`; None without either."""
+    if has_all(tensordict, keys):
+        return [tensordict.get(key) for key in keys]
+    first = keys[0]
+    older = tensordict.get(
+        (*first[:-1], OLDER_KEY) if isinstance(first, tuple) else OLDER_KEY, None
+    )
+    return None if older is None else [older]
+
+
+def _sampler(model: Any) -> ProbabilisticTensorDictModule | None:
+    """The part of a policy that turns parameters into a distribution."""
+    for module in (model, getattr(model, "module", None)):  # a wrapper may hide its policy's parts
+        if module is not None:
+            parts = [m for m in module.modules() if isinstance(m, ProbabilisticTensorDictModule)]
+            if parts:
+                return parts[-1]
+    return None
+
+
+def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
+    return [as_key(key) for key in sampler.dist_params_keys]
+
+
+def parameters_or_one(
+    tensordict: TensorDictBase, keys: Sequence[Key], where: Tensor
+) -> TensorDictBase:
+    """A shallow copy whose parameters are 1 ``where`` none were written: they make no distribution.
+
+    Args:
+        tensordict: the transition.
+        keys: of the parameters; an entry may be a TensorDict of them.
+        where: bool [*B, ...].
+    """
+    if not where.any():
+        return tensordict.copy()
+    steps = _any_beyond(where, tensordict.ndim)
+
+    def one(value: Tensor) -> Tensor:
+        return torch.where(_expand(steps, value), torch.ones_like(value), value)
+
+    filled = tensordict.copy()
+    for key in keys:
+        value = tensordict.get(key)
+        filled.set(key, one(value) if isinstance(value, Tensor) else value.apply(one))
+    return filled
+
+
+def _any_beyond(mask: Tensor, dims: int) -> Tensor:
+    return mask.flatten(dims).any(-1) if mask.ndim > dims else mask
+
+
+def _expand(steps: Tensor, value: Tensor) -> Tensor:
+    return steps.reshape(*steps.shape, *[1] * (value.ndim - steps.ndim))
+
+
+def _filled_in(
+    tensordict: TensorDictBase, sampler: ProbabilisticTensorDictModule, log_prob: Tensor
+) -> Tensor:
+    """Where log-prob and parameters are zeros that a collector filled in."""
+    zero = log_prob == 0
+    if not zero.any():
+        return zero
+    for key in _parameter_keys(sampler):
+        value = tensordict.get(key)
+        leaves = [value] if isinstance(value, Tensor) else list(value.values(True, True))
+        for leaf in leaves:
+            zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
+    return zero
+
+
+def _of_the_action(
+    tensordict: TensorDictBase,
+    sampler: ProbabilisticTensorDictModule,
+    key: Key,
+    log_prob: Tensor,
+    filled_in: Tensor,
+) -> Tensor:
+    """The log-prob, computed again from the parameters where it is not that of the action."""
+    data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
+    with torch.no_grad():
+        dist = sampler.get_dist(data)
+        edge = _at_the_edge(dist, data.get(sampler.dist_sample_keys[0]), log_prob)
+        if edge is None:
+            return log_prob
+        again: Any = sampler.log_prob(data, dist=dist)
+        if not isinstance(again, Tensor):
+            again = add_heads([again.get(name) for name in sampler.log_prob_keys])
+    again = sum_beyond(again, log_prob.ndim)
+    readable = ~edge & ~filled_in
+    other = (again - log_prob).abs() > TOLERANCE * (1 + log_prob.abs())
+    if not (other & readable).any():
+        return log_prob
+    warnings.warn(
+        f"the log-prob at {key} is not that of the action (exploration noise behind the policy, or "
+        "a transform of the action in the environment): log pi is computed again from the policy's "
+        "parameters at the action in the data",
+        stacklevel=4,
+    )
+    return torch.where(readable, again.to(log_prob), log_prob)
+
+
+def _at_the_edge(dist: Distribution, action: Any, log_prob: Tensor) -> Tensor | None:
+    """Where an action does not tell its sample; None where a distribution hides it everywhere."""
+    if isinstance(dist, TanhNormal):
+        share = (action - dist.low) / (dist.high - dist.low)
+        edge = (share < EDGE) | (share > 1 - EDGE)
+        return _any_beyond(edge, log_prob.ndim)
+    return None if isinstance(dist, TransformedDistribution) else log_prob.isnan()
+
+
+def _in_parallel_env(tensordict: TensorDictBase) -> bool:
+    """Whether a transition came through the shared buffers of a ParallelEnv.
+
+    TorchRL gives a worker's environment no sign of it, but there all data, the action included,
+    are in shared memory. GPU tensors always are, so only CPU tensors count.
+    """
+    if multiprocessing.parent_process() is None:
+        return False
+    leaves = tensordict.exclude("next").values(True, True)
+    return all(
+        leaf.device.type == "cpu" and leaf.is_shared()
+        for leaf in leaves
+        if isinstance(leaf, Tensor)
+    )

@@ -1,0 +1,170 @@
+"""Transforms wherever a user puts them: the same numbers, one coefficient.
+
+Each place is built around one transform that the user holds; the KL of a rollout is compared with
+log pi - log pi_ref of its own actions, and the coefficient is moved through the held object.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+
+from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
+from tests.transforms.test_control_family import case
+
+pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
+COEF = 0.4
+KINDS = ("constrained", "retrieve", "legacy")
+
+
+def held(kind: str, actor: nn.Module, reference: nn.Module) -> nn.Module:
+    if kind == "constrained":
+        return KLConstrainedTransform(reference, COEF, kl_key="kl", raw_reward_key="raw")
+    if kind == "retrieve":
+        return RetrieveKL(actor, reference, coeff=COEF, kl_key="kl", raw_reward_key="raw")
+    return KLRewardTransform(reference, COEF, kl_key="kl", raw_reward_key="raw")
+
+
+def appended(env: EnvBase, kl: nn.Module) -> TransformedEnv:
+    return TransformedEnv(env, kl).append_transform(StepCounter()).append_transform(RewardSum())
+
+
+def inserted(env: EnvBase, kl: nn.Module) -> TransformedEnv:
+    around = TransformedEnv(env, kl)
+    around.insert_transform(0, StepCounter())
+    return around
+
+
+PLACES = {
+    "alone": TransformedEnv,
+    "first": lambda env, kl: TransformedEnv(env, Compose(kl, StepCounter())),
+    "last": lambda env, kl: TransformedEnv(env, Compose(StepCounter(), RewardSum(), kl)),
+    "alone in a Compose": lambda env, kl: TransformedEnv(env, Compose(kl)),
+    "first, nested": lambda env, kl: TransformedEnv(env, Compose(Compose(kl), StepCounter())),
+    "second, nested": lambda env, kl: TransformedEnv(
+        env, Compose(StepCounter(), Compose(RewardSum(), kl))
+    ),
+    "thrice nested": lambda env, kl: TransformedEnv(env, Compose(Compose(Compose(kl)))),
+    "followed by append_transform": appended,
+    "after insert_transform": inserted,
+    "appended": lambda env, kl: TransformedEnv(env).append_transform(kl),
+    "in an environment inside another": lambda env, kl: TransformedEnv(
+        TransformedEnv(env, kl), StepCounter(), auto_unwrap=False
+    ),
+    "unwrapped": lambda env, kl: TransformedEnv(
+        TransformedEnv(env, kl), StepCounter(), auto_unwrap=True
+    ),
+}
+
+
+def coefficient(kl: nn.Module) -> torch.Tensor:
+    return kl.computation.coeff if isinstance(kl, RetrieveKL) else kl.coef
+
+
+def check(batch, actor: nn.Module, reference: nn.Module, coef: float) -> None:
+    ratio = actor.log_prob(batch.copy()) - reference.log_prob(batch.copy())
+    after = batch["next"]
+    torch.testing.assert_close(after["kl"].squeeze(-1), ratio, atol=1e-5, rtol=1e-4)
+    charged = after["raw"] - coef * ratio.unsqueeze(-1)
+    torch.testing.assert_close(after["reward"], charged, atol=1e-5, rtol=1e-4)
+    assert ratio.abs().mean() > 0.01
+
+
+@pytest.mark.parametrize("cloned", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_place_charges_by_the_coefficient_that_the_user_holds(kind, place, cloned) -> None:
+    env, actor, reference, _ = case("pendulum")
+    kl = held(kind, actor, reference)
+    if cloned:
+        kl = kl.clone()
+        assert type(kl) is type(held(kind, actor, reference))
+    around = PLACES[place](env, kl)
+    check_env_specs(around)
+    with torch.no_grad():
+        check(around.rollout(5, actor, break_when_any_done=False), actor, reference, COEF)
+        coefficient(kl).fill_(1.5)
+        check(around.rollout(5, actor, break_when_any_done=False), actor, reference, 1.5)
+    if kind == "retrieve":
+        assert kl.coeff == 1.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clone_serves_an_environment_of_its_own(kind: str) -> None:
+    """Beside the original, pickled, and in a collector."""
+    env, actor, reference, _ = case("pendulum")
+    kl = held(kind, actor, reference)
+    first = TransformedEnv(env, Compose(kl))
+    second = TransformedEnv(case("pendulum")[0], Compose(kl.clone()))
+    second.append_transform(StepCounter())
+    again = pickle.loads(pickle.dumps(kl.clone()))
+    assert type(again) is type(kl)
+    with torch.no_grad():
+        for around in (first, second):
+            check(around.rollout(5, actor, break_when_any_done=False), actor, reference, COEF)
+    collector = Collector(
+        second,
+        actor,
+        frames_per_batch=8,
+        total_frames=8,
+        auto_register_policy_transforms=False,
+    )
+    for batch in collector:
+        check(batch, actor, reference, COEF)
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_replay_buffer(kind: str) -> None:
+    env, actor, reference, _ = case("pendulum")
+    with torch.no_grad():
+        batch = env.rollout(16, actor, break_when_any_done=False).reshape(-1)
+    kl = held(kind, actor, reference)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=8, transform=kl)
+    buffer.append_transform(lambda batch: batch.set("seen", batch["next", "reward"].clone()))
+    buffer.extend(batch)
+    sample = buffer.sample()
+    check(sample, actor, reference, COEF)
+    torch.testing.assert_close(sample["seen"], sample["next", "reward"])
+    coefficient(kl).fill_(0.0)
+    sample = buffer.sample()
+    torch.testing.assert_close(sample["next", "reward"], sample["next", "raw"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_see_the_environment_before_them(kind: str) -> None:
+    """What stands before, in every Compose around, and nothing that stands behind."""
+    env, actor, reference, _ = case("pendulum")
+    kl = held(kind, actor, reference)
+    after = StepCounter(step_count_key="later")
+    around = TransformedEnv(env, Compose(StepCounter(), Compose(RewardSum(), kl, after)))
+    assert around.transform[1][1] is kl
+    keys = kl.parent.full_observation_spec.keys()
+    assert {"step_count", "episode_reward"} <= set(keys)
+    assert not {"later", "kl"} & set(keys)
+    if kind != "legacy":
+        written = set(kl.transforms[-1].parent.full_observation_spec.keys(include_nested=True))
+        assert "later" not in written
+        assert written > set(keys)
+
+
+def test_torchrl_still_loses_the_place_of_a_nested_transform() -> None:
+    """When this fails, :class:`klrl.transforms.base.InPlace` may go."""
+    inner = RewardSum()
+    around = TransformedEnv(case("pendulum")[0], Compose(Compose(inner)))
+    assert around.transform[0][0] is inner
+    with pytest.raises(IndexError):
+        _ = inner.parent

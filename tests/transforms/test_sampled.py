@@ -1,0 +1,249 @@
+"""log pi as the policy wrote it: under an older key, filled in, behind noise, or not at all."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictSequential
+from torch import nn
+from torch.distributions import Normal
+from torch.nn.functional import softplus
+from torchrl.collectors import Collector
+from torchrl.envs import TransformedEnv
+from torchrl.modules import AdditiveGaussianModule, EGreedyModule, TanhNormal
+
+from klrl.kl import (
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    KLRewardTransform,
+    RetrieveKL,
+    RewardAdjustmentTransform,
+)
+from klrl.transforms.sampled import sampled_log_prob
+from tests.transforms.heads import TwoHeads, two_headed_actor
+from tests.transforms.test_control_family import case, moved
+from tests.transforms.test_transforms import documented_actor
+
+COEF = 0.5
+WAYS = ("legacy", "constrained", "exact")
+UNSAMPLED = "random action has no KL"
+
+
+def transform(way: str, reference: nn.Module, **kwargs) -> nn.Module:
+    if way == "legacy":
+        return KLRewardTransform(reference, COEF, kl_key="kl", raw_reward_key="raw", **kwargs)
+    estimator = "exact" if way == "exact" else "k1"
+    return KLConstrainedTransform(
+        reference, COEF, estimator=estimator, kl_key="kl", raw_reward_key="raw", **kwargs
+    )
+
+
+def gaussian():
+    """(an environment, a policy with Gaussians, the reference that it moved away from)."""
+    env, actor, reference, _ = case("pendulum")
+    return env, actor, reference
+
+
+def log_ratio(batch: TensorDict, reference: nn.Module) -> torch.Tensor:
+    """Of the action in the data, in float64, from the parameters in the data."""
+    ref = reference.get_dist_params(batch.select("observation"))
+    action = batch["action"].double()
+    policy, other = (
+        Normal(params["loc"].double(), params["scale"].double()).log_prob(action)
+        for params in (batch, ref)
+    )
+    return (policy - other).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("way", ["legacy", "constrained"])
+def test_data_with_the_older_key_are_read(way: str) -> None:
+    env, actor, reference = gaussian()
+    with torch.no_grad():
+        batch = env.rollout(6, actor)
+    expected = log_ratio(batch, reference)
+    batch.rename_key_("action_log_prob", "sample_log_prob")
+    after = transform(way, reference)(batch)["next"]
+    torch.testing.assert_close(after["kl"].double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_older_key_held_the_sum_over_heads() -> None:
+    actor, reference = moved(two_headed_actor())
+    with torch.no_grad():
+        batch = TwoHeads().rollout(4, actor)
+    today = KLRewardTransform(reference, COEF, in_keys=[("agent", "reward")], kl_key="kl")
+    expected = today(batch.clone())["next", "kl"]
+    keys = list(actor.log_prob_keys)
+    batch["agent", "sample_log_prob"] = sum(batch.get(key) for key in keys)
+    older = batch.exclude(*keys)
+    torch.testing.assert_close(today(older)["next", "kl"], expected)
+
+
+def random_steps(count: int = 8):
+    """A batch of a collector whose first actions are random, and its environment's parts."""
+    env, actor, reference = gaussian()
+    collector = Collector(
+        env,
+        actor,
+        frames_per_batch=count,
+        total_frames=2 * count,
+        init_random_frames=count,
+        auto_register_policy_transforms=False,
+    )
+    batches = [batch.clone() for batch in collector]
+    collector.shutdown()
+    return *batches, actor, reference
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("on_unsampled", ["nan", "skip", "zero", "raise"])
+def test_random_frames_in_a_batch(way: str, on_unsampled: str) -> None:
+    """A collector fills log-probs and parameters in with zeros; log pi = 0 is not what they say."""
+    random, sampled, _, reference = random_steps()
+    assert not random["action_log_prob"].any()
+    batch = torch.cat([random, sampled], -1)
+    raw = batch["next", "reward"].clone()
+    steps = random.shape[-1]
+    charge = transform(way, reference, on_unsampled=on_unsampled)
+    if on_unsampled == "raise":
+        with pytest.raises(RuntimeError, match=f"{UNSAMPLED}.*on_unsampled=skip or zero"):
+            charge(batch)
+        charge(sampled)
+        return
+    with pytest.warns(UserWarning, match=UNSAMPLED):
+        after = charge(batch)["next"]
+    kl, reward = after["kl"], after["reward"]
+    first = kl[:, :steps], reward[:, :steps]
+    if on_unsampled == "nan":
+        assert first[0].isnan().all()
+        assert first[1].isnan().all()
+    else:
+        assert first[0].isnan().all() if on_unsampled == "skip" else not first[0].any()
+        torch.testing.assert_close(first[1], raw[:, :steps], atol=0, rtol=0)
+    rest = kl[:, steps:]
+    assert rest.abs().min() > 0
+    torch.testing.assert_close(reward[:, steps:], raw[:, steps:] - COEF * rest)
+    if way != "exact":
+        expected = log_ratio(sampled, reference)
+        torch.testing.assert_close(rest.double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("on_unsampled", ["nan", "skip", "zero", "raise"])
+def test_random_actions_in_an_environment(way: str, on_unsampled: str) -> None:
+    env, _, reference = gaussian()
+    around = TransformedEnv(env, transform(way, reference, on_unsampled=on_unsampled))
+    if on_unsampled == "raise":
+        with pytest.raises(RuntimeError, match=UNSAMPLED):
+            around.rollout(3)
+        return
+    with pytest.warns(UserWarning, match=UNSAMPLED):
+        after = around.rollout(3)["next"]
+    assert bool(after["kl"].isnan().all()) is (on_unsampled != "zero")
+    if on_unsampled == "nan":
+        assert after["reward"].isnan().all()
+    else:
+        torch.testing.assert_close(after["reward"], after["raw"], atol=0, rtol=0)
+
+
+def test_a_log_prob_of_zero_is_one_where_the_policy_says_so() -> None:
+    """A certain choice has log pi = 0 and is charged."""
+    _, actor, reference, _ = case("cartpole")
+    batch = actor(TensorDict({"observation": torch.zeros(2, 4)}, [2])).detach()
+    key = actor.dist_params_keys[0]
+    batch[key] = torch.tensor([[90.0, 0.0], [90.0, 0.0]])
+    batch["action"] = torch.zeros_like(batch["action"])
+    if batch["action"].ndim > 1:
+        batch["action"][:, 0] = 1
+    batch["action_log_prob"] = torch.zeros(2)
+    batch["next"] = TensorDict({"reward": torch.zeros(2, 1)}, [2])
+    after = transform("legacy", reference, on_unsampled="raise")(batch.clone())["next"]
+    expected = -reference.log_prob(batch.copy())
+    torch.testing.assert_close(after["kl"].squeeze(-1), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_unknown_choice_is_named() -> None:
+    _, _, reference = gaussian()
+    for make in (
+        lambda **kwargs: KLRewardTransform(reference, **kwargs),
+        lambda **kwargs: KLConstrainedTransform(reference, **kwargs),
+        lambda **kwargs: KLDivergenceTransform(**kwargs),
+        lambda **kwargs: RewardAdjustmentTransform(**kwargs),
+    ):
+        with pytest.raises(ValueError, match="on_unsampled=none.*nan, raise, skip, zero"):
+            make(on_unsampled="none")
+
+
+@pytest.mark.parametrize("way", ["legacy", "constrained"])
+def test_exploration_noise_behind_the_policy_is_rescored_and_said(way: str) -> None:
+    env, actor, reference = gaussian()
+    noise = AdditiveGaussianModule(env.action_spec, sigma_init=0.5, sigma_end=0.5)
+    with torch.no_grad():
+        batch = env.rollout(12, TensorDictSequential(actor, noise), break_when_any_done=False)
+    expected = log_ratio(batch, reference)
+    written = batch["action_log_prob"] - reference.log_prob(batch.copy())
+    assert (written.unsqueeze(-1) - expected).abs().max() > 0.1
+    with pytest.warns(UserWarning, match="not that of the action.*exploration noise"):
+        after = transform(way, reference)(batch)["next"]
+    torch.testing.assert_close(after["kl"].double(), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_epsilon_greedy_choices_are_rescored() -> None:
+    env, actor, reference, _ = case("cartpole")
+    torch.manual_seed(1)
+    greedy = EGreedyModule(env.action_spec, eps_init=0.9, eps_end=0.9, annealing_num_steps=1)
+    with torch.no_grad():
+        batch = env.rollout(12, TensorDictSequential(actor, greedy), break_when_any_done=False)
+    expected = actor.log_prob(batch.copy()) - reference.log_prob(batch.copy())
+    with pytest.warns(UserWarning, match="not that of the action"):
+        after = transform("legacy", reference)(batch)["next"]
+    torch.testing.assert_close(after["kl"].squeeze(-1), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loc", [0.0, 2.0, 5.0, 9.0, 15.0])
+def test_a_saturated_action_is_no_noise(loc: float) -> None:
+    """There float32 hides the sample: a log-prob that was written from the sample stays."""
+    _, actor = documented_actor()
+    with torch.no_grad():
+        actor.module[0].module[0].bias[0] = loc
+        batch = actor(TensorDict({"observation": torch.zeros(500, 3)}, [500]))
+    assert actor.module[-1].distribution_class is TanhNormal
+    gaussian = Normal(batch["loc"].double(), batch["scale"].double())
+    before_tanh = gaussian.sample()
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u))
+    slope = 2 * (math.log(2) - before_tanh - softplus(-2 * before_tanh))
+    batch["action"] = before_tanh.tanh().float()
+    batch["action_log_prob"] = (gaussian.log_prob(before_tanh) - slope).sum(-1).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log_prob = sampled_log_prob(batch, ["action_log_prob"], torch.zeros(500, 1), actor)
+    torch.testing.assert_close(log_prob, batch["action_log_prob"], atol=0, rtol=0)
+
+
+def test_retrieval_scores_the_action_with_its_noise() -> None:
+    env, actor, reference = gaussian()
+    noise = AdditiveGaussianModule(env.action_spec, sigma_init=0.5, sigma_end=0.5)
+    with torch.no_grad():
+        batch = env.rollout(6, TensorDictSequential(actor, noise))
+        expected = log_ratio(batch, reference)
+        after = RetrieveKL(actor, reference, kl_key="kl")(batch)["next"]
+    torch.testing.assert_close(after["kl"].double(), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_a_collectors_policy_that_cannot_score_is_named() -> None:
+    env, actor, reference = gaussian()
+    noise = AdditiveGaussianModule(env.action_spec)
+    around = TransformedEnv(env, RetrieveKL(ref_model=reference, kl_key="kl"))
+    collector = Collector(
+        around,
+        TensorDictSequential(actor, noise),
+        frames_per_batch=4,
+        total_frames=4,
+        auto_register_policy_transforms=False,
+    )
+    with pytest.raises(TypeError, match="TensorDictSequential.*get_dist.*give gen_model"):
+        next(iter(collector))
+    collector.shutdown()

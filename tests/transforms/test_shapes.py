@@ -1,0 +1,282 @@
+"""One rule for shapes: KLs per agent, or per team, against plain float64 sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import Compose, TransformedEnv, check_env_specs
+from torchrl.modules import IndependentNormal, ProbabilisticActor
+
+from klrl.kl import (
+    KLComputation,
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    KLRewardTransform,
+    ReferenceModelLogProbTransform,
+    RetrieveKL,
+    RetrieveLogProb,
+    RewardAdjustmentTransform,
+)
+from tests.transforms.agents import ACTION, AGENTS, REWARDS, Agents, agents_actor
+from tests.transforms.test_control_family import moved
+
+COEF = 0.4
+REWARDED = ("each", "team")
+DISTRIBUTIONS = (IndependentNormal, Normal)
+#: A transform and the estimator that it charges.
+WAYS = {
+    "legacy": "k1",
+    "constrained": "k1",
+    "constrained, k3": "k3",
+    "constrained, exact": "exact",
+    "retrieve": "k1",
+    "retrieve, k2": "k2",
+    "retrieve at once": "k1",
+}
+pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
+
+
+def transform(way: str, actor: nn.Module, reference: nn.Module, reward: object) -> nn.Module:
+    estimator = WAYS[way]
+    if way == "legacy":
+        return KLRewardTransform(reference, COEF, in_keys=[reward], kl_key="kl")
+    if way.startswith("constrained"):
+        return KLConstrainedTransform(
+            reference, COEF, estimator=estimator, in_keys=[reward], kl_key="kl"
+        )
+    if way == "retrieve at once":
+        return RetrieveKL(actor, reference, coeff=COEF, kl_key="kl", reward_key=reward)
+    return Compose(
+        RetrieveLogProb(actor, reward_key=reward),
+        RetrieveLogProb(reference, log_probs_full_key=("ref_log_probs", "full"), reward_key=reward),
+        KLComputation(coeff=COEF, kl_key="kl", reward_key=reward, estimator=estimator),
+    )
+
+
+def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: str) -> Tensor:
+    """In float64 from the densities' formula; the log-ratio is summed before it is estimated."""
+    ref = reference.get_dist_params(batch.select(("agents", "observation")))["agents"]
+    (m, s), (n, t) = ((x["loc"].double(), x["scale"].double()) for x in (batch["agents"], ref))
+    over = -1 if rewarded == "each" else (-1, -2)
+    if estimator == "exact":
+        return ((t / s).log() + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(over)[..., None]
+    action = batch[ACTION].double()
+    r = ((t / s).log() - ((action - m) / s) ** 2 / 2 + ((action - n) / t) ** 2 / 2).sum(over)
+    return {"k1": r, "k2": r**2 / 2, "k3": (-r).exp() - 1 + r}[estimator][..., None]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("rewarded", REWARDED)
+@pytest.mark.parametrize("way", WAYS)
+def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> None:
+    """On a batch, and in the environment: the same actions, the same numbers."""
+    torch.manual_seed(0)
+    actor, reference = moved(agents_actor(distribution))
+    key = REWARDS[rewarded]
+    with torch.no_grad():
+        batch = Agents(rewarded, 2).rollout(6, actor)
+    raw = batch["next"].get(key).clone()
+    after = transform(way, actor, reference, key)(batch.clone())["next"]
+    kl = true_kl(batch, reference, WAYS[way], rewarded)
+    assert kl.shape == raw.shape
+    assert kl.abs().mean() > 0.1
+    torch.testing.assert_close(after["kl"].double(), kl, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(after.get(key).double(), raw - COEF * kl, atol=1e-4, rtol=1e-4)
+    env = TransformedEnv(Agents(rewarded, 2), transform(way, actor, reference, key))
+    check_env_specs(env)
+    with torch.no_grad():
+        stepped = env.rollout(6, actor)
+    kl = true_kl(stepped, reference, WAYS[way], rewarded)
+    torch.testing.assert_close(stepped["next", "kl"].double(), kl, atol=1e-4, rtol=1e-4)
+    raw = -(stepped[ACTION].double() ** 2).sum(-1, keepdim=True)
+    raw = raw if rewarded == "each" else raw.sum(-2)
+    charged = stepped["next"].get(key).double()
+    torch.testing.assert_close(charged, raw - COEF * kl, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("rewarded", REWARDED)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_actor_that_is_its_own_reference_is_charged_nothing(way, rewarded, distribution) -> None:
+    actor, key = agents_actor(distribution), REWARDS[rewarded]
+    with torch.no_grad():
+        batch = Agents(rewarded, 2).rollout(4, actor)
+    after = transform(way, actor, actor, key)(batch.clone())["next"]
+    assert after["kl"].abs().max() < 1e-5
+    torch.testing.assert_close(after.get(key), batch["next"].get(key), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rewarded", REWARDED)
+@pytest.mark.parametrize("way", WAYS)
+def test_in_one_environment_shapes_that_broadcast_charge_no_nonsense(way, rewarded) -> None:
+    """Without a batch dimension one number and three subtract in silence."""
+    actor, key = agents_actor(IndependentNormal), REWARDS[rewarded]
+    env = TransformedEnv(Agents(rewarded), transform(way, actor, actor, key))
+    with torch.no_grad():
+        batch = env.rollout(3, actor)
+    assert batch["next", "kl"].shape == batch["next"].get(key).shape
+    assert batch["next", "kl"].abs().max() < 1e-5
+
+
+def joint() -> ProbabilisticActor:
+    """One policy for all agents, with one log-prob: it cannot be charged to each."""
+    params = ["loc", "scale"]
+    module = TensorDictModule(
+        nn.Sequential(nn.Flatten(-2), nn.Linear(12, 12), NormalParamExtractor()),
+        [("agents", "observation")],
+        params,
+    )
+    return ProbabilisticActor(
+        module, params, distribution_class=IndependentNormal, return_log_prob=True
+    )
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("retrieve,")])
+def test_a_joint_policy_is_refused_rewards_per_agent(way: str) -> None:
+    """Both shapes are named; per team it is one number."""
+    actor = joint()
+    data = TensorDict({"agents": {"observation": torch.randn(5, AGENTS, 4)}}, [5])
+    batch = actor(data).detach()
+    batch["next"] = TensorDict({"reward": torch.zeros(5, AGENTS, 1)}, [5])
+    with pytest.raises(ValueError, match=r"\(5,\), the reward \(5, 3, 1\)"):
+        transform(way, actor, actor, "reward")(batch)
+    batch["next"] = TensorDict({"reward": torch.zeros(5, 1)}, [5])
+    assert transform(way, actor, actor, "reward")(batch)["next", "kl"].shape == (5, 1)
+
+
+def test_several_objectives_are_no_agents() -> None:
+    actor = agents_actor(Normal)
+    with torch.no_grad():
+        batch = Agents("team", 2).rollout(4, actor)
+    batch["next", "reward"] = torch.zeros(2, 4, AGENTS)
+    for way in WAYS:
+        with pytest.raises(ValueError, match=r"\(2, 4, 3\).*must end in a dimension of 1"):
+            transform(way, actor, actor, "reward")(batch.clone())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_normal_without_an_event_dimension_is_summed_over_its_dimensions(way: str) -> None:
+    """One agent, three dimensions, no Independent around the Normal."""
+    torch.manual_seed(0)
+    params = ["loc", "scale"]
+    module = TensorDictModule(
+        nn.Sequential(nn.Linear(4, 6), NormalParamExtractor()), ["observation"], params
+    )
+    actor, reference = moved(
+        ProbabilisticActor(
+            module,
+            params,
+            distribution_class=Normal,
+            return_log_prob=True,
+            default_interaction_type="random",
+        )
+    )
+    with torch.no_grad():
+        batch = actor(TensorDict({"observation": torch.randn(7, 4)}, [7]))
+    batch["next"] = TensorDict({"reward": torch.ones(7, 1)}, [7])
+    assert batch["action_log_prob"].shape == (7, 3)
+    ref = reference.get_dist_params(batch.select("observation"))
+    pairs = [(x["loc"].double(), x["scale"].double()) for x in (batch, ref)]
+    (m, s), (n, t) = pairs
+    x = batch["action"].double()
+    r = ((t / s).log() - ((x - m) / s) ** 2 / 2 + ((x - n) / t) ** 2 / 2).sum(-1)
+    exact = ((t / s).log() + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(-1)
+    kl = {"k1": r, "k2": r**2 / 2, "k3": (-r).exp() - 1 + r, "exact": exact}[WAYS[way]]
+    after = transform(way, actor, reference, "reward")(batch)["next"]
+    torch.testing.assert_close(after["kl"].double().squeeze(-1), kl, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        after["reward"].double().squeeze(-1), 1 - COEF * kl, atol=1e-4, rtol=0
+    )
+
+
+def test_each_part_alone_follows_the_rule() -> None:
+    """Log-probs [2, 3] of agents, written by hand: r = 1, 2, 3 and 4, 5, 6."""
+    log_prob = torch.tensor([[-1.0, -1.0, -1.0], [0.0, 0.0, 0.0]])
+    ratio = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    for shape, kl in (((2, 3, 1), ratio[..., None]), ((2, 1), torch.tensor([[6.0], [15.0]]))):
+        batch = TensorDict(
+            {
+                "action_log_prob": log_prob,
+                "next": {"ref_log_prob": log_prob - ratio, "reward": torch.zeros(shape)},
+            },
+            [2],
+        )
+        KLDivergenceTransform(estimator="k2")(batch)
+        torch.testing.assert_close(batch["next", "kl_penalty"], kl**2 / 2)
+        batch["next", "kl_penalty"] = ratio
+        RewardAdjustmentTransform(0.5)(batch)
+        torch.testing.assert_close(batch["next", "reward"], -0.5 * kl)
+    batch["next", "kl_penalty"] = torch.zeros(2)
+    batch["next", "reward"] = torch.zeros(2, 3, 1)
+    with pytest.raises(ValueError, match=r"kl_penalty.*\(2,\), the reward \(2, 3, 1\)"):
+        RewardAdjustmentTransform(0.5)(batch)
+
+
+def test_the_references_log_prob_has_the_rewards_batch_shape() -> None:
+    actor = agents_actor(Normal)
+    for rewarded, shape in (("each", (2, 4, 3)), ("team", (2, 4))):
+        with torch.no_grad():
+            batch = Agents(rewarded, 2).rollout(4, actor)
+        dist = Normal(batch["agents", "loc"], batch["agents", "scale"])
+        truth = dist.log_prob(batch[ACTION]).sum(-1 if rewarded == "each" else (-1, -2))
+        for part, key in (
+            (ReferenceModelLogProbTransform, "ref_log_prob"),
+            (RetrieveLogProb, ("log_probs", "full")),
+        ):
+            scored = part(actor, reward_key=REWARDS[rewarded])(batch.clone())["next"].get(key)
+            assert scored.shape == shape
+            torch.testing.assert_close(scored, truth, atol=1e-5, rtol=1e-5)
+
+
+def test_log_probs_of_agents_beside_no_transform_that_scored_them() -> None:
+    """KLComputation cannot tell [2, 3] from tokens: ``per_token=False`` says it."""
+    ratio = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    batch = TensorDict({"p": ratio, "next": {"q": 0 * ratio, "reward": torch.zeros(2, 1)}}, [2])
+    KLComputation("p", "q", per_token=False)(batch)
+    assert batch["next", "reward"].tolist() == [[-6.0], [-15.0]]
+    assert float(batch["next", "kl_penalty"].sum()) == 21.0
+
+
+class TwoRewards(Agents):
+    """Rewards each agent, and the team beside."""
+
+    def __init__(self) -> None:
+        super().__init__("each", 2)
+        self.reward_spec = Composite(
+            self.full_reward_spec.clone(), team=Unbounded(shape=(2, 1)), shape=(2,)
+        )
+
+    def _step(self, tensordict: TensorDict) -> TensorDict:
+        after = super()._step(tensordict)
+        return after.set("team", after["agents", "reward"].sum(-2))
+
+
+@pytest.mark.parametrize("charged", [("agents", "reward"), "team"])
+@pytest.mark.parametrize("way", WAYS)
+def test_of_several_rewards_the_chosen_one_is_charged(way: str, charged) -> None:
+    torch.manual_seed(0)
+    actor, reference = moved(agents_actor(IndependentNormal))
+    env = TransformedEnv(TwoRewards(), transform(way, actor, reference, charged))
+    check_env_specs(env)
+    with torch.no_grad():
+        batch = env.rollout(5, actor)
+    kl = true_kl(batch, reference, WAYS[way], "team" if charged == "team" else "each")
+    torch.testing.assert_close(batch["next", "kl"].double(), kl, atol=1e-4, rtol=1e-4)
+    raw = -(batch[ACTION].double() ** 2).sum(-1, keepdim=True)
+    rewards = {("agents", "reward"): raw, "team": raw.sum(-2)}
+    rewards[charged] = rewards[charged] - COEF * kl
+    for key, value in rewards.items():
+        torch.testing.assert_close(batch["next"].get(key).double(), value, atol=1e-4, rtol=1e-4)
+
+
+def test_none_of_several_rewards_is_charged_unasked() -> None:
+    actor = agents_actor(IndependentNormal)
+    for part in (RetrieveKL(actor, actor), RetrieveLogProb(actor), KLDivergenceTransform()):
+        env = TransformedEnv(TwoRewards(), part)
+        with pytest.raises(ValueError, match=r"rewards .*team.*: choose one by its key"):
+            env.rollout(2, actor)
