@@ -14,6 +14,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import Transform
 
 from klrl.kl.charge import shaped
+from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.policies import Key, as_key, has_all, sum_heads
 
 
@@ -55,7 +56,7 @@ class NextTransform(Transform):
         return tensordict_reset
 
 
-class ChargedReward(NextTransform):
+class ChargedReward(KeepsCoefficient, NextTransform):
     """The charge of the control transforms: reward <- reward - coef * KL.
 
     Args:
@@ -64,9 +65,10 @@ class ChargedReward(NextTransform):
         out_keys: the key of the reward to write; default ``in_keys``.
         raw_reward_key: where to keep the reward that was read; None keeps none.
         reads: further keys that a subclass reads.
+        coeff: the other spelling of ``coef``.
 
     Raises:
-        ValueError: more than one in- or out-key.
+        ValueError: more than one in- or out-key; a coefficient that is no number >= 0.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class ChargedReward(NextTransform):
         out_keys: Key | Sequence[Key] | None,
         raw_reward_key: Key | None,
         reads: Sequence[Key],
+        coeff: float | Tensor | None = None,
     ) -> None:
         self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
         self.raw_key = raw_reward_key and as_key(raw_reward_key)
         super().__init__(in_keys=[self.reward_key, *reads], out_keys=[self.out_key])
         self.written = [key for key in (self.out_key, self.raw_key) if key is not None]
-        self.register_buffer("coef", torch.as_tensor(coef, dtype=torch.float64).clone())
+        self.keep_coefficient(one_spelling(coef, coeff))
 
     coef: Tensor
 

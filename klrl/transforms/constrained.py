@@ -19,9 +19,10 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose
 
+from klrl.kl.coefficient import coefficient_of_last, one_spelling
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, refuse_nested_policy, score
-from klrl.kl.reference import freeze
+from klrl.kl.reference import FrozenPolicy
 from klrl.transforms.base import (
     ChargedReward,
     NextTransform,
@@ -38,7 +39,8 @@ class ReferenceModelLogProbTransform(NextTransform):
     The action is never resampled or overwritten.
 
     Args:
-        frozen_model: the reference; copied and frozen, so that training cannot move it.
+        frozen_model: the reference; copied and frozen, so that training cannot move it. A
+            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_log_prob_key: where to write, shape [...].
 
     Raises:
@@ -58,7 +60,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         self.key = as_key(ref_log_prob_key)
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
-        self.frozen_model = freeze(frozen_model)
+        self.frozen_model = FrozenPolicy.copy_of(frozen_model)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -80,7 +82,7 @@ class KLDivergenceTransform(NextTransform):
     from the reference at the same observation.
 
     Args:
-        reference: the reference, for ``exact`` only; not copied.
+        reference: the reference, for ``exact`` only; not copied, asked in evaluation mode.
         estimator: k1, k2, k3 or exact.
         log_prob_key: log pi(a|s), as the policy wrote it; a list for several heads, which add.
         ref_log_prob_key: log pi_ref(a|s).
@@ -112,7 +114,7 @@ class KLDivergenceTransform(NextTransform):
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
         super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
         self.written = [self.kl_key]
-        self.estimator, self.reference = estimator, reference
+        self.estimator, self.reference = estimator, FrozenPolicy.shared(reference)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -163,9 +165,10 @@ class RewardAdjustmentTransform(ChargedReward):
         out_keys: the key of the reward to write; default ``in_keys``.
         kl_key: the KL, shaped like the reward.
         raw_reward_key: where to keep the reward that was read; None keeps none.
+        coeff: the other spelling of ``coef``.
 
     Raises:
-        ValueError: more than one in- or out-key.
+        ValueError: more than one in- or out-key; a coefficient that is no number >= 0.
         KeyError: no KL, or no reward.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
     """
@@ -178,9 +181,10 @@ class RewardAdjustmentTransform(ChargedReward):
         *,
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
     ) -> None:
         self.kl_key = as_key(kl_key)
-        super().__init__(coef, in_keys, out_keys, raw_reward_key, [self.kl_key])
+        super().__init__(coef, in_keys, out_keys, raw_reward_key, [self.kl_key], coeff)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
@@ -203,6 +207,10 @@ class KLConstrainedTransform(Compose):
         ref_log_prob_key: where log pi_ref(a|s) goes.
         kl_key: where the KL goes, without coef.
         raw_reward_key: where to keep the reward that was read; None keeps none.
+        coeff: the other spelling of ``coef``.
+
+    Raises:
+        ValueError: as the three raise, and a coefficient that is no number >= 0.
     """
 
     def __init__(
@@ -217,6 +225,7 @@ class KLConstrainedTransform(Compose):
         ref_log_prob_key: Key = "ref_log_prob",
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
     ) -> None:
         reference = ReferenceModelLogProbTransform(frozen_model, ref_log_prob_key=ref_log_prob_key)
         divergence = KLDivergenceTransform(
@@ -227,11 +236,12 @@ class KLConstrainedTransform(Compose):
             kl_key=kl_key,
         )
         adjustment = RewardAdjustmentTransform(
-            coef, in_keys, out_keys, kl_key=kl_key, raw_reward_key=raw_reward_key
+            one_spelling(coef, coeff),
+            in_keys,
+            out_keys,
+            kl_key=kl_key,
+            raw_reward_key=raw_reward_key,
         )
         super().__init__(reference, divergence, adjustment)
 
-    @property
-    def coef(self) -> Tensor:
-        """The buffer that holds the coefficient."""
-        return self.transforms[-1].coef
+    coef = coeff = coefficient_of_last()

@@ -17,6 +17,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.kl.policies import Key, as_key, refuse_nested_policy, score
+from klrl.kl.reference import evaluating
 from klrl.transforms import language as _language
 from klrl.transforms.base import NextTransform
 from klrl.transforms.computation import KLComputation
@@ -31,7 +32,7 @@ class RetrieveLogProb(NextTransform):
 
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
-    - A control actor scores the action: shape [...], one number per step.
+    - A control actor scores the action, in evaluation mode: shape [...], one number per step.
     - An LLM wrapper scores tokens: [B, T], or nested where its ``pad_output`` is False; 0 at
       padding and at the first token. The mask of the tokens that the policy produced in this step,
       [B, T] bool, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
@@ -124,7 +125,8 @@ class RetrieveLogProb(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
-            return next_tensordict.set(self.key, score(self.scorer(), tensordict))
+            with evaluating(self.scorer()):  # as wrappers score
+                return next_tensordict.set(self.key, score(self.scorer(), tensordict))
 
     def scorer(self) -> Any:
         """The model that scores."""

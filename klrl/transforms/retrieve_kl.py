@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchrl.envs import Compose, Transform
 
+from klrl.kl.coefficient import coefficient_of_last
 from klrl.kl.policies import Key
+from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
 from klrl.transforms.computation import KLComputation
 from klrl.transforms.retrieve import RetrieveLogProb
@@ -46,9 +49,10 @@ class RetrieveKL(Compose):
         padding_side: where ragged sequences are padded, with ``pad_output=True``.
         gen_log_probs_full_key: where log pi goes, below "next".
         ref_log_probs_full_key: where log pi_ref goes, below "next".
-        kl_key: where the KL goes, in nats, without coeff.
+        kl_key: where the KL goes, in nats, without coef.
         add_to_reward: whether the reward is charged.
-        coeff: reward per nat.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        coeff: the other spelling of ``coef``, TorchRL's.
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         use_ray_service: the older spelling of ``service_backend="ray"``.
@@ -88,7 +92,8 @@ class RetrieveKL(Compose):
         ref_log_probs_full_key: Key = ("ref_log_probs", "full"),
         kl_key: Key = "kl_penalty",
         add_to_reward: bool = True,
-        coeff: float = 1.0,
+        coef: float | Tensor = 1.0,
+        coeff: float | Tensor | None = None,
         estimator: str = "k1",
         raw_reward_key: Key | None = None,
         use_ray_service: bool = False,
@@ -100,13 +105,14 @@ class RetrieveKL(Compose):
             ref_log_probs_full_key,
             kl_key=kl_key,
             add_to_reward=add_to_reward,
+            coef=coef,
             coeff=coeff,
             padding_side=padding_side,
             estimator=estimator,
             raw_reward_key=raw_reward_key,
         )
         gen_model = one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
-        ref_model = one_of("ref_model", ref_model, ref_model_factory)
+        ref_model = FrozenPolicy.shared(one_of("ref_model", ref_model, ref_model_factory))
         shared: dict[str, Any] = {
             "assistant_only": assistant_only,
             "tokenizer_kwargs": tokenizer_kwargs,
@@ -126,14 +132,7 @@ class RetrieveKL(Compose):
         """The last transform, which holds the coefficient."""
         return self.transforms[-1]
 
-    @property
-    def coeff(self) -> float:
-        """Reward per nat; may be moved."""
-        return float(self.computation.coeff)
-
-    @coeff.setter
-    def coeff(self, value: float) -> None:
-        self.computation.coeff.fill_(value)
+    coef = coeff = coefficient_of_last(float)
 
 
 def wants_ray(arguments: dict[str, Any]) -> bool:
@@ -372,4 +371,4 @@ class RayRetrieveKL(Served):
             RetrieveKL, arguments, num_cpus=num_cpus, num_gpus=num_gpus, actor_name=actor_name
         )
 
-    coeff = coefficient("coeff")
+    coef = coeff = coefficient()
