@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.envs import Compose
 
@@ -15,6 +15,7 @@ from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, fac
 from klrl.control.distributions import Family
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.measure import mean_kl
+from klrl.kl.reference import FrozenPolicy
 from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.transforms.legacy import KLRewardTransform
 from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
@@ -23,39 +24,30 @@ from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 
 
-class AnnotatedReference(nn.Module):
+class AnnotatedReference(FrozenPolicy):
     """pi_ref, which looks its answers up in a batch that :func:`annotate` has written them into.
 
     A reference costs one forward per rollout, however many transforms ask it. Batches without an
     annotation (single steps of an environment) are evaluated.
 
     Args:
-        reference: the frozen policy; its attributes are this module's too.
+        reference: the frozen policy; not copied, since it may move.
     """
 
     def __init__(self, reference: ProbabilisticTensorDictSequential) -> None:
-        super().__init__()
-        self.reference = reference
+        super().__init__(reference, own=False)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "reference":  # while it is being copied or unpickled
-                raise
-            return getattr(self.reference, name)
-
-    def log_prob(self, batch: TensorDictBase) -> Tensor:
+    def log_prob(self, tensordict: TensorDictBase, **how: Any) -> Tensor:
         """log pi_ref(a|s), [N, T]."""
-        known = batch.get(("ref", "log_prob"), None)
-        return self.reference.log_prob(batch) if known is None else known
+        known = tensordict.get(("ref", "log_prob"), None)
+        return super().log_prob(tensordict, **how) if known is None else known
 
-    def get_dist(self, batch: TensorDictBase) -> Distribution:
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
         """pi_ref(.|s)."""
-        known = batch.get("ref", None)
+        known = tensordict.get("ref", None)
         if known is None:
-            return self.reference.get_dist(batch)
-        return self.reference.build_dist_from_params(known)
+            return super().get_dist(tensordict)
+        return self.build_dist_from_params(known)
 
 
 Reference: TypeAlias = ProbabilisticTensorDictSequential | AnnotatedReference
@@ -101,11 +93,11 @@ def retrieve(
             "log_prob",
             REF_LOG_PROB_KEY,
             kl_key=KL_KEY,
-            coeff=config.coef,
+            coef=config.coef,
             estimator=config.estimator,
             raw_reward_key=RAW_REWARD_KEY,
         )
-        transform, coef = Compose(*retrieved, computation), (computation, "coeff")
+        transform, coef = Compose(*retrieved, computation), (computation, "coef")
     online = config.apply == "step"
     return ReferenceKL(coef, config.estimator, config.placement, transform, online=online)
 
@@ -121,8 +113,6 @@ def legacy(
         ref_log_prob_key=REF_LOG_PROB_KEY,
         raw_reward_key=RAW_REWARD_KEY,
     )
-    # It copied what is frozen already; one reference is enough, and it may move.
-    transform.reference = reference
     coef = (transform, "coef")
     return ReferenceKL(coef, "k1", "reward", transform, online=config.apply == "step")
 

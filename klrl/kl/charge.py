@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from klrl.config.placement import PLACEMENTS
-from klrl.kl.estimators import estimate_kl
+from klrl.kl.coefficient import coefficient
+from klrl.kl.estimators import as_mask, estimate_kl
 
 #: Where the KL stands below "next" in every batch, in nats, without its coefficient.
 KL_KEY = "kl_penalty"
@@ -42,7 +43,7 @@ class ReferenceKL(nn.Module):
         self.estimator, self.placement = estimator, placement
         self.transform, self.online = transform, online
         if not isinstance(coef, tuple):
-            self.register_buffer("_coef", torch.as_tensor(coef, dtype=torch.float64))
+            self.register_buffer("_coef", coefficient(coef))
             coef = (self, "_coef")
         self._kept = coef
 
@@ -53,7 +54,7 @@ class ReferenceKL(nn.Module):
 
     @coef.setter
     def coef(self, value: float) -> None:
-        self._coef_tensor.fill_(value)
+        self._coef_tensor.copy_(coefficient(value))
 
     @property
     def _coef_tensor(self) -> Tensor:
@@ -90,7 +91,7 @@ def sampled_kl(
         log_prob: log pi_old of what was done, any shape.
         ref_log_prob: log pi_ref of it, the same shape.
         exact: the closed form, the same shape; ``exact`` needs it.
-        mask: bool, the same shape, where steps are real; None: everywhere.
+        mask: the same shape, bool or 0 and 1, where steps are real; None: everywhere.
 
     Raises:
         ValueError: ``exact`` without one, an unknown estimator, or shapes that differ.
@@ -99,7 +100,7 @@ def sampled_kl(
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
     if exact is None:
         raise ValueError("estimator=exact: the exact KL is missing")
-    return exact if mask is None else exact.masked_fill(~mask, 0.0)
+    return exact if mask is None else exact.masked_fill(~as_mask(mask, exact), 0.0)
 
 
 def on_last(score: Tensor, mask: Tensor) -> Tensor:
@@ -169,6 +170,7 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
     if placement == "loss":
         return torch.zeros_like(kl)
     if mask is not None:
+        mask = as_mask(mask, kl)
         kl = kl.masked_fill(~mask, 0.0)
     later = kl.flip(1).cumsum(1).flip(1)
     if placement == "split":

@@ -44,7 +44,7 @@ def estimate_kl(
         log_prob: log pi(a|s), any shape, nats.
         ref_log_prob: log pi_ref(a|s), the same shape.
         estimator: k1, k2 or k3.
-        mask: bool, the same shape; False positions give 0, whatever they hold.
+        mask: the same shape, bool or 0 and 1; False positions give 0, whatever they hold.
 
     Returns:
         The estimate, same shape, nats.
@@ -61,13 +61,27 @@ def estimate_kl(
         )
     if mask is None:
         return ESTIMATORS[estimator](log_prob - ref_log_prob)
-    if mask.shape != log_prob.shape:
-        raise ValueError(
-            f"mask {tuple(mask.shape)} and log_prob {tuple(log_prob.shape)}: shapes must match"
-        )
+    mask = as_mask(mask, log_prob)
     # Padding may hold -inf or NaN; it must not reach the result, nor its gradient.
     log_prob, ref_log_prob = (x.masked_fill(~mask, 0.0) for x in (log_prob, ref_log_prob))
     return ESTIMATORS[estimator](log_prob - ref_log_prob)
+
+
+def as_mask(mask: Tensor, value: Tensor) -> Tensor:
+    """A mask as bool; tokenizers give int64.
+
+    Args:
+        mask: bool or 0 and 1.
+        value: what it masks.
+
+    Raises:
+        ValueError: shapes that differ; a mask that is broadcast counts its positions wrong.
+    """
+    if mask.shape != value.shape:
+        raise ValueError(
+            f"mask {tuple(mask.shape)} and values {tuple(value.shape)}: shapes must match"
+        )
+    return mask.bool()
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
@@ -75,8 +89,12 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         value: per-step or per-token numbers, any shape.
-        mask: bool, the same shape.
+        mask: the same shape, bool or 0 and 1.
+
+    Raises:
+        ValueError: shapes that differ.
     """
+    mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.sum().clamp_min(1)
 
 
@@ -85,8 +103,12 @@ def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         value: numbers [B, T].
-        mask: bool [B, T].
+        mask: [B, T], bool or 0 and 1.
+
+    Raises:
+        ValueError: shapes that differ.
     """
+    mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 
 

@@ -8,8 +8,11 @@ from typing import Any, TypeAlias
 from tensordict import TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
+from torch.distributions import Distribution
 
 from klrl.kl.estimators import sum_beyond
+from klrl.kl.reference import FrozenPolicy
+from klrl.kl.saturated import PRE_TANH, readable
 from klrl.kl.shapes import add_heads
 
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
@@ -25,16 +28,66 @@ def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) 
     """log pi(a|s) of a transition's action, on the transition's device, as the policy gives it.
 
     It begins with the batch's shape; :mod:`klrl.kl.shapes` says what may follow. A policy with
-    several heads gives the sum over them. An environment on the CPU may ask a policy
-    on a GPU. The copy is shallow: the model writes its parameters into what it is given.
+    several heads gives the sum over them. Saturated actions of a TanhNormal are
+    scored as :mod:`klrl.kl.saturated` tells. An environment on the CPU may ask a policy on a GPU.
+    The copy is shallow: the model writes its parameters into what it is given.
     """
     device = next(model.parameters()).device
     action_device = tensordict.get(model.dist_sample_keys[0]).device
-    moved = tensordict.copy() if device == action_device else tensordict.to(device)
-    scored = model.log_prob(moved)
-    if not isinstance(scored, Tensor):
-        scored = add_heads([scored.get(key) for key in log_prob_keys(model)])
-    return scored.to(action_device)
+    if device != action_device:
+        tensordict = tensordict.to(device)
+    moved = tensordict.copy()
+    if not isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy):
+        return model.log_prob(moved).to(action_device)
+    dist = model.get_dist(moved)
+    log_prob = model.log_prob(moved, dist=dist)
+    if not isinstance(log_prob, Tensor):
+        log_prob = add_heads([log_prob.get(key) for key in log_prob_keys(model)])
+    return where_saturated(model, tensordict, dist, log_prob).to(action_device)
+
+
+def where_saturated(
+    model: ProbabilisticTensorDictSequential,
+    tensordict: TensorDictBase,
+    dist: Distribution,
+    log_prob: Tensor,
+) -> Tensor:
+    """:func:`klrl.kl.saturated.readable`, with what a transition keeps of the policy that sampled.
+
+    Args:
+        model: whose log-prob it is.
+        tensordict: the transition, into which the model has not written.
+        dist: the model's distribution there.
+        log_prob: of the action, [...].
+    """
+    if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
+        return log_prob  # it reads that itself
+
+    def sampled() -> Distribution | None:
+        known = has_all(tensordict, model.dist_params_keys)
+        return model.build_dist_from_params(tensordict) if known else None
+
+    keys = [key for key in model.log_prob_keys if key is not None]
+    stored = None
+    if keys and has_all(tensordict, keys):
+        stored = sum_heads(tensordict, keys, log_prob.ndim)
+    return readable(log_prob, dist, tensordict, model.dist_sample_keys[0], sampled, stored)
+
+
+def require_policy(name: str, model: Any) -> None:
+    """Refuse what has no distribution over an action, and a policy inside a policy.
+
+    Raises:
+        TypeError: a network, or a head without keys.
+        ValueError: as :func:`refuse_nested_policy`.
+    """
+    needed = ("dist_params_keys", "dist_sample_keys")
+    if not hasattr(model, "get_dist") or not all(getattr(model, key, None) for key in needed):
+        raise TypeError(
+            f"{name}={type(model).__name__}: has no distribution over an action; end it in a "
+            "ProbabilisticTensorDictModule(in_keys, out_keys, distribution_class=...)"
+        )
+    refuse_nested_policy(name, model)
 
 
 def refuse_nested_policy(name: str, model: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from klrl.config import (
     CheckpointReferenceConfig,
@@ -30,6 +33,133 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
         requires_grad: keep the copy differentiable.
     """
     return deepcopy(actor).requires_grad_(requires_grad).eval()
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode for every submodule; afterwards each has its former mode again."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class FrozenPolicy(nn.Module):
+    """pi_ref inside a transform, a loss or a run: it acts as the policy that it holds.
+
+    It moves with ``.to(...)`` and stands in the ``state_dict``, but not among the parameters of
+    what holds it, and no ``.train()`` brings its dropout back. Attributes that it lacks are the
+    policy's.
+
+    Args:
+        module: the policy; frozen here, not copied (:meth:`copy_of` copies).
+        own: whether the weights are its own; else ``module`` is someone else's, left as it is and
+            asked in evaluation mode.
+        requires_grad: whether its own weights are differentiable, and parameters of what holds it.
+
+    Attributes:
+        module: the policy.
+    """
+
+    module: nn.Module
+
+    def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
+        super().__init__()
+        # No submodule: PyTorch lists the parameters of those.
+        self.__dict__["module"] = module
+        self.own, self._listed = own, requires_grad
+        self.training = False
+        if own:
+            module.requires_grad_(requires_grad).eval()
+
+    @staticmethod
+    def copy_of(policy: nn.Module, *, requires_grad: bool = False) -> FrozenPolicy:
+        """A frozen copy, as :func:`freeze` makes it; what is frozen already is not copied again."""
+        if isinstance(policy, FrozenPolicy) and not requires_grad:
+            return policy
+        return FrozenPolicy(
+            freeze(policy, requires_grad=requires_grad), requires_grad=requires_grad
+        )
+
+    @staticmethod
+    def shared(policy: Any) -> Any:
+        """Hold someone else's policy without a copy; what is no module is given back."""
+        wrapped = isinstance(policy, FrozenPolicy) or not isinstance(policy, nn.Module)
+        return policy if wrapped else FrozenPolicy(policy, own=False)
+
+    @property
+    def frozen_params(self) -> TensorDict:
+        """A view of its parameters and buffers, nested as its modules are."""
+        return TensorDict.from_module(self.module)
+
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """pi_ref(.|s)."""
+        with self._evaluating():
+            return self.module.get_dist(tensordict)  # type: ignore[operator]
+
+    def log_prob(self, tensordict: TensorDictBase, **how: Any) -> Tensor:
+        """log pi_ref(a|s)."""
+        with self._evaluating():
+            return self.module.log_prob(tensordict, **how)  # type: ignore[operator]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The policy's forward."""
+        with self._evaluating():
+            return self.module(*args, **kwargs)
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.own else evaluating(self.module)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay frozen."""
+        return self
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The policy's; those of what holds it do not have them."""
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Itself alone, unless its weights are parameters of what holds it."""
+        source = self.module.named_modules if self._listed else super().named_modules
+        return source(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__.get("module")
+        if module is None or name.startswith("__"):  # while it is copied or unpickled
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(module, name)
+
+    def __getitem__(self, index: Any) -> nn.Module:
+        return self.module[index]  # type: ignore[index]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.module._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        held = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        try:
+            result = self.module.load_state_dict(held, strict=False)
+        except RuntimeError as error:  # shapes that do not fit
+            error_msgs.append(str(error))
+            return
+        missing_keys += [prefix + key for key in result.missing_keys]
+        unexpected_keys += [prefix + key for key in result.unexpected_keys]
 
 
 #: What a reference starts as: the policy, another run's policy, the policy without its adapters.
@@ -133,8 +263,8 @@ def adapter_off(config: ReferenceConfig) -> ReferenceRule:
 Loaded: TypeAlias = tuple[nn.Module, Mapping[str, Any]]
 
 
-class FrozenReference:
-    """pi_ref of a run: a policy in eval mode and without gradients, and the rule that moves it.
+class FrozenReference(FrozenPolicy):
+    """pi_ref of a run: a frozen policy, and the rule that moves it.
 
     Args:
         rule: moves it after an iteration.
@@ -153,10 +283,8 @@ class FrozenReference:
         checkpointed: bool = True,
         description: Mapping[str, Any] | None = None,
     ) -> None:
-        self.rule, self.module, self.own = rule, module, own
-        self.checkpointed, self.description = checkpointed, description
-        if own:
-            module.requires_grad_(False).eval()
+        super().__init__(module, own=own)
+        self.rule, self.checkpointed, self.description = rule, checkpointed, description
 
     @classmethod
     def start(

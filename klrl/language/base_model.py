@@ -28,11 +28,11 @@ from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
 from klrl.base.text import LiveLine
+from klrl.kl.reference import evaluating
 from klrl.language.model import no_progress_bar
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact, make_tokenizer
 from klrl.runs.progress import duration
-from klrl.transforms.token_log_probs import evaluating
 
 #: Increase it with every change of the learning or of the problems that changes the model.
 VERSION = 1

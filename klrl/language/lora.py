@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import LoraConfig
-from klrl.transforms.token_log_probs import evaluating
+from klrl.kl.reference import evaluating
 
 
 def add_lora(network: Any, settings: LoraConfig) -> Any:

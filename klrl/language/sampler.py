@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from klrl.kl.reference import evaluating
 from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import (
     backbone,
@@ -26,7 +27,7 @@ from klrl.language.causal_lm import (
 from klrl.language.scoring import AGREEMENT, padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
 from klrl.train.preflight import Check
-from klrl.transforms.token_log_probs import check_length, evaluating
+from klrl.transforms.token_log_probs import check_length
 
 
 @dataclass(frozen=True)

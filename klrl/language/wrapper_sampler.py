@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
+from klrl.kl.reference import evaluating
 from klrl.language.batch import ATTENTION, Responses, make_batch
 from klrl.language.causal_lm import head, unwrapped
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
-from klrl.transforms.token_log_probs import check_length, evaluating
+from klrl.transforms.token_log_probs import check_length
 
 
 class WrapperSampler:

@@ -50,8 +50,7 @@ class DoublingBeta(BetaRule):
 
     def update(self, kl: float) -> float:
         """Move beta by the rollout's KL, within beta_min .. beta_max."""
-        if not math.isfinite(kl):
-            warnings.warn(f"KL(old||new)={kl}: beta stays at {self.beta}", stacklevel=2)
+        if not moves_beta(kl, self.beta):
             return self.beta
         c = self.config
         self.beta = min(max(self.beta * self.factor(kl), c.beta_min), c.beta_max)
@@ -88,6 +87,14 @@ class ForwardBeta(BetaRule):
         """Move beta by a minibatch's KL."""
         self.beta *= step(kl, self.config)
         return self.beta
+
+
+def moves_beta(kl: float, beta: float) -> bool:
+    """Whether a KL is finite; one that is not is ignored, with a warning."""
+    if math.isfinite(kl):
+        return True
+    warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)
+    return False
 
 
 def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:

@@ -1,7 +1,7 @@
 """The terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
-nats. ``mask`` is bool of the same shape, where positions are real; None: everywhere.
+nats. ``mask`` has the same shape, bool or 0 and 1, True where positions are real; None: everywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
-from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
+from klrl.kl.estimators import ESTIMATORS, as_mask, masked_mean, sequence_mean
 
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
@@ -25,6 +25,7 @@ def normalized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is None:
         std, mean = torch.std_mean(advantage)
         return (advantage - mean) / std.clamp_min(1e-6)
+    mask = as_mask(mask, advantage)
     centred = (advantage - masked_mean(advantage, mask)).masked_fill(~mask, 0.0)
     std = (centred.square().sum() / (mask.sum() - 1).clamp_min(1)).sqrt()
     return centred / std.clamp_min(1e-6)
@@ -94,7 +95,7 @@ def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def total(value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum over real positions."""
-    return value.sum() if mask is None else value.masked_fill(~mask, 0.0).sum()
+    return value.sum() if mask is None else value.masked_fill(~as_mask(mask, value), 0.0).sum()
 
 
 def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -7,68 +7,141 @@ between the loss and its gradient. The one place where that is held back is :fun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torchrl.objectives
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
 
-from klrl.kl.estimators import exact_kl
-from klrl.kl.policies import refuse_nested_policy
-from klrl.kl.reference import freeze
-from klrl.losses.beta import factor
+from klrl.kl.coefficient import KeepsCoefficient, one_spelling
+from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
+from klrl.kl.policies import (
+    as_key,
+    has_all,
+    require_policy,
+    score,
+    sum_heads,
+    where_saturated,
+)
+from klrl.kl.reference import FrozenPolicy
+from klrl.kl.saturated import any_lost, warn
+from klrl.losses.beta import factor, moves_beta
 from klrl.losses.functional import reference_kl
 
 _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
 
 
-class _WithReference:
+if TYPE_CHECKING:
+    from torchrl.objectives import PPOLoss as _PPOLoss
+else:
+    _PPOLoss = object  # TorchRL's metaclass would give the mixin PPOLoss's forward
+
+
+class _WithReference(KeepsCoefficient, _PPOLoss):
     """What both losses share: old spellings, and coef * KL(policy||reference) as a further term."""
 
+    coefficient_name = "ref_kl_coef"
     actor_network: ProbabilisticTensorDictSequential
+    reference: FrozenPolicy | None
+    ref_kl_coef: Tensor
+    _in_keys: list[Any] | None
+    _out_keys: list[Any] | None
 
     def _take_reference(
         self,
         reference: ProbabilisticTensorDictSequential | None,
-        coeff: float,
+        coef: float | Tensor,
+        coeff: float | Tensor | None,
         estimator: str,
     ) -> None:
-        if estimator not in ("exact", "k1", "k2", "k3"):
+        if estimator not in ("exact", *ESTIMATORS):
             raise ValueError(f"ref_kl_estimator={estimator}: choose exact, k1, k2 or k3")
-        # Outside the parameters: an optimiser over loss.parameters() must not move it.
-        self.__dict__["reference"] = None if reference is None else freeze(reference)
+        if reference is not None:
+            require_policy("reference", reference)
+        self.reference = None if reference is None else FrozenPolicy.copy_of(reference)
         self.ref_kl_estimator = estimator
-        self.register_buffer("ref_kl_coeff", torch.tensor(float(coeff)))  # type: ignore[attr-defined]
+        self.keep_coefficient(one_spelling(coef, coeff, 0.0, self.coefficient_name))
+        self._set_in_keys()
+
+    def _set_in_keys(self) -> None:
+        super()._set_in_keys()
+        reference = self.__dict__.get("_modules", {}).get("reference")
+        if reference is not None:
+            self._in_keys = list(dict.fromkeys([*(self._in_keys or ()), *reference.in_keys]))
+
+    @property
+    def out_keys(self) -> list[Any]:
+        """What keyword calls give, in this order."""
+        if self._out_keys is None:
+            keys = [key for key in super().out_keys if key != "loss_critic" or self._has_critic]
+            more = () if self.reference is None else ("loss_kl_ref", "kl_ref")
+            self._out_keys = [*keys, *more]
+        return self._out_keys
+
+    @out_keys.setter
+    def out_keys(self, values: list[Any]) -> None:
+        self._out_keys = values
 
     def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
-        reference = self.__dict__["reference"]
-        if reference is None:
+        if self.reference is None:
             return out
-        with self._live_parameters():
-            dist = self.actor_network.get_dist(data.copy())
-        with torch.no_grad():
-            ref_dist = reference.get_dist(data.copy())
+        kl = sum_beyond(self._reference_kl(self.reference, data), self._frame_dims(data))
+        out.set("kl_ref", self._reduce_loss(kl.detach(), data, reduction="mean"))
+        return out.set("loss_kl_ref", self.ref_kl_coef.to(kl) * self._reduce_loss(kl, data))
+
+    def _reference_kl(self, reference: FrozenPolicy, data: TensorDictBase) -> Tensor:
+        """KL(policy||reference) of every frame."""
         if self.ref_kl_estimator == "exact":
-            kl = exact_kl(dist, ref_dist)
-        else:
-            keys = self.tensor_keys  # type: ignore[attr-defined]
-            action, old = data.get(keys.action), data.get(keys.sample_log_prob)
-            log_probs = dist.log_prob(action), old, ref_dist.log_prob(action)
-            kl = reference_kl(self.ref_kl_estimator, *log_probs)
-        out.set("kl_ref", kl.detach().mean())
-        reduced = kl.sum() if self.reduction == "sum" else kl.mean()  # type: ignore[attr-defined]
-        if self.reduction == "none":  # type: ignore[attr-defined]
-            reduced = kl
-        return out.set("loss_kl_ref", self.ref_kl_coeff.to(kl) * reduced)  # type: ignore[attr-defined]
+            with self._live_parameters():
+                dist = self.actor_network.get_dist(data.copy())
+            with torch.no_grad():
+                ref_dist = reference.get_dist(data.copy())
+            return exact_kl(dist, ref_dist)
+        dims = self._frame_dims(data)
+        model = self.actor_network
+        if has_all(data, model.dist_params_keys):
+            sampled = model.build_dist_from_params(data)
+            if any_lost(sampled, data, model.dist_sample_keys[0]):
+                warn("set ref_kl_estimator=exact, or ")  # the number is right, its gradient is lost
+        with self._live_parameters():
+            log_prob = self._score(self.actor_network, data)
+        with torch.no_grad():
+            ref_log_prob = self._score(reference, data)
+        old = sum_heads(data, _listed(self.tensor_keys.sample_log_prob), dims)
+        new, ref = sum_beyond(log_prob, dims), sum_beyond(ref_log_prob, dims)
+        return reference_kl(self.ref_kl_estimator, new, old, ref)
+
+    def _score(self, model: Any, data: TensorDictBase) -> Tensor:
+        """log pi(a|s), also where :meth:`set_keys` has called the action otherwise."""
+        data = data.copy()
+        actions = _listed(self.tensor_keys.action)
+        for key, own in zip(actions, model.dist_sample_keys, strict=True):
+            if as_key(key) != as_key(own):
+                data.set(own, data.get(key))
+        return score(model, data)
+
+    def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
+        # TorchRL inverts tanh; where that has saturated, what the data keep is read instead.
+        known = tensordict.copy()  # the policy writes its parameters over those that sampled
+        log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
+        if not composite:
+            log_prob = where_saturated(self.actor_network, known, dist, log_prob)
+        return log_prob, dist, composite
+
+    def _frame_dims(self, data: TensorDictBase) -> int:
+        """How many dimensions count frames (or agents, where each has an advantage)."""
+        advantage = data.get(self.tensor_keys.advantage, None)
+        return data.ndim if advantage is None else advantage.ndim - 1
 
     def _live_parameters(self) -> Any:
-        if not self.functional:  # type: ignore[attr-defined]
+        if not self.functional:
             return nullcontext()
-        return self.actor_network_params.to_module(self.actor_network)  # type: ignore[attr-defined]
+        return self.actor_network_params.to_module(self.actor_network)
 
 
 class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
@@ -89,8 +162,10 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         beta_min: lower bound.
         beta_max: upper bound.
         beta_update: ``iteration``, or ``forward`` for TorchRL's rule (in training with gradient).
-        reference: a policy to stay near; copied and frozen.
-        ref_kl_coeff: weight of KL(policy||reference), per nat.
+        reference: a policy to stay near; copied and frozen. A
+            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
+        ref_kl_coef: weight of KL(policy||reference), per nat; may be moved.
+        ref_kl_coeff: the other spelling of it.
         ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
         **kwargs: as TorchRL's: samples_mc_kl, entropy_bonus, samples_mc_entropy, entropy_coeff,
             critic_coeff, loss_critic_type, normalize_advantage, separate_losses, reduction,
@@ -98,7 +173,9 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     Raises:
         ValueError: increment < 1, decrement > 1, bounds that do not hold beta, an unknown
-            beta_update or estimator; an actor that ends in another policy.
+            beta_update or estimator, a coefficient that is no number >= 0; an actor that ends in
+            another policy.
+        TypeError: an actor or a reference without a distribution over an action.
         KeyError: the data lacks the parameters of the distribution that sampled it.
     """
 
@@ -115,11 +192,12 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         beta_max: float = 1e4,
         beta_update: str = "iteration",
         reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coeff: float = 0.0,
+        ref_kl_coef: float | Tensor = 0.0,
+        ref_kl_coeff: float | Tensor | None = None,
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
-        refuse_nested_policy("actor_network", actor_network)
+        require_policy("actor_network", actor_network)
         if beta_update not in ("iteration", "forward"):
             raise ValueError(f"beta_update={beta_update}: choose iteration or forward")
         if not 0 < beta_min <= beta <= beta_max:
@@ -140,23 +218,27 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
             **_new_spellings(kwargs),
         )
         self.beta_min, self.beta_max, self.beta_update = beta_min, beta_max, beta_update
-        self._take_reference(reference, ref_kl_coeff, ref_kl_estimator)
+        self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
 
+    @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """The loss terms of a minibatch (``loss_*``), ``kl`` and what TorchRL logs."""
         self._require_parameters(tensordict)
         with _beta_held(self):
             out = super().forward(tensordict)
         if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
-            self.update_beta(float(out["kl"].mean()))
+            self.update_beta(self._reduce_loss(out["kl"], tensordict, reduction="mean"))
         return self._add_reference_kl(out, tensordict)
 
     def update_beta(self, kl: float | Tensor) -> float:
         """Move beta by the documented rule, on the KL(old||new) of one iteration; returns it.
 
         Args:
-            kl: mean over the whole rollout after the update, nats per frame.
+            kl: mean over the whole rollout after the update, nats per frame. One that is not finite
+                is ignored with a warning.
         """
+        if not moves_beta(float(kl), float(self.beta)):
+            return float(self.beta)
         moved = float(self.beta) * factor(
             float(kl), self.dtarg, float(self.increment), float(self.decrement)
         )
@@ -170,7 +252,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         old = self.actor_network.build_dist_from_params(tensordict)
         with self._live_parameters():
             new = self.actor_network.get_dist(tensordict.copy())
-        return exact_kl(old, new).mean()
+        kl = sum_beyond(exact_kl(old, new), self._frame_dims(tensordict))
+        return self._reduce_loss(kl, tensordict, reduction="mean")
 
     def _require_parameters(self, tensordict: TensorDictBase) -> None:
         keys = self.actor_network.dist_params_keys
@@ -188,13 +271,17 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     Args:
         actor_network: the policy.
         critic_network: the critic.
-        reference: a policy to stay near; copied and frozen.
-        ref_kl_coeff: weight of KL(policy||reference), per nat.
+        reference: a policy to stay near; copied and frozen. A
+            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
+        ref_kl_coef: weight of KL(policy||reference), per nat; may be moved.
+        ref_kl_coeff: the other spelling of it.
         ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
         **kwargs: as TorchRL's ClipPPOLoss; old spellings are taken.
 
     Raises:
-        ValueError: an unknown estimator, or an actor that ends in another policy.
+        ValueError: an unknown estimator, a coefficient that is no number >= 0; an actor that ends
+            in another policy.
+        TypeError: an actor or a reference without a distribution over an action.
     """
 
     def __init__(
@@ -203,14 +290,16 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         critic_network: TensorDictModule | None = None,
         *,
         reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coeff: float = 0.0,
+        ref_kl_coef: float | Tensor = 0.0,
+        ref_kl_coeff: float | Tensor | None = None,
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
-        refuse_nested_policy("actor_network", actor_network)
+        require_policy("actor_network", actor_network)
         super().__init__(actor_network, critic_network, **_new_spellings(kwargs))
-        self._take_reference(reference, ref_kl_coeff, ref_kl_estimator)
+        self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
 
+    @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """The loss terms of a minibatch (``loss_*``) and what TorchRL logs."""
         return self._add_reference_kl(super().forward(tensordict), tensordict)
@@ -259,13 +348,20 @@ class BetaHook:
 
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Let TorchRL's forward multiply beta by 1: it would move it between loss and gradient."""
-    factors = loss.increment, loss.decrement
-    loss.increment = loss.decrement = 1.0
+    """Hold beta in TorchRL's forward, which would move it between loss and gradient.
+
+    No KL is above or below NaN, so the buffer is not touched: torch.compile refuses a change.
+    """
+    dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
     finally:
-        loss.increment, loss.decrement = factors
+        loss.dtarg = dtarg
+
+
+def _listed(keys: Any) -> list[Any]:
+    """A key, or several of them, as a list."""
+    return list(keys) if isinstance(keys, list) else [keys]
 
 
 def _new_spellings(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, Transform, TransformedEnv
 
 from klrl.kl.charge import shaped
+from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.policies import Key, as_key
 from klrl.kl.shapes import like_reward, reward_shape
 from klrl.transforms.sampled import check_on_unsampled
@@ -128,7 +129,7 @@ class NextTransform(InPlace):
         return tensordict_reset
 
 
-class ChargedReward(NextTransform):
+class ChargedReward(KeepsCoefficient, NextTransform):
     """The charge of the control transforms: reward <- reward - coef * KL.
 
     Args:
@@ -137,10 +138,12 @@ class ChargedReward(NextTransform):
         out_keys: the key of the reward to write; default ``in_keys``.
         raw_reward_key: where to keep the reward that was read; None keeps none.
         reads: further keys that a subclass reads.
+        coeff: the other spelling of ``coef``.
         on_unsampled: ``skip`` leaves the reward of a step as it is where the KL is NaN.
 
     Raises:
-        ValueError: more than one in- or out-key, or an unknown ``on_unsampled``.
+        ValueError: more than one in- or out-key, an unknown ``on_unsampled``; a coefficient that is
+            no number >= 0.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class ChargedReward(NextTransform):
         out_keys: Key | Sequence[Key] | None,
         raw_reward_key: Key | None,
         reads: Sequence[Key],
+        coeff: float | Tensor | None = None,
         *,
         on_unsampled: str = "nan",
     ) -> None:
@@ -159,7 +163,7 @@ class ChargedReward(NextTransform):
         self.raw_key = raw_reward_key and as_key(raw_reward_key)
         super().__init__(in_keys=[self.reward_key, *reads], out_keys=[self.out_key])
         self.written = [key for key in (self.out_key, self.raw_key) if key is not None]
-        self.register_buffer("coef", torch.as_tensor(coef, dtype=torch.float64).clone())
+        self.keep_coefficient(one_spelling(coef, coeff))
 
     coef: Tensor
 

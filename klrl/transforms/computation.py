@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
 from klrl.kl.charge import shaped
+from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.estimators import ESTIMATORS, estimate_kl
 from klrl.kl.policies import Key, as_key
 from klrl.kl.shapes import like_reward
@@ -35,10 +36,10 @@ from klrl.transforms.rows import (
 from klrl.transforms.tokens import ATTENTION_KEY, response_mask
 
 
-class KLComputation(NextTransform):
+class KLComputation(KeepsCoefficient, NextTransform):
     """Compare two log-probs, and charge their KL to the reward.
 
-    reward <- reward - coeff * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
+    reward <- reward - coef * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
 
     Log-probs are read below "next", else at the root. The KL goes to ``("next", kl_key)``, in nats
     and without the coefficient.
@@ -55,7 +56,8 @@ class KLComputation(NextTransform):
         ref_log_probs_full_key: log pi_ref(a|s).
         kl_key: where the KL goes.
         add_to_reward: whether the reward is charged.
-        coeff: reward per nat; :attr:`coeff` may be moved later.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        coeff: the other spelling of ``coef``, TorchRL's.
         padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
@@ -65,9 +67,9 @@ class KLComputation(NextTransform):
             this transform in a Compose; without one, tokens.
 
     Raises:
-        ValueError: equal keys, an unknown estimator; log-probs, masks and rewards that do not fit
-            each other; log-probs of tokens under a key that does not end in "full"; an environment
-            with several rewards, and no ``reward_key``.
+        ValueError: equal keys, an unknown estimator, a coefficient that is no number >= 0;
+            log-probs, masks and rewards that do not fit each other; log-probs of tokens under a key
+            that does not end in "full"; an environment with several rewards, and no ``reward_key``.
         KeyError: a log-prob is missing.
         RuntimeError: the batch was charged already.
     """
@@ -79,7 +81,8 @@ class KLComputation(NextTransform):
         *,
         kl_key: Key = "kl_penalty",
         add_to_reward: bool = True,
-        coeff: float = 1.0,
+        coef: float | Tensor = 1.0,
+        coeff: float | Tensor | None = None,
         padding_side: str = "left",
         estimator: str = "k1",
         raw_reward_key: Key | None = None,
@@ -102,9 +105,9 @@ class KLComputation(NextTransform):
         self.add_to_reward = add_to_reward
         self.padding_side = check_side(padding_side)
         self.estimator = estimator
-        self.register_buffer("coeff", torch.as_tensor(coeff, dtype=torch.float64))
+        self.keep_coefficient(one_spelling(coef, coeff))
 
-    coeff: Tensor
+    coef: Tensor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply to a batch, in place; log-probs of tokens may be at the root, without "next"."""
@@ -131,7 +134,7 @@ class KLComputation(NextTransform):
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
         if self.add_to_reward:
-            next_tensordict.set(self.reward_key, shaped(reward, kl, self.coeff))
+            next_tensordict.set(self.reward_key, shaped(reward, kl, self.coef))
         return next_tensordict
 
     def _charge_tokens(
@@ -150,7 +153,7 @@ class KLComputation(NextTransform):
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
             rewards = token_rewards(reward, kl, masks, self.padding_side)
-            charged = shaped_rows(rewards, kl, self.coeff)
+            charged = shaped_rows(rewards, kl, self.coef)
             set_rows(next_tensordict, self.reward_key, charged)
         return next_tensordict
 
@@ -352,6 +355,6 @@ def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tens
     return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
 
 
-def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coeff: Tensor) -> list[Tensor]:
+def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coef: Tensor) -> list[Tensor]:
     """The charged rewards [T_i, 1] of rewards [T_i, 1] and KLs [T_i]."""
-    return [shaped(r, row.unsqueeze(-1), coeff) for r, row in zip(rewards, kl, strict=True)]
+    return [shaped(r, row.unsqueeze(-1), coef) for r, row in zip(rewards, kl, strict=True)]

@@ -19,9 +19,10 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.data import Composite
 
+from klrl.kl.coefficient import coefficient_of_part, one_spelling
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, refuse_nested_policy, score
-from klrl.kl.reference import freeze
+from klrl.kl.reference import FrozenPolicy
 from klrl.kl.shapes import like_reward
 from klrl.transforms.base import (
     ChargedReward,
@@ -50,7 +51,8 @@ class ReferenceModelLogProbTransform(NextTransform):
     The action is never resampled or overwritten.
 
     Args:
-        frozen_model: the reference; copied and frozen, so that training cannot move it.
+        frozen_model: the reference; copied and frozen, so that training cannot move it. A
+            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_log_prob_key: where to write, shape [...].
         reward_key: the log-prob has this reward's batch shape; None for the environment's, or
             ``reward`` on a bare batch. Without a reward it is written as the model gives it.
@@ -74,7 +76,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         self.key = as_key(ref_log_prob_key)
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
-        self.frozen_model = freeze(frozen_model)
+        self.frozen_model = FrozenPolicy.copy_of(frozen_model)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -98,7 +100,7 @@ class KLDivergenceTransform(NextTransform):
     from the reference at the same observation.
 
     Args:
-        reference: the reference, for ``exact`` only; not copied.
+        reference: the reference, for ``exact`` only; not copied, asked in evaluation mode.
         estimator: k1, k2, k3 or exact.
         log_prob_key: log pi(a|s), as the policy wrote it; a list for several heads, which add.
         ref_log_prob_key: log pi_ref(a|s).
@@ -138,7 +140,7 @@ class KLDivergenceTransform(NextTransform):
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
         super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
         self.written = [self.kl_key]
-        self.estimator, self.reference = estimator, reference
+        self.estimator, self.reference = estimator, FrozenPolicy.shared(reference)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -207,10 +209,12 @@ class RewardAdjustmentTransform(ChargedReward):
         out_keys: the key of the reward to write; default ``in_keys``.
         kl_key: the KL, shaped like the reward, or per agent where the reward is the team's.
         raw_reward_key: where to keep the reward that was read; None keeps none.
+        coeff: the other spelling of ``coef``.
         on_unsampled: ``skip`` leaves the reward as it is where the KL is NaN.
 
     Raises:
-        ValueError: more than one in- or out-key; a KL that does not fit the reward.
+        ValueError: more than one in- or out-key; a coefficient that is no number >= 0; a KL that
+            does not fit the reward.
         KeyError: no KL, or no reward.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
     """
@@ -223,11 +227,18 @@ class RewardAdjustmentTransform(ChargedReward):
         *,
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
         on_unsampled: str = "nan",
     ) -> None:
         self.kl_key = as_key(kl_key)
         super().__init__(
-            coef, in_keys, out_keys, raw_reward_key, [self.kl_key], on_unsampled=on_unsampled
+            coef,
+            in_keys,
+            out_keys,
+            raw_reward_key,
+            [self.kl_key],
+            coeff,
+            on_unsampled=on_unsampled,
         )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -255,6 +266,10 @@ class KLConstrainedTransform(Parts):
         on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
             is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
             uncharged (``zero``), or an error (``raise``). All but the last warn.
+        coeff: the other spelling of ``coef``.
+
+    Raises:
+        ValueError: as the three raise, and a coefficient that is no number >= 0.
     """
 
     def __init__(
@@ -269,6 +284,7 @@ class KLConstrainedTransform(Parts):
         ref_log_prob_key: Key = "ref_log_prob",
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
         on_unsampled: str = "nan",
     ) -> None:
         reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
@@ -285,7 +301,7 @@ class KLConstrainedTransform(Parts):
             on_unsampled=on_unsampled,
         )
         adjustment = RewardAdjustmentTransform(
-            coef,
+            one_spelling(coef, coeff),
             in_keys,
             out_keys,
             kl_key=kl_key,
@@ -294,7 +310,4 @@ class KLConstrainedTransform(Parts):
         )
         super().__init__(reference, divergence, adjustment)
 
-    @property
-    def coef(self) -> Tensor:
-        """The buffer that holds the coefficient."""
-        return self.part(RewardAdjustmentTransform).coef
+    coef = coeff = coefficient_of_part()

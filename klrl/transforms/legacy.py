@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Composite
 
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, refuse_nested_policy, score
-from klrl.kl.reference import freeze
+from klrl.kl.reference import FrozenPolicy
 from klrl.kl.shapes import like_reward
 from klrl.transforms.base import ChargedReward, log_prob_like, reward_of
 from klrl.transforms.sampled import kl_of_sampled, sampled_log_prob
@@ -30,23 +30,26 @@ class KLRewardTransform(ChargedReward):
     at the same action. Shapes: log-probs [...], reward [..., 1], both per agent or per team; nats.
 
     Args:
-        actor: a probabilistic actor with ``get_dist`` and parameters; copied.
+        actor: a probabilistic actor with ``get_dist`` and parameters; copied, unless it is a
+            :class:`~klrl.kl.reference.FrozenPolicy`.
         coef: reward per nat; :attr:`coef` may be moved later.
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        requires_grad: whether the copy's parameters are differentiable.
+        requires_grad: whether the copy's parameters are differentiable; then they are the
+            transform's parameters.
         action_key: the key of the action; default what the actor writes.
         kl_key: where to write the KL without coef, [..., 1]; None writes none.
         ref_log_prob_key: where to write log pi_0; None writes none.
         raw_reward_key: where to keep the reward that was read; None keeps none.
+        coeff: the other spelling of ``coef``.
         on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
             is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
             uncharged (``zero``), or an error (``raise``). All but the last warn.
 
     Raises:
-        ValueError: not exactly one in- or out-key; an actor that has no parameters or no log-probs,
-            ends in another policy, or has a buffer that requires gradients; log-probs and rewards
-            that do not fit (:mod:`klrl.kl.shapes`).
+        ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; an actor
+            that has no parameters or no log-probs, ends in another policy, or has a buffer that
+            requires gradients; log-probs and rewards that do not fit (:mod:`klrl.kl.shapes`).
         TypeError: an actor without ``get_dist``.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
             ParallelEnv was not sent the log-prob.
@@ -64,6 +67,7 @@ class KLRewardTransform(ChargedReward):
         kl_key: Key | None = None,
         ref_log_prob_key: Key | None = None,
         raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
         on_unsampled: str = "nan",
     ) -> None:
         if not hasattr(actor, "get_dist"):
@@ -75,14 +79,30 @@ class KLRewardTransform(ChargedReward):
         if trained:
             raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
         super().__init__(
-            coef, in_keys, out_keys, raw_reward_key, actor.in_keys, on_unsampled=on_unsampled
+            coef,
+            in_keys,
+            out_keys,
+            raw_reward_key,
+            actor.in_keys,
+            coeff,
+            on_unsampled=on_unsampled,
         )
-        self.reference = freeze(actor, requires_grad=requires_grad)
+        self.reference = FrozenPolicy.copy_of(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.action_key = as_key(action_key or actor.dist_sample_keys[0])
         self.log_prob_keys = log_prob_keys(actor)
         self.kl_key, self.ref_log_prob_key = kl_key, ref_log_prob_key
         self.written += [key for key in (kl_key, ref_log_prob_key) if key is not None]
+
+    @property
+    def frozen_params(self) -> TensorDict:
+        """The reference's parameters and buffers, as TorchRL's transform of that name gave them."""
+        return self.reference.frozen_params
+
+    @property
+    def functional_actor(self) -> nn.Module:
+        """The policy that ``frozen_params.to_module(...)`` runs; it holds them already."""
+        return self.reference.module
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)

@@ -15,8 +15,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
 
+from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
+from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
 from klrl.transforms.base import NextTransform
 from klrl.transforms.computation import (
@@ -41,7 +43,7 @@ from klrl.transforms.tokens import Encoded
 __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 
 
-class KLRewardTransform(NextTransform):
+class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
     log pi is what the policy wrote while it sampled: [B, T] at ``log_prob_key`` or, where only the
@@ -57,6 +59,7 @@ class KLRewardTransform(NextTransform):
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
         ref_model_factory: makes ``ref_model``; give one of the two.
         coef: reward per nat; :attr:`coef` may be moved later.
+        coeff: the other spelling of ``coef``.
         in_keys: the key of the reward to read; one. Default ``reward``.
         out_keys: of the charged reward, and optionally of KL and log pi_ref; default ``in_keys``,
             ``kl_penalty``, ``ref_log_prob``.
@@ -92,6 +95,7 @@ class KLRewardTransform(NextTransform):
         *,
         ref_model_factory: Callable[[], _language.Wrapper] | None = None,
         coef: float | Tensor = 1.0,
+        coeff: float | Tensor | None = None,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
         log_prob_key: Key = ("log_probs", "full"),
@@ -116,12 +120,13 @@ class KLRewardTransform(NextTransform):
         super().__init__(in_keys=[self.reward_in, *map(as_key, ref_model.in_keys)], out_keys=keys)
         self.written = keys if add_to_reward else keys[1:]
         self._pad_output = ref_model.pad_output
-        self.ref_model = ref_model if device is None else ref_model.to(device)
+        ref_model = ref_model if device is None else ref_model.to(device)
+        self.ref_model = FrozenPolicy.shared(ref_model)
         self.log_prob_key = _language.full_key(log_prob_key, "log_prob_key")
         self.add_to_reward, self.assistant_only, self.detach = add_to_reward, assistant_only, detach
         self._tokenizer, self.padding_side = tokenizer, check_side(padding_side)
         self.temperature = temperature
-        self.register_buffer("coef", torch.as_tensor(coef, dtype=torch.float64).clone())
+        self.keep_coefficient(one_spelling(coef, coeff))
 
     coef: Tensor
 
@@ -320,4 +325,4 @@ class RayKLRewardTransform(Served):
             actor_name=actor_name,
         )
 
-    coef = coefficient("coef")
+    coef = coeff = coefficient()

@@ -17,6 +17,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.kl.policies import Key, as_key, refuse_nested_policy, score
+from klrl.kl.reference import evaluating
 from klrl.transforms import language as _language
 from klrl.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
 from klrl.transforms.computation import KLComputation
@@ -31,8 +32,9 @@ class RetrieveLogProb(NextTransform):
 
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
-    - A control actor scores the action that was taken, exploration noise included: shape [...], in
-      the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
+    - A control actor scores the action that was taken, exploration noise included, in
+      evaluation mode: shape [...], the reward's batch shape, per agent or per team
+      (:mod:`klrl.kl.shapes`).
     - An LLM wrapper scores tokens: [B, T], or ragged where its ``pad_output`` is False (a stack of
       TensorDicts: ``get(key, as_list=True)`` or ``as_padded_tensor=True`` reads it); 0 at padding
       and at the first token. The mask of the tokens that the policy produced in this step, of the
@@ -131,7 +133,8 @@ class RetrieveLogProb(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
-            log_prob = score(self.scorer(), tensordict)
+            with evaluating(self.scorer()):  # as wrappers score
+                log_prob = score(self.scorer(), tensordict)
         reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
         name = f"the log-prob for {self.key}"
         return next_tensordict.set(self.key, as_rewarded(name, log_prob, reward, tensordict.ndim))

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchrl.envs import Transform
 
+from klrl.kl.coefficient import coefficient_of_part
 from klrl.kl.policies import Key
+from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
 from klrl.transforms.base import Parts
 from klrl.transforms.computation import KLComputation
@@ -47,9 +50,10 @@ class RetrieveKL(Parts):
         padding_side: where ragged sequences are padded, with ``pad_output=True``.
         gen_log_probs_full_key: where log pi goes, below "next".
         ref_log_probs_full_key: where log pi_ref goes, below "next".
-        kl_key: where the KL goes, in nats, without coeff.
+        kl_key: where the KL goes, in nats, without coef.
         add_to_reward: whether the reward is charged.
-        coeff: reward per nat.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        coeff: the other spelling of ``coef``, TorchRL's.
         estimator: k1, k2 or k3.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
@@ -90,7 +94,8 @@ class RetrieveKL(Parts):
         ref_log_probs_full_key: Key = ("ref_log_probs", "full"),
         kl_key: Key = "kl_penalty",
         add_to_reward: bool = True,
-        coeff: float = 1.0,
+        coef: float | Tensor = 1.0,
+        coeff: float | Tensor | None = None,
         estimator: str = "k1",
         raw_reward_key: Key | None = None,
         reward_key: Key | None = None,
@@ -103,6 +108,7 @@ class RetrieveKL(Parts):
             ref_log_probs_full_key,
             kl_key=kl_key,
             add_to_reward=add_to_reward,
+            coef=coef,
             coeff=coeff,
             padding_side=padding_side,
             estimator=estimator,
@@ -110,7 +116,7 @@ class RetrieveKL(Parts):
             reward_key=reward_key,
         )
         gen_model = one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
-        ref_model = one_of("ref_model", ref_model, ref_model_factory)
+        ref_model = FrozenPolicy.shared(one_of("ref_model", ref_model, ref_model_factory))
         shared: dict[str, Any] = {
             "assistant_only": assistant_only,
             "tokenizer_kwargs": tokenizer_kwargs,
@@ -131,14 +137,7 @@ class RetrieveKL(Parts):
         """The part that charges, and holds the coefficient."""
         return self.part(KLComputation)
 
-    @property
-    def coeff(self) -> float:
-        """Reward per nat; may be moved."""
-        return float(self.computation.coeff)
-
-    @coeff.setter
-    def coeff(self, value: float) -> None:
-        self.computation.coeff.fill_(value)
+    coef = coeff = coefficient_of_part(float)
 
 
 def wants_ray(arguments: dict[str, Any]) -> bool:
@@ -383,4 +382,4 @@ class RayRetrieveKL(Served):
             RetrieveKL, arguments, num_cpus=num_cpus, num_gpus=num_gpus, actor_name=actor_name
         )
 
-    coeff = coefficient("coeff")
+    coef = coeff = coefficient()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from torchrl.envs import Compose, Transform
 
@@ -44,15 +43,11 @@ class Service:
         self.transform._step(tensordict, written)
         return written.select(*self.out_keys, strict=False)
 
-    def coefficient(self, name: str, value: float | None = None) -> float:
+    def coefficient(self, value: float | None = None) -> float:
         """Set the coefficient if a value is given; return it."""
         if value is not None:
-            coefficient = getattr(self.transform, name)
-            if isinstance(coefficient, torch.Tensor):
-                coefficient.fill_(value)
-            else:
-                setattr(self.transform, name, value)
-        return float(getattr(self.transform, name))
+            self.transform.coef = value
+        return float(self.transform.coef)
 
 
 class Served(Parts):
@@ -146,14 +141,14 @@ class Served(Parts):
         return f"{type(self).__name__}(actor={self._actor_name or self._actor}, parts=[{parts}])"
 
 
-def coefficient(name: str) -> property:
-    """The attribute of that name in the actor's transform: reward per nat; may be moved."""
+def coefficient() -> property:
+    """That of the actor's transform: reward per nat; may be moved."""
 
     def read(self: Served) -> float:
-        return self._ask("coefficient", name)
+        return self._ask("coefficient")
 
     def move(self: Served, value: float) -> None:
-        self._ask("coefficient", name, value)
+        self._ask("coefficient", value)
 
     return property(read, move, doc="Reward per nat, for all transforms of the actor.")
 

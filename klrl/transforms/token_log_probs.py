@@ -11,14 +11,14 @@ tests/transforms/test_llm_upstream.py shows when the faults are gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
+
+from klrl.kl.reference import evaluating
 
 
 def token_log_probs(
@@ -76,15 +76,3 @@ def check_length(network: nn.Module, tokens: int) -> None:
             f"{tokens} tokens: more than the model's max_position_embeddings={limit}; truncate "
             "the prompts, or lower max_new_tokens"
         )
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every submodule; afterwards each has its former mode again."""
-    training = [module for module in network.modules() if module.training]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -235,7 +235,7 @@ def test_a_wrapper_around_an_engine_scores_by_its_own_forward() -> None:
 
 
 def test_the_documented_kl_computation_example() -> None:
-    """Repaired: its keywords are gen_log_probs_full_key, ref_log_probs_full_key and coeff."""
+    """Repaired: its keywords are gen_log_probs_full_key and ref_log_probs_full_key."""
     following = TensorDict(
         {
             ("gen_log_probs", "full"): torch.randn(2, 10),
@@ -249,12 +249,12 @@ def test_the_documented_kl_computation_example() -> None:
         ref_log_probs_full_key=("ref_log_probs", "full"),
         kl_key="kl",
         add_to_reward=True,
-        coeff=1.0,
+        coef=1.0,
     )
     result = transform(TensorDict(next=following, batch_size=(2,)))
     assert result["next", "kl"].shape == (2, 10)
-    with pytest.raises(TypeError, match="coef"):
-        KLComputation(coef=1.0)
+    with pytest.raises(TypeError, match="gen_log_probs_key"):
+        KLComputation(gen_log_probs_key=("gen_log_probs", "full"))
 
 
 # RetrieveKL
@@ -338,7 +338,7 @@ def test_models_that_do_not_fit_each_other_are_refused() -> None:
 
 def test_arguments_that_nothing_reads_are_refused() -> None:
     gen, ref = pair()
-    for name in ("actor_name", "num_cpus", "num_gpus", "coef"):
+    for name in ("actor_name", "num_cpus", "num_gpus", "coefs"):
         with pytest.raises(TypeError, match=name):
             RetrieveKL(gen, ref, **{name: 1})
     with pytest.raises(ValueError, match="service_backend='monarch'"):
@@ -368,7 +368,7 @@ def test_reward_transforms_keys() -> None:
 
 def test_reward_transforms_models() -> None:
     ref = wrapper(network(), "tokens")
-    assert KLRewardTransform(ref_model_factory=lambda: ref).ref_model is ref
+    assert KLRewardTransform(ref_model_factory=lambda: ref).ref_model.module is ref
     with pytest.raises(ValueError, match="both ref_model"):
         KLRewardTransform(ref, ref_model_factory=lambda: ref)
     with pytest.raises(ValueError, match="neither ref_model"):

@@ -1,0 +1,115 @@
+"""The coefficient of a KL: one number >= 0, in a buffer that is moved in place.
+
+``coef`` is its name everywhere, ``coeff`` an alias: TorchRL's documentation has both.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object
+
+
+def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
+    """A coefficient as a tensor of its own: float64 [], on the CPU.
+
+    Args:
+        value: reward per nat; a number, or a tensor of one.
+        name: of the argument, for errors.
+
+    Raises:
+        ValueError: NaN, infinite, negative, or several numbers.
+        TypeError: no number at all.
+    """
+    if not isinstance(value, Real | Tensor):
+        raise TypeError(f"{name}={value!r}: give a number >= 0")
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name}=a tensor of shape {tuple(value.shape)}: give a number >= 0")
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name}={number}: give a number >= 0")
+    return torch.tensor(number, dtype=torch.float64)
+
+
+def one_spelling(
+    coef: float | Tensor, coeff: float | Tensor | None, default: float = 1.0, name: str = "coef"
+) -> float | Tensor:
+    """What was given as ``coef``, or as its alias ``coeff``.
+
+    Args:
+        coef: ``default`` where it was not given.
+        coeff: None where it was not given.
+        default: of the argument.
+        name: of the argument; that of the alias has an f more.
+
+    Raises:
+        ValueError: both were given.
+    """
+    if coeff is None:
+        return coef
+    if isinstance(coef, Tensor) or coef != default:
+        raise ValueError(f"{name} and {name}f are one setting: give one of them")
+    return coeff
+
+
+class KeepsCoefficient(_Module):
+    """A module with a coefficient: a buffer, in its state, set in place under either name.
+
+    Put it before the module's class, and call :meth:`keep_coefficient` in the constructor.
+
+    Attributes:
+        coefficient_name: of the buffer; that of the alias has an f more.
+    """
+
+    coefficient_name = "coef"
+
+    def keep_coefficient(self, value: float | Tensor) -> None:
+        """Register the buffer; errors as :func:`coefficient`."""
+        self.register_buffer(self.coefficient_name, coefficient(value, self.coefficient_name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        buffers = self.__dict__.get("_buffers") or {}
+        held = self.coefficient_name
+        if held in buffers and name in (held, held + "f"):
+            buffers[held].copy_(coefficient(value, held))  # in place: controllers hold it too
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.coefficient_name + "f":
+            name = self.coefficient_name
+        return super().__getattr__(name)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        held = prefix + self.coefficient_name
+        if held not in state and held + "f" in state:  # klrl 0.1 called some of them so
+            state[held] = state.pop(held + "f")
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def coefficient_of_part(read: type = Tensor) -> property:
+    """The coefficient of the first transform of a Compose that keeps one; may be set.
+
+    Args:
+        read: float for a number; else the buffer itself.
+    """
+
+    def part(self: Any) -> Any:
+        return next(part for part in self.transforms if isinstance(part, KeepsCoefficient))
+
+    def get(self: Any) -> Any:
+        coef = part(self).coef
+        return float(coef) if read is float else coef
+
+    def put(self: Any, value: float | Tensor) -> None:
+        part(self).coef = value
+
+    return property(get, put, doc="Reward per nat; may be moved.")

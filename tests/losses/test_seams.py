@@ -1,0 +1,256 @@
+"""The LossModules where TorchRL's own interfaces meet them: keywords, heads, beta, compile."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+)
+from torch import nn
+from torchrl.modules import IndependentNormal, ValueOperator
+
+from klrl.kl import freeze
+from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.losses.test_documented import Problem
+from tests.transforms.heads import two_headed_actor
+from tests.transforms.toys import COUNT, actor, moved
+
+both = pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
+
+
+# Keywords
+
+
+def keywords(batch: TensorDict) -> dict[str, torch.Tensor]:
+    """A batch as TorchRL's dispatch wants it: ("next", "done") is next_done."""
+    return {
+        key if isinstance(key, str) else "_".join(key): value
+        for key, value in batch.items(True, True)
+        if key not in ("advantage", "value_target", "state_value")
+    }
+
+
+@both
+@pytest.mark.parametrize("reference", [False, True])
+def test_keywords_give_what_a_tensordict_gives(kind, reference: bool) -> None:
+    known = Problem()
+    batch = known.batch.exclude("advantage", "value_target", "state_value")
+    none = torch.zeros(COUNT, 1, dtype=torch.bool)
+    after = {"observation": torch.randn(COUNT, 3), "reward": torch.randn(COUNT, 1)}
+    batch["next"] = {**after, "done": none, "terminated": none}
+    more = {"reference": moved(freeze(known.actor)), "ref_kl_coef": 0.3} if reference else {}
+    loss = kind(known.actor, known.critic, **more)
+    expected = loss(batch.copy())
+    if kind is ClipPPOLoss:  # TorchRL's reads no parameters, and refuses keywords for them
+        batch = batch.exclude("loc", "scale")
+    values = loss(**keywords(batch))
+    assert loss.out_keys[0] == "loss_objective"
+    assert ("loss_kl_ref" in loss.out_keys) is reference
+    for key, value in zip(loss.out_keys, values, strict=True):
+        torch.testing.assert_close(value, expected[key], msg=str(key))
+    loss.select_out_keys("loss_objective")
+    torch.testing.assert_close(loss(**keywords(batch)), expected["loss_objective"])
+
+
+@both
+def test_keywords_without_a_critic(kind) -> None:
+    known = Problem()
+    loss = kind(known.actor)
+    assert "loss_critic" not in loss.out_keys
+
+
+# The KL to a reference
+
+
+@both
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
+def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str) -> None:
+    """Two heads with a log-prob key each, by torch's own distributions, in float64."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        policy = two_headed_actor()
+        reference = moved(freeze(policy))
+        batch = TensorDict({"agent": {"seen": torch.randn(COUNT, 3)}}, [COUNT])
+        critic = ValueOperator(nn.Linear(3, 1), in_keys=[("agent", "seen")])
+        with torch.no_grad():
+            policy(batch)
+            batch["advantage"] = torch.zeros(COUNT, 1)
+            batch["value_target"] = torch.zeros(COUNT, 1)
+            moved(policy)
+            old = batch["agent", "move_log_prob"] + batch["agent", "press_log_prob"]
+            heads = [by_hand(model, batch) for model in (policy, reference)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (p, q), (log_p, log_q) = zip(*heads, strict=True)
+    ratio, r = (log_p - old).exp(), log_p - log_q
+    each = {
+        "exact": sum(torch.distributions.kl_divergence(a, b) for a, b in zip(p, q, strict=True)),
+        "k1": ratio * r,
+        "k2": ratio * r**2 / 2,
+        "k3": ratio * ((-r).exp() - 1 + r),
+    }[estimator]
+    loss = kind(
+        policy,
+        critic,
+        reference=reference,
+        ref_kl_coef=0.3,
+        ref_kl_estimator=estimator,
+        reduction=reduction,
+    )
+    out = loss(batch.copy())
+    reduced = {"none": each, "mean": each.mean(), "sum": each.sum()}[reduction]
+    torch.testing.assert_close(out["loss_kl_ref"].detach(), 0.3 * reduced, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(out["kl_ref"], each.mean(), rtol=1e-9, atol=1e-12)
+
+
+def by_hand(model: nn.Module, batch: TensorDict):
+    """Both heads' distributions, and the sum of their log-probs."""
+    loc, scale, logits = model[0].module(batch["agent", "seen"])
+    dists = (
+        torch.distributions.Independent(torch.distributions.Normal(loc, scale), 1),
+        torch.distributions.Categorical(logits=logits),
+    )
+    actions = batch["agent", "move"], batch["agent", "press"]
+    return dists, sum(d.log_prob(a) for d, a in zip(dists, actions, strict=True))
+
+
+@both
+@pytest.mark.parametrize("estimator", ["exact", "k1"])
+def test_padding_counts_nowhere_in_the_kl_to_a_reference(kind, estimator: str) -> None:
+    """TorchRL's validity mask ("collector", "mask"): what it leaves out holds NaN."""
+    known = Problem()
+    reference = moved(freeze(known.actor))
+    settings = {"reference": reference, "ref_kl_coef": 1.0, "ref_kl_estimator": estimator}
+    real = COUNT // 2
+    for reduction in ("mean", "sum"):
+        loss = kind(known.actor, known.critic, reduction=reduction, **settings)
+        expected = loss(known.batch[:real].copy())
+        padded = known.batch.copy()
+        padded["collector", "mask"] = torch.arange(COUNT) < real
+        padded["observation"] = padded["observation"].clone()
+        padded["observation"][real:] = 1e3
+        out = loss(padded)
+        for key in ("loss_kl_ref", "kl_ref"):
+            torch.testing.assert_close(out[key], expected[key], msg=key)
+
+
+@both
+def test_dimensions_of_a_plain_normal_add(kind) -> None:
+    """torch's Normal has no event dimension: one number per frame, not per dimension."""
+    from torch.distributions import Normal
+
+    policy = actor(Normal)
+    reference = moved(freeze(policy))
+    batch = TensorDict({"observation": torch.randn(COUNT, 3)}, [COUNT])
+    with torch.no_grad():
+        policy(batch)
+        p, q = (m.get_dist(batch.copy()) for m in (policy, reference))
+        expected = torch.distributions.kl_divergence(p, q).sum(-1).mean()
+    batch["action_log_prob"] = batch["action_log_prob"].sum(-1)
+    loss = kind(policy, reference=reference, ref_kl_coef=1.0)
+    with torch.no_grad():
+        out = loss._add_reference_kl(TensorDict({}, []), batch)
+    torch.testing.assert_close(out["loss_kl_ref"], expected)
+
+
+# KL(old||new) and beta
+
+
+def test_kl_old_new_is_from_the_old_policy_to_the_new() -> None:
+    """By the closed form of two Gaussians, with a mask; the other direction differs by a half."""
+    known = Problem()
+    loss = KLPENPPOLoss(known.actor, known.critic)
+    with torch.no_grad():
+        known.actor[0].module[0].bias[2:] += 1.0  # wider now: the two directions differ
+        known.new = known.actor.get_dist(known.batch.select("observation"))
+    expected = known.kl().squeeze(-1)
+    p, q = known.new, known.old
+    other = torch.distributions.kl_divergence(p, q).mean()
+    assert float((other - expected.mean()).abs() / expected.mean()) > 0.3
+    found = loss.kl_old_new(known.batch)
+    torch.testing.assert_close(found, expected.mean(), atol=1e-5, rtol=1e-5)
+    known.batch["collector", "mask"] = torch.arange(COUNT) < 5
+    found = loss.kl_old_new(known.batch)
+    torch.testing.assert_close(found, expected[:5].mean(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kl", [math.inf, -math.inf, math.nan])
+def test_a_kl_that_is_no_number_leaves_beta(kl: float) -> None:
+    known = Problem()
+    loss = KLPENPPOLoss(known.actor, known.critic, beta=0.5)
+    for value in (kl, torch.tensor(kl)):
+        with pytest.warns(UserWarning, match=r"KL\(old\|\|new\)=.*beta stays at 0.5"):
+            assert loss.update_beta(value) == 0.5
+    assert float(loss.beta) == 0.5
+
+
+# Heads without keys
+
+
+def bare(*parts: nn.Module) -> ProbabilisticTensorDictSequential:
+    return ProbabilisticTensorDictSequential(actor()[0], *parts)
+
+
+WRONG = {
+    "no distribution": lambda: bare(),
+    "a network": lambda: actor()[0],
+    "no module": lambda: nn.Linear(3, 2),
+    "no keys": lambda: bare(
+        ProbabilisticTensorDictModule(["loc", "scale"], [], distribution_class=IndependentNormal)
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("name", WRONG)
+def test_a_head_without_keys_is_refused_in_words(kind, name: str) -> None:
+    known = Problem()
+    with pytest.raises(TypeError, match="^actor_network=.*ProbabilisticTensorDictModule"):
+        kind(WRONG[name](), known.critic)
+    with pytest.raises(TypeError, match="^reference=.*ProbabilisticTensorDictModule"):
+        kind(known.actor, known.critic, reference=WRONG[name]())
+
+
+@both
+def test_a_head_without_log_prob_serves(kind) -> None:
+    """The data hold the log-prob; who wrote it does not matter."""
+    head = ProbabilisticTensorDictModule(
+        ["loc", "scale"], ["action"], distribution_class=IndependentNormal
+    )
+    known = Problem()
+    plain = ProbabilisticTensorDictSequential(known.actor[0], head)
+    outs = [kind(policy, known.critic)(known.batch.copy()) for policy in (known.actor, plain)]
+    torch.testing.assert_close(outs[1]["loss_objective"], outs[0]["loss_objective"])
+
+
+# torch.compile
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@both
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_losses_have_the_values_and_gradients_of_eager_ones(kind) -> None:
+    known = Problem()
+    reference = moved(freeze(known.actor))
+    results = []
+    for wrap in (lambda loss: loss, torch.compile):
+        loss = kind(known.actor, known.critic, reference=reference, ref_kl_coef=0.3)
+        call = wrap(loss)
+        for _ in range(2):
+            loss.zero_grad()
+            out = call(known.batch.copy())
+            sum(out[k] for k in out.keys() if k.startswith("loss_")).backward()
+        grads = [p.grad.clone() for p in loss.parameters()]
+        results.append((out["loss_objective"].detach(), out["loss_kl_ref"].detach(), *grads))
+        if kind is KLPENPPOLoss:
+            assert float(loss.beta) == 1.0
+            assert loss.update_beta(1.0) == 2.0
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
