@@ -11,6 +11,7 @@ _WHERE = {
     "AdaptiveKLController": "klrl.kl.controllers",
     "DualKLController": "klrl.kl.controllers",
     "FixedKLController": "klrl.kl.controllers",
+    "FrozenPolicy": "klrl.kl.reference",
     "KLComputation": "klrl.transforms.computation",
     "KLConstrainedTransform": "klrl.transforms.constrained",
     "KLDivergenceTransform": "klrl.transforms.constrained",
