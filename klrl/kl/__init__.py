@@ -11,6 +11,7 @@ _WHERE = {
     "AdaptiveKLController": "klrl.kl.controllers",
     "DualKLController": "klrl.kl.controllers",
     "FixedKLController": "klrl.kl.controllers",
+    "FrozenPolicy": "klrl.kl.reference",
     "HeldKLController": "klrl.kl.controllers",
     "KLComputation": "klrl.transforms.computation",
     "KLConstrainedTransform": "klrl.transforms.constrained",

@@ -63,15 +63,15 @@ def where_saturated(
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
         return log_prob  # it reads that itself
 
-    def sampled() -> Distribution | None:
-        known = has_all(tensordict, model.dist_params_keys)
-        return model.build_dist_from_params(tensordict) if known else None
+    def known() -> tuple[Distribution | None, Tensor | None]:
+        if not has_all(tensordict, model.dist_params_keys):
+            return None, None
+        keys = [key for key in model.log_prob_keys if key is not None]
+        written = bool(keys) and has_all(tensordict, keys)
+        stored = sum_heads(tensordict, keys, log_prob.ndim) if written else None
+        return model.build_dist_from_params(tensordict), stored
 
-    keys = [key for key in model.log_prob_keys if key is not None]
-    stored = None
-    if keys and has_all(tensordict, keys):
-        stored = sum_heads(tensordict, keys, log_prob.ndim)
-    return readable(log_prob, dist, tensordict, model.dist_sample_keys[0], sampled, stored)
+    return readable(log_prob, dist, tensordict, model.dist_sample_keys[0], known)
 
 
 def require_policy(name: str, model: Any) -> None:

@@ -33,8 +33,7 @@ def readable(
     dist: Distribution,
     batch: TensorDictBase,
     action_key: str | tuple[str, ...],
-    sampled: Callable[[], Distribution | None],
-    stored: Tensor | None,
+    known: Callable[[], tuple[Distribution | None, Tensor | None]],
 ) -> Tensor:
     """A log-prob, put right where tanh was saturated.
 
@@ -43,9 +42,9 @@ def readable(
         dist: that distribution.
         batch: its actions, and ``pre_tanh`` beside the action where a policy kept it.
         action_key: of the action; a composite's heads name theirs.
-        sampled: gives what the actions were sampled from; None where that is not known.
-        stored: log-prob of the sample as the policy that sampled wrote it, [...]; with it the
-            noise of what is not known cancels in the log-ratio.
+        known: gives what the actions were sampled from, and the sample's log-prob [...] as that
+            policy wrote it, each None where the data lack it. With the second the noise of what is
+            not known cancels in the log-ratio.
 
     Returns:
         [...]; with a warning where an action is saturated and nothing else is known of it.
@@ -60,7 +59,7 @@ def readable(
     lost = torch.stack(rows).any(0)
     if not bool(lost.any()):
         return log_prob
-    source = sampled()
+    source, stored = known()
     if source is None:
         warn()
         return log_prob

@@ -157,6 +157,13 @@ def test_dimensions_of_a_plain_normal_add(kind) -> None:
     with torch.no_grad():
         out = loss._add_reference_kl(TensorDict({}, []), batch)
     torch.testing.assert_close(out["loss_kl_ref"], expected)
+    if kind is KLPENPPOLoss:
+        sampled_by = policy.build_dist_from_params(batch)
+        moved(policy)
+        with torch.no_grad():
+            now = policy.get_dist(batch.copy())
+        expected = torch.distributions.kl_divergence(sampled_by, now).sum(-1).mean()
+        torch.testing.assert_close(loss.kl_old_new(batch), expected)
 
 
 # KL(old||new) and beta
