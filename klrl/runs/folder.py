@@ -62,7 +62,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
         manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenRun(f"its manifest.json is broken ({first_line(error)})") from error
     if not isinstance(manifest, dict) or "status" not in manifest:
         raise BrokenRun("its manifest.json is no run's (it has no status)")

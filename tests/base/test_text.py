@@ -62,5 +62,5 @@ def test_what_is_said_stays_above_the_live_line() -> None:
 def test_a_cell_moves_no_cursor() -> None:
     """A status from a run folder of somebody else, on its way to a terminal."""
     assert text_table([["state", "±"], ["fin\x1b[2J\nished\x9b", "é"]]) == (
-        "state             ±\nfin?[2J?ished?    é"
+        "state           ±\nfin?[2J?ished?  é"
     )
