@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TextIO
@@ -22,13 +23,15 @@ def warn(line: str) -> None:
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
     """Columns as wide as their widest cell, two spaces apart; no space at the end of a line.
 
+    Control characters, which may come from a file and move a terminal's cursor, become ``?``.
+
     Args:
         rows: the cells, with the heads as first row; a short row is padded with empty cells.
         right: the columns that are right-aligned, counted from 0.
         indent: spaces before each line.
     """
     count = max(map(len, rows), default=0)
-    filled = [[*row, *[""] * (count - len(row))] for row in rows]
+    filled = [[*map(_printable, row), *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in filled) for i in range(count)]
     return "\n".join(
         " " * indent
@@ -38,6 +41,10 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         ).rstrip()
         for row in filled
     )
+
+
+def _printable(cell: str) -> str:
+    return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
 
 
 class LiveLine:

@@ -67,7 +67,7 @@ def _settings(run: Path) -> dict[str, Any]:
     try:
         cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
     # OmegaConf raises OSError for a file that holds a single number.
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f".hydra/config.yaml cannot be read ({first_line(error)})") from error
     settings = OmegaConf.to_container(cfg, resolve=True)
     if not isinstance(settings, dict):

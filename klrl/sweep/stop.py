@@ -33,12 +33,13 @@ def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[
     received: list[int] = []
 
     def ask(signum: int, frame: FrameType | None) -> None:
-        if received and stops_at_once(signum, received[-1]):
+        if any(stops_at_once(signum, before) for before in received):
             raise Interrupted(signum)
         received.append(signum)
         if len(received) > 1:  # a notice came first; the jobs are stopping
             return
-        (folder / STOP_FILE).touch()
+        with suppress(OSError):  # as on a full disk; the jobs are to stop all the same
+            (folder / STOP_FILE).touch()
         pids = [pid for job in jobs() if (pid := _pid(job)) is not None]
         warn(
             f"\nstopping {len(pids)} jobs after their iteration, with checkpoints; a second "

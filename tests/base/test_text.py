@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from klrl.base.text import LiveLine
+from klrl.base.text import LiveLine, text_table
 
 
 class Terminal(io.StringIO):
@@ -57,3 +57,10 @@ def test_what_is_said_stays_above_the_live_line() -> None:
         line.show("1 of 2")
         line.say("a word")
     assert screen.getvalue() == "\r\x1b[2K1 of 2\r\x1b[2Ka word\n\r\x1b[2K1 of 2\n"
+
+
+def test_a_cell_moves_no_cursor() -> None:
+    """A status from a run folder of somebody else, on its way to a terminal."""
+    assert text_table([["state", "±"], ["fin\x1b[2J\nished\x9b", "é"]]) == (
+        "state           ±\nfin?[2J?ished?  é"
+    )

@@ -53,3 +53,12 @@ def test_a_resumed_run_keeps_all_else(run: RunFolder, word: str) -> None:
     with pytest.raises(ConfigError) as refused:
         stored_config(run.path, [word])
     assert str(refused.value).startswith(f"{word}: a resumed run keeps it; only frames, device")
+
+
+def test_a_manifest_nested_without_end_is_a_broken_one() -> None:
+    from klrl.runs.folder import BrokenRun, read_manifest
+
+    Path("run").mkdir()
+    Path("run/manifest.json").write_text("[" * 100_000)
+    with pytest.raises(BrokenRun, match=r"manifest.json is broken .*recursion"):
+        read_manifest(Path("run"))

@@ -244,3 +244,16 @@ def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -
     newest = max(Path("run/checkpoints/last").iterdir())
     assert newest.name == f"frames-{training.counters.frames:012d}"
     assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128, 192]
+
+
+@pytest.mark.parametrize("folder", [".", "deleted"])
+def test_a_second_sigterm_stops_a_sweep_at_once_whatever_came_between(folder: str) -> None:
+    """SIGXCPU comes every second."""
+    from klrl.sweep.stop import passed_on
+
+    with passed_on(Path(folder), list) as received:
+        for signum in (signal.SIGTERM, signal.SIGXCPU):
+            os.kill(os.getpid(), signum)
+        assert received == [signal.SIGTERM, signal.SIGXCPU]
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGTERM)
