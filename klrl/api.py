@@ -94,7 +94,7 @@ class Run(os.PathLike[str]):
     def rows(self) -> list[Row]:
         """One dictionary per iteration, from ``metrics.jsonl``; see docs/runs.md."""
         metrics = RunFolder(self.folder).metrics
-        return read_rows(metrics) if metrics.exists() else []
+        return read_rows(metrics) if metrics.is_file() else []
 
     @property
     def summary(self) -> dict[str, Any]:

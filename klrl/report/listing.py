@@ -196,7 +196,7 @@ def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> di
         every: iterations between evaluations; 0 if there are none.
         say: takes a line on those that are no rows.
     """
-    if not path.exists():
+    if not path.is_file():
         return {}
     last: dict[str, float] = {}
     returns: dict[str, float] = {}

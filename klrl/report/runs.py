@@ -132,7 +132,7 @@ def read_run(folder: Path) -> Run:
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 stored none
     metrics = folder / "metrics.jsonl"
-    columns = read_columns(metrics) if metrics.exists() else {}
+    columns = read_columns(metrics) if metrics.is_file() else {}
     return Run(
         path=folder,
         status=RunFolder(folder).status,

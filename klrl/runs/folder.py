@@ -47,6 +47,17 @@ _LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 _SILENT = 600
 
 
+#: Entries of the manifest that are read, and what they are.
+_KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("pid", "numerics"), (int, "number")),
+    **dict.fromkeys(("status", "started", "klrl"), (str, "text")),
+    **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
+    "versions": (dict, "table"),
+}
+#: How deep settings may be nested; libyaml overruns the stack somewhere above 10,000.
+_DEEPEST = 100
+
+
 class BrokenRun(ValueError):
     """A file of a run folder cannot be read; the message says which and why."""
 
@@ -59,17 +70,17 @@ def read_manifest(run: Path) -> dict[str, Any]:
         BrokenRun: it cannot be read; the message leaves the folder's name to the caller.
     """
     try:
-        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads(_plain_text(run / "manifest.json"))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenRun(f"its manifest.json is broken ({first_line(error)})") from error
     if not isinstance(manifest, dict) or "status" not in manifest:
         raise BrokenRun("its manifest.json is no run's (it has no status)")
-    for name in ("pid", "numerics"):
-        if not isinstance(manifest.get(name), int | None):
+    for name, (kind, what) in _KINDS.items():
+        if not isinstance(manifest.get(name), kind | None):
             value = manifest[name]
-            raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is no number)")
+            raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is no {what})")
     if manifest.get("domain") not in (None, *DOMAINS):
         raise BrokenRun(
             f"its manifest.json names the domain {manifest['domain']!r}, which this klrl does not "
@@ -85,8 +96,10 @@ def read_settings(run: Path) -> dict[str, Any]:
         BrokenRun: there are none, or they cannot be read.
     """
     try:
-        text = (run / ".hydra" / "config.yaml").read_text(encoding="utf-8")
-        settings = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        text = _plain_text(run / ".hydra" / "config.yaml")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        _check_depth(text, loader)
+        settings = yaml.load(text, loader)
     except FileNotFoundError as error:
         raise BrokenRun("it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -94,6 +107,26 @@ def read_settings(run: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise BrokenRun("its .hydra/config.yaml holds no settings")
     return settings
+
+
+def _plain_text(path: Path) -> str:
+    """The text of a file; a pipe in its place would be waited for.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("it is no plain file")
+    return path.read_text(encoding="utf-8")
+
+
+def _check_depth(text: str, loader: Any) -> None:
+    depth = 0
+    for event in yaml.parse(text, loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deep")
 
 
 class RunFolder:
@@ -119,6 +152,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
         self._claim: Claim | None = None
+        self._held: dict[str, Any] | None = None
         self.guard = Guard(self._note_failure)
 
     @property
@@ -130,6 +164,11 @@ class RunFolder:
     def manifest(self) -> dict[str, Any]:
         """The contents of ``manifest.json``; see :func:`read_manifest`."""
         return read_manifest(self.path)
+
+    @property
+    def _written(self) -> dict[str, Any]:
+        """The manifest as this process wrote it, whatever became of the file since."""
+        return self.manifest if self._held is None else self._held
 
     @property
     def status(self) -> str:
@@ -211,7 +250,7 @@ class RunFolder:
 
     def close(self, status: str, **more: Any) -> None:
         """Record how the run ended: finished, interrupted or failed."""
-        ended = {**self.manifest, "status": status, "ended": _now(), "pid": None, **more}
+        ended = {**self._written, "status": status, "ended": _now(), "pid": None, **more}
         try:
             self._write(ended)
         except OSError:
@@ -222,12 +261,12 @@ class RunFolder:
 
     def update(self, **entries: Any) -> None:
         """Change entries of the manifest."""
-        self._write({**self.manifest, **entries})
+        self._write({**self._written, **entries})
 
     def _note_failure(self, part: str, error: str) -> None:
         """Note what failed beside training, and when."""
         failure = {"part": part, "error": error, "when": _now()}
-        self.update(side_failures=[*self.manifest.get("side_failures", []), failure])
+        self.update(side_failures=[*self._written.get("side_failures", []), failure])
 
     def _argv(self) -> list[str]:
         if self._given_argv is not None:
@@ -247,6 +286,7 @@ class RunFolder:
 
     def _write(self, manifest: dict[str, Any]) -> None:
         replace_file(self._manifest, _as_text(manifest))
+        self._held = manifest
 
 
 def _as_text(manifest: dict[str, Any]) -> str:

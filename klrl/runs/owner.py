@@ -140,7 +140,10 @@ def owning(run: Path) -> Iterator[Claim]:
 
 def _refuse_links(run: Path) -> None:
     for name in _IN_PLACE:
-        if (run / name).is_symlink():
+        path = run / name
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"folder={run}: {name} is no plain file; move it away")
+        if path.is_symlink():
             raise ConfigError(
                 f"folder={run}: {name} is a link, and what it leads to would be overwritten; put "
                 "a copy in its place"

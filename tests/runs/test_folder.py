@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,10 @@ BROKEN = {
     "domain": ({"domain": "chess"}, "names the domain 'chess', which this klrl does not know"),
     "pid": ({"pid": "seven"}, "is broken (pid 'seven' is no number)"),
     "numerics": ({"numerics": "first"}, "is broken (numerics 'first' is no number)"),
+    "started": ({"started": [1]}, "is broken (started [1] is no text)"),
+    "argv": ({"argv": 3}, "is broken (argv 3 is no list)"),
+    "resumed": ({"resumed": 4}, "is broken (resumed 4 is no list)"),
+    "side_failures": ({"side_failures": "x"}, "is broken (side_failures 'x' is no list)"),
 }
 
 
@@ -62,3 +69,37 @@ def test_a_manifest_nested_without_end_is_a_broken_one() -> None:
     Path("run/manifest.json").write_text("[" * 100_000)
     with pytest.raises(BrokenRun, match=r"manifest.json is broken .*recursion"):
         read_manifest(Path("run"))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["manifest.json", ".hydra/config.yaml", "metrics.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: RunFolder, name: str) -> None:
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    (listed,) = entries(Path("outputs"))
+    assert listed.path == run.path
+    found = find_runs(["outputs"])
+    assert len(found.runs) + len(found.skipped) == 1
+    if name != "metrics.jsonl":
+        assert "no plain file" in found.skipped[0]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("text", ["- " * 60_000, "a: " + "[" * 100_000])
+def test_settings_nested_without_end_do_not_end_the_process(run: RunFolder, text: str) -> None:
+    (run.path / ".hydra" / "config.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "klrl", "report", "outputs/run"], capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "its .hydra/config.yaml is broken (it is nested too deep)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_manifest_that_is_garbled_while_the_run_goes_on_is_written_again(run: RunFolder) -> None:
+    before = run.manifest
+    (run.path / "manifest.json").write_text("{")
+    run.close("interrupted", frames=3)
+    assert run.manifest | {"ended": 0} == before | {
+        **{"status": "interrupted", "frames": 3, "pid": None, "ended": 0}
+    }
