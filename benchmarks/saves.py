@@ -27,12 +27,13 @@ JOBS = {
 COMMON = "checkpoint.every=1 eval.every=0 logger=none device=cpu threads=1 hydra.run.dir=run"
 #: Run by each version's own klrl: its saves, timed from outside.
 PROGRAM = """
-import json, sys, time
+import importlib, json, sys, time
 from pathlib import Path
 try:
-    from klrl.runs.checkpoint import Checkpoints
-except ModuleNotFoundError:
-    from klrl.checkpoint import Checkpoints
+    module = importlib.import_module("klrl.runs.checkpoint")
+except ModuleNotFoundError:  # 0.1.0
+    module = importlib.import_module("klrl.checkpoint")
+Checkpoints = module.Checkpoints
 save, seconds = Checkpoints.save, []
 def timed(self, which, *args):
     began = time.perf_counter()

@@ -61,8 +61,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "beta moved in eval": (
         "klrl/losses/modules.py",
-        "loss.increment = loss.decrement = 1.0",
-        "pass",
+        'self.beta_update == "forward" and self.training',
+        'self.beta_update == "forward"',
     ),
 }
 

@@ -20,7 +20,6 @@ from klrl.cli.evaluate import main as evaluate_main
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS
-from klrl.runs.rows import read_rows
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
@@ -28,6 +27,10 @@ from tests.runs.commands import manifest_of, rows_of, timeless
 from tests.runs.test_resume_exact import assert_loaded_as_saved
 
 pytestmark = pytest.mark.integration
+
+
+def samples_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "samples.jsonl").read_text("utf-8").splitlines()]
 
 
 # -------------------------------------------------------------------------------------- one run
@@ -62,7 +65,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     manifest = manifest_of(Path("run"))
     assert (manifest["status"], manifest["samples"]) == ("finished", 32)
     assert "transformers" in manifest["versions"]
-    shown = read_rows(Path("run/samples.jsonl"))
+    shown = samples_of(Path("run"))
     assert [entry["samples"] for entry in shown] == [16] * 4 + [32] * 4
     for entry in shown:
         assert len(entry["kl"]) == len(entry["tokens"]) <= 6
@@ -261,7 +264,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> N
     code, out, _ = exits("resume=run", "frames=64")
     assert (code, "resumed at 32 samples" in out) == (0, True)
     assert timeless(rows_of(Path("run"))) == timeless(rows_of(Path("whole")))
-    whole, resumed = (read_rows(Path(p) / "samples.jsonl") for p in ("whole", "run"))
+    whole, resumed = (samples_of(Path(p)) for p in ("whole", "run"))
     assert resumed == whole
 
 

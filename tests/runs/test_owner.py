@@ -28,10 +28,10 @@ LONG = [word for word in QUICK if not word.startswith("frames")]
 LONG += ["frames=10_000_000", "learner.compile=false", "checkpoint.every=1000000"]
 
 
-def name_owner(**changes: object) -> None:
-    """An owner file as another process would have left it."""
+def name_owner(silent: int = 0, **changes: object) -> None:
+    """An owner file as another process would have left it, silent for some seconds."""
     entry = {"host": platform.node(), "pid": os.getppid(), "job": None, "restarts": 0}
-    entry |= {"pid_started": process_start(os.getppid()), "heartbeat": int(time.time())}
+    entry |= {"pid_started": process_start(os.getppid()), "heartbeat": int(time.time()) - silent}
     RUN.mkdir(exist_ok=True)
     (RUN / OWNER_FILE).write_text(json.dumps(entry | changes))
 
@@ -89,7 +89,7 @@ def test_without_locks_the_file_decides(monkeypatch) -> None:
     "alive",
     [
         {},
-        {"host": "elsewhere", "pid": 1, "heartbeat": int(time.time()) - SILENT // 3},
+        {"host": "elsewhere", "pid": 1, "silent": SILENT // 3},
         {"host": "elsewhere", "pid": 1, "job": "77"},  # two steps of one job
         {"host": "elsewhere", "pid": 1, "job": "78"},
     ],
