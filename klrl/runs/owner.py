@@ -148,6 +148,13 @@ def _refuse_links(run: Path) -> None:
                 f"folder={run}: {name} is a link, and what it leads to would be overwritten; put "
                 "a copy in its place"
             )
+    checkpoints = run / "checkpoints"  # elsewhere, on a larger disk, is well
+    elsewhere = checkpoints.resolve().parent
+    if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
+        raise ConfigError(
+            f"folder={run}: checkpoints is a link into the run {elsewhere}, whose entries would be "
+            "removed; put a copy in its place"
+        )
 
 
 class Claim:

@@ -197,6 +197,17 @@ def test_a_file_of_somebody_else_is_not_written_through_a_link(name: str) -> Non
     assert Path("precious").read_text() == "text"
 
 
+def test_another_runs_checkpoints_are_not_written_through_a_link() -> None:
+    Path("other/checkpoints").mkdir(parents=True)
+    RUN.mkdir()
+    (RUN / "checkpoints").symlink_to(Path("other/checkpoints").resolve())
+    with owning(RUN):
+        pass  # a folder on a larger disk
+    Path("other/metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="checkpoints is a link into the run"), owning(RUN):
+        pass
+
+
 @pytest.mark.timeout(20)
 def test_an_owner_file_that_is_a_pipe_is_not_waited_for() -> None:
     RUN.mkdir()
