@@ -212,7 +212,7 @@ _CONFLICTS = (
     ("-m sweep=../up seed=1,2", "sweep"),
     ("-m seed=1,x", "seed"),
     ("seed=1,2", "seed"),
-    ("experiment=text", "env.data"),
+    ("experiment=text", "experiment=text"),
 )
 
 

@@ -15,6 +15,13 @@ class NonFiniteError(FloatingPointError):
     """
 
 
+class EnvError(RuntimeError):
+    """An environment raised, hung or broke Gymnasium's contract; the message names copy and step.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
 class RewardError(RuntimeError):
     """A reward function raised, hung or returned no scores; the message names it and the sample.
 
@@ -37,7 +44,7 @@ class OwnerError(RuntimeError):
 
 
 #: Errors of a run that are printed in one line, with exit code 1; the checkpoint is kept.
-FAILURES = (NonFiniteError, RewardError, WorkerError, OwnerError)
+FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError)
 
 
 class Interrupted(BaseException):

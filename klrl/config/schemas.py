@@ -25,6 +25,7 @@ class EnvConfig(ChoiceConfig):
     num_envs: int = number(ge=1)
     normalize_observation: bool = MISSING
     reward_scale: float = number(gt=0)
+    step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
 
 
 @dataclass

@@ -9,7 +9,8 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -20,8 +21,18 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.base.errors import ConfigError, EnvError, NonFiniteError
+from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, EnvConfig, factory
+from klrl.control.answers import (
+    FLAGS,
+    NUMBERS,
+    REAL,
+    require_flag,
+    require_number,
+    require_observation,
+    told,
+)
 from klrl.control.gym_make import make_gym
 
 
@@ -39,7 +50,9 @@ def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) ->
 def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
     """``env=gym``; arguments as :func:`make_copies`."""
     copies = num_envs or config.num_envs
-    return VectorGymEnv(config.id, copies, kwargs=dict(config.kwargs), seed=seed)
+    return VectorGymEnv(
+        config.id, copies, kwargs=dict(config.kwargs), seed=seed, step_timeout=config.step_timeout
+    )
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
@@ -78,9 +91,11 @@ class VectorGymEnv(EnvBase):
         num_envs: the number of copies, N.
         kwargs: arguments of ``gymnasium.make``.
         seed: seed of the first reset; copy i is seeded with seed + i.
+        step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
 
     Raises:
         ConfigError: the action space is neither Box nor Discrete.
+        EnvError: a copy raised, took too long, or returned what its spaces do not promise.
         NonFiniteError: a step returned NaN or infinity.
     """
 
@@ -91,6 +106,7 @@ class VectorGymEnv(EnvBase):
         *,
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
+        step_timeout: float | None = None,
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
@@ -102,6 +118,8 @@ class VectorGymEnv(EnvBase):
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
         self._rewards = np.zeros(num_envs)
         self._ends = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        self._step_timeout = step_timeout
+        self._place = _Place()
 
     def _set_specs(self) -> None:
         n = self.num_copies
@@ -126,16 +144,23 @@ class VectorGymEnv(EnvBase):
             Observations [N, D]; copies that were not reset keep their last one. The next call
             reuses their memory.
         """
+        self._call_copies(lambda: self._reset_copies(mask), "reset")
+        return self._observations
+
+    def _reset_copies(self, mask: np.ndarray | None) -> None:
         first, self._next_seed = self._next_seed, None
+        shape = self._observations.shape[1:]
         for i, env in enumerate(self._envs):
             if mask is None or mask[i]:
-                self._observations[i], _info = env.reset(seed=None if first is None else first + i)
-        return self._observations
+                self._place.copy = i
+                observation, _info = env.reset(seed=None if first is None else first + i)
+                require_observation(observation, shape)
+                self._observations[i] = observation
 
     def step_native(
         self, action: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies with actions [N, A] or [N]; no conversion, no check.
+        """Step all copies with actions [N, A] or [N]; whether numbers are finite is not checked.
 
         Returns:
             Observation [N, D], reward [N], terminated [N], truncated [N]; the next call reuses
@@ -144,11 +169,49 @@ class VectorGymEnv(EnvBase):
         if self._box:
             # np.clip costs three times these two.
             action = np.minimum(np.maximum(action, self._low), self._high)
+        self._place.step += 1
+        self._call_copies(lambda: self._step_copies(action), "step")
+        return self._observations, self._rewards, *self._ends
+
+    def _step_copies(self, action: np.ndarray) -> None:
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
+        place, shape = self._place, observations.shape[1:]
         for i, (env, chosen) in enumerate(zip(self._envs, action, strict=True)):
-            observations[i], rewards[i], terminated[i], truncated[i], _info = env.step(chosen)
-        return observations, rewards, terminated, truncated
+            place.copy = i
+            observation, reward, terminal, timeout, _info = env.step(chosen)
+            # A tenth of a microsecond, where nothing is wrong; numpy would take nearly anything.
+            if not (
+                type(observation) is np.ndarray
+                and observation.shape == shape
+                and observation.dtype.kind in REAL
+                and type(reward) in NUMBERS
+                and type(terminal) in FLAGS
+                and type(timeout) in FLAGS
+            ):
+                require_observation(observation, shape)
+                reward = require_number(reward)
+                terminal = require_flag("terminated", terminal)
+                timeout = require_flag("truncated", timeout)
+            observations[i], rewards[i] = observation, reward
+            terminated[i], truncated[i] = terminal, timeout
+
+    def _call_copies(self, call: Callable[[], None], what: str) -> None:
+        """Step or reset them; whatever goes wrong then is an EnvError in one line.
+
+        Raises:
+            EnvError: it names the copy, and the step since the environment was made.
+        """
+        try:
+            within(self._step_timeout, call)
+        except TookTooLong:
+            fault = f"env.step_timeout={self._step_timeout:g}: took longer"
+            raise EnvError(f"{self._where(what)}: {fault}") from None
+        except Exception as error:  # someone else's code: it may raise anything
+            raise EnvError(f"{self._where(what)}: {told(error)}") from error
+
+    def _where(self, what: str) -> str:
+        return f"env.id={self.env_id}: {what} {self._place.step} of copy {self._place.copy}"
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -203,6 +266,17 @@ class VectorGymEnv(EnvBase):
         for env in self._envs:
             env.close()
         super().close(raise_if_closed=raise_if_closed)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Which copy is stepped or reset, and how often all were stepped.
+
+    Not attributes of the environment: an nn.Module takes 2 us to set one.
+    """
+
+    copy: int = 0
+    step: int = 0
 
 
 def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -43,7 +43,9 @@ def _scores(
     """
     copies = min(episodes, MAX_COPIES)
     quota = np.array([episodes // copies + (i < episodes % copies) for i in range(copies)])
-    env = VectorGymEnv(config.id, copies, kwargs=dict(config.kwargs), seed=seed)
+    env = VectorGymEnv(
+        config.id, copies, kwargs=dict(config.kwargs), seed=seed, step_timeout=config.step_timeout
+    )
     acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
     played, length = np.zeros(copies, int), np.zeros(copies, int)
     total = np.zeros(copies)

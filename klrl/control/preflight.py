@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.time_limit import TookTooLong, within
 from klrl.config import ActorConfig, Config, EnvConfig
 from klrl.runs.find import other_runs
 from klrl.runs.resume import stored_config
@@ -108,10 +109,19 @@ def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
 
 def _check_a_step(env: EnvConfig, copy: Any) -> None:
     """An argument of the wrong type often fails at the first step only."""
-    try:
+
+    def step() -> None:
         copy.reset(seed=0)
         copy.action_space.seed(0)
         copy.step(copy.action_space.sample())
+
+    try:
+        within(env.step_timeout, step)
+    except TookTooLong:
+        raise ConfigError(
+            f"env.step_timeout={env.step_timeout:g}: the first step of env.id={env.id} takes "
+            "longer; mend the environment, or give more"
+        ) from None
     except Exception as error:  # someone else's code: it may raise anything
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "

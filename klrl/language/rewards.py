@@ -19,7 +19,6 @@ import importlib
 import inspect
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
@@ -28,7 +27,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError, RewardError
+from klrl.base.errors import ConfigError, RewardError, in_one_line
+from klrl.base.time_limit import TookTooLong, within
 from klrl.language import sort_digits
 from klrl.language.prompts import Prompt, Tokenizer
 
@@ -42,10 +42,6 @@ BUILT_IN: Mapping[str, RewardFunction] = {
     "exact": sort_digits.exact,
     "proxy": sort_digits.proxy,
 }
-
-
-class _TooLong(Exception):
-    """A call did not return in time."""
 
 
 #: Failures of a user's function. Ctrl-C is none of them; a call of exit is one.
@@ -76,7 +72,7 @@ def find_reward(name: str) -> RewardFunction:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{setting}: importing {module_name} fails ({_with_type(error)}); fix it, or "
+            f"{setting}: importing {module_name} fails ({in_one_line(error)}); fix it, or "
             "start klrl in the folder that holds it"
         ) from error
     function = getattr(module, attribute, None)
@@ -154,7 +150,7 @@ class Reward:
         if failure is None:
             return f"env.reward={self._name}: {failed}"
         sample = self._describe_sample(index, samples)
-        if isinstance(failure, _TooLong):
+        if isinstance(failure, TookTooLong):
             return f"{sample}: {self._describe(error)}, and hangs on this one alone"
         return f"{sample}: {self._describe(failure)}"
 
@@ -176,13 +172,13 @@ class Reward:
         return None
 
     def _describe(self, error: BaseException) -> str:
-        if isinstance(error, _TooLong):
+        if isinstance(error, TookTooLong):
             return f"took more than {self._timeout:g} s"
         hint = ""
         if self._timeout is not None and "main thread" in str(error):
             # The error of a function that sets signals.
             hint = "; without a time limit it is called on the main thread"
-        return f"raised {_with_type(error)}{hint}"
+        return f"raised {in_one_line(error)}{hint}"
 
     def _checked(self, samples: Sequence[Sample], returned: Any) -> Tensor:
         size = len(samples)
@@ -225,40 +221,6 @@ def _has_length(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _with_type(error: BaseException, limit: int = 200) -> str:
-    """An error in one line, with its type: ``KeyError: 'answer'``."""
-    text = " ".join(str(error).split())[:limit]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def within(timeout: float | None, call: Callable[[], Any]) -> Any:
-    """Call, and return or raise what the call does.
-
-    Raises:
-        _TooLong: it took more than ``timeout`` seconds.
-    """
-    if timeout is None:
-        return call()
-    outcome: list[tuple[Any, BaseException | None]] = []
-
-    def work() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:  # raised again in the caller's thread
-            outcome.append((None, error))
-
-    # A daemon thread: one that hangs must not keep the process from ending.
-    thread = threading.Thread(target=work, daemon=True, name="reward")
-    thread.start()
-    thread.join(timeout)
-    if not outcome:
-        raise _TooLong
-    returned, error = outcome[0]
-    if error is not None:
-        raise error
-    return returned
 
 
 def response_texts(

@@ -1,0 +1,84 @@
+"""What a Gymnasium environment answers, checked where it enters.
+
+numpy would take a scalar for a whole observation, drop an imaginary part, and call "no" true.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klrl.base.errors import in_one_line
+
+#: Types of rewards and of flags that are taken without a further look.
+NUMBERS = (float, np.float64, np.float32, int)
+FLAGS = (bool, np.bool_)
+#: numpy's kinds of real numbers: float, int, unsigned, bool.
+REAL = "fiub"
+
+
+class Misfit(Exception):
+    """An answer that is not what Gymnasium's contract and the spaces promise."""
+
+
+def require_observation(observation: Any, shape: Sequence[int]) -> None:
+    """Require an array of real numbers of the space's shape; lists are taken.
+
+    Raises:
+        Misfit: it is none.
+    """
+    array = _array("observation", observation)
+    if array.shape != tuple(shape):
+        raise Misfit(f"observation has shape {array.shape}, its space {tuple(shape)}")
+
+
+def require_number(reward: Any) -> float:
+    """A reward: one real number, in an array of one too.
+
+    Raises:
+        Misfit: it is none.
+    """
+    array = _array("reward", reward)
+    if array.size != 1:
+        raise Misfit(f"reward has shape {array.shape}; one number is expected")
+    return float(array.item())
+
+
+def require_flag(name: str, flag: Any) -> bool:
+    """``terminated`` or ``truncated``: a bool, or 0 or 1.
+
+    Raises:
+        Misfit: it is none.
+    """
+    array = np.asarray(flag)
+    if array.size != 1 or array.dtype.kind not in REAL or array.item() not in (0, 1):
+        raise Misfit(f"{name} is {_shown(flag)}; True or False is expected")
+    return bool(array.item())
+
+
+def told(error: Exception) -> str:
+    """What went wrong in an environment, in a line; for its own errors with file and line."""
+    if isinstance(error, Misfit):
+        return str(error)
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {in_one_line(error)} ({Path(at.filename).name}, line {at.lineno})"
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        raise Misfit(f"{name} is {_shown(value)}, not an array") from None
+    if array.dtype.kind not in REAL:
+        raise Misfit(f"{name} is {_shown(value)}; real numbers are expected")
+    return array
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"{value!r:.40} ({type(value).__name__})"

@@ -1,0 +1,127 @@
+"""Environments that break Gymnasium's contract, raise or hang, through the batched environment."""
+
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from klrl.base.errors import FAILURES, ConfigError, EnvError
+from klrl.config import EnvConfig
+from klrl.control.env import VectorGymEnv
+from klrl.control.preflight import _check_a_step
+
+ACTION = np.zeros((2, 1), np.float32)
+
+
+class Faulty(gymnasium.Env):
+    """The second copy answers its third step with something else, or does something else."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    made = 0
+
+    def __init__(self, faults=None, act=None):
+        self.faults, self.act = faults or {}, act
+        self.copy, Faulty.made = Faulty.made, Faulty.made + 1
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.faults.get("reset", np.zeros(3, np.float32)), {}
+
+    def step(self, action):
+        self.steps += 1
+        answer = {"obs": np.zeros(3, np.float32), "reward": 0.5, "terminated": False}
+        answer["truncated"] = self.steps == 100
+        if self.copy == 1 and self.steps == 3:
+            if self.act:
+                self.act()
+            answer |= self.faults
+        return (*(answer[key] for key in ("obs", "reward", "terminated", "truncated")), {})
+
+
+def play(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
+    if "klrl-test/Faulty-v0" not in gymnasium.registry:
+        gymnasium.register("klrl-test/Faulty-v0", Faulty, disable_env_checker=True)
+    Faulty.made = 0
+    kwargs = {"faults": faults, "act": act}
+    env = VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs, step_timeout=step_timeout)
+    env.reset_native()
+    for _ in range(4):
+        env.step_native(ACTION)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("faults", "named"),
+    [
+        ({"obs": np.float32(0.5)}, r"observation has shape \(\), its space \(3,\)"),
+        ({"obs": np.zeros(4, np.float32)}, r"observation has shape \(4,\), its space \(3,\)"),
+        ({"obs": np.zeros(3, np.complex64)}, r"observation is complex64 of shape \(3,\)"),
+        ({"obs": "left"}, "observation is 'left' .str.; real numbers are expected"),
+        ({"obs": [[1, 2], [3]]}, "observation is .*not an array"),
+        ({"obs": None}, "observation is None"),
+        ({"reward": 1j}, "reward is 1j .complex."),
+        ({"reward": np.complex64(1)}, r"reward is complex64 of shape \(\)"),
+        ({"reward": None}, "reward is None"),
+        ({"reward": np.zeros(3)}, r"reward has shape \(3,\); one number is expected"),
+        ({"terminated": "no"}, "terminated is 'no' .str.; True or False is expected"),
+        ({"truncated": 2}, "truncated is 2 .int."),
+        ({"truncated": np.array([True, False])}, r"truncated is bool of shape \(2,\)"),
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_none_is_refused_with_copy_and_step(faults, named) -> None:
+    with pytest.raises(
+        EnvError, match=rf"env.id=klrl-test/Faulty-v0: step 3 of copy 1: {named}"
+    ) as refused:
+        play(faults)
+    assert "\n" not in str(refused.value)
+    assert isinstance(refused.value, FAILURES)
+
+
+def test_a_resets_observation_is_checked_too() -> None:
+    with pytest.raises(EnvError, match=r"reset 0 of copy 0: observation has shape \(1,\)"):
+        play({"reset": np.zeros(1)})
+
+
+def test_other_spellings_of_the_same_are_taken() -> None:
+    as_said = {"obs": [1.0, 2.0, 3.0], "reward": np.ones(1), "terminated": 1, "truncated": 0}
+    env = play(as_said | {"terminated": np.array(True)})
+    env = play(as_said)
+    observations, rewards, terminated, truncated = env.step_native(ACTION)
+    assert rewards.tolist() == [0.5, 0.5]
+    assert not terminated.any()
+    assert not truncated.any()
+    assert observations.shape == (2, 3)
+
+
+def test_what_it_raises_is_told_with_its_place() -> None:
+    def broken() -> None:
+        raise KeyError("answer")
+
+    with pytest.raises(
+        EnvError, match=r"step 3 of copy 1: raised KeyError: 'answer' \(test_answers.py, line \d+\)"
+    ):
+        play(act=broken)
+
+
+@pytest.mark.timeout(20)
+def test_one_that_hangs_is_left_after_its_time() -> None:
+    begun = time.monotonic()
+    with pytest.raises(EnvError, match=r"step 3 of copy 1: env.step_timeout=0.2: took longer"):
+        play(act=lambda: time.sleep(5), step_timeout=0.2)
+    assert time.monotonic() - begun < 4
+    play(step_timeout=5)
+
+
+@pytest.mark.timeout(20)
+def test_one_that_hangs_at_its_first_step_is_refused_beforehand() -> None:
+    class Slow(Faulty):
+        def step(self, action):
+            time.sleep(5)
+
+    config = EnvConfig("Slow", {}, 1, True, 1.0, step_timeout=0.2, name="gym")
+    with pytest.raises(ConfigError, match=r"env.step_timeout=0.2: the first step of env.id=Slow"):
+        _check_a_step(config, Slow())
