@@ -56,6 +56,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 #: How deep settings may be nested; libyaml overruns the stack somewhere above 10,000.
 _DEEPEST = 100
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class BrokenRun(ValueError):
@@ -96,10 +97,7 @@ def read_settings(run: Path) -> dict[str, Any]:
         BrokenRun: there are none, or they cannot be read.
     """
     try:
-        text = _plain_text(run / ".hydra" / "config.yaml")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        _check_depth(text, loader)
-        settings = yaml.load(text, loader)
+        settings = yaml.load(settings_text(run), _LOADER)
     except FileNotFoundError as error:
         raise BrokenRun("it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -107,6 +105,26 @@ def read_settings(run: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise BrokenRun("its .hydra/config.yaml holds no settings")
     return settings
+
+
+def settings_text(run: Path) -> str:
+    """The text of ``.hydra/config.yaml``, once a parser can neither overrun nor hang on it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError, ValueError, YAMLError: it cannot be read, is no YAML, is nested too deep, or has an
+            alias: eleven lines of them can stand for a terabyte.
+    """
+    text = _plain_text(run / ".hydra" / "config.yaml")
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has an alias, which klrl never writes")
+    return text
 
 
 def _plain_text(path: Path) -> str:
@@ -118,15 +136,6 @@ def _plain_text(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError("it is no plain file")
     return path.read_text(encoding="utf-8")
-
-
-def _check_depth(text: str, loader: Any) -> None:
-    depth = 0
-    for event in yaml.parse(text, loader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ValueError("it is nested too deep")
 
 
 class RunFolder:

@@ -18,6 +18,7 @@ from klrl.config.checks import to_config
 from klrl.config.overrides import key_of
 from klrl.config.stored import typed
 from klrl.runs.find import check_not_running, find_run
+from klrl.runs.folder import settings_text
 
 #: Settings that a resume may change; all others define the run.
 CHANGEABLE = ("frames", "device", "threads", "eval.every", "eval.episodes", "checkpoint.every")
@@ -52,8 +53,9 @@ def stored_config(
     Raises:
         ConfigError: an override sets another key, or the file is of another version of klrl.
     """
+    settings = _settings(run)
     try:
-        cfg = typed(_settings(run))
+        cfg = typed(settings)
     except (ConfigError, OmegaConfBaseException) as error:
         text = first_line(error)
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
@@ -65,13 +67,14 @@ def stored_config(
 def _settings(run: Path) -> dict[str, Any]:
     """The settings as stored, with interpolations resolved."""
     try:
-        cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+        settings = OmegaConf.to_container(OmegaConf.create(settings_text(run)), resolve=True)
     # OmegaConf raises OSError for a file that holds a single number.
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f".hydra/config.yaml cannot be read ({first_line(error)})") from error
-    settings = OmegaConf.to_container(cfg, resolve=True)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"{run}: .hydra/config.yaml cannot be read ({first_line(error)}); give another run"
+        ) from error
     if not isinstance(settings, dict):
-        raise ConfigError(".hydra/config.yaml holds no settings")
+        raise ConfigError(f"{run}: .hydra/config.yaml holds no settings; give another run")
     return {str(key): value for key, value in settings.items()}
 
 

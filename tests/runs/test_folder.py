@@ -96,6 +96,20 @@ def test_settings_nested_without_end_do_not_end_the_process(run: RunFolder, text
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.timeout(20)
+def test_settings_with_aliases_in_aliases_are_not_expanded(run: RunFolder) -> None:
+    """Nine to the eleventh copies of a letter."""
+    lines = [
+        "a0: &a0 [x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
+    ]
+    (run.path / ".hydra" / "config.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"config.yaml cannot be read \(it has an alias"):
+        stored_config(run.path)
+    (skipped,) = find_runs(["outputs"]).skipped
+    assert "config.yaml is broken (it has an alias, which klrl never writes)" in skipped
+
+
 def test_a_manifest_that_is_garbled_while_the_run_goes_on_is_written_again(run: RunFolder) -> None:
     before = run.manifest
     (run.path / "manifest.json").write_text("{")
