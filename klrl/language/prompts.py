@@ -98,6 +98,8 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
+        if b"\\ud" in line.lower():  # half of a surrogate pair is no text, though it is JSON
+            json.dumps(row, ensure_ascii=False).encode()
     # ValueError also for a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error

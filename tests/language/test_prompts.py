@@ -61,6 +61,8 @@ USER = {"role": "user", "content": "a"}
         ('{"prompt": "a"', "line 2: not JSON"),
         ("[" * 100_000, "line 2: not JSON"),
         ('{"prompt": "a", "answer": ' + "9" * 5000 + "}", "line 2: not JSON"),
+        (r'{"prompt": "\ud800"}', "line 2: not JSON .*surrogates not allowed"),
+        (r'{"prompt": "a", "answer": ["\uDC00"]}', "line 2: not JSON .*surrogates not allowed"),
         ("[1]", "line 2: a list; write an object"),
         ("7", "line 2: a number; write an object"),
         ({"text": "a"}, "line 2: holds only text"),
@@ -80,6 +82,11 @@ def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:
     with pytest.raises(ConfigError, match=f"env.data=data.jsonl {told}") as caught:
         read_jsonl(write(GOOD, line))
     assert "\n" not in str(caught.value)
+
+
+def test_a_character_of_two_escapes_is_one_text() -> None:
+    (prompt,) = read_jsonl(write(r'{"prompt": "\ud83d\ude00"}'))
+    assert prompt.content == "\N{GRINNING FACE}"
 
 
 def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
