@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import controllers, results
+from benchmarks import controllers, ranges, results
 from benchmarks.memory import frames_done, size_near
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
 from benchmarks.rounds import Failed, rounds, run_line
@@ -43,6 +44,29 @@ def test_cpu_time_counts_a_child_alive_and_ended():
 def test_how_near_a_controller_holds_by_hand():
     """The last half is .76, 1.24, 1.3, .7: two of four within 25 %."""
     assert controllers.held([9, 9, 9, 0, 0.76, 1.24, 1.3, 0.7]) == pytest.approx((1.0, 0.5))
+
+
+def test_ranges_enumerates_every_response_once():
+    """sum pi = 1; two others of 1 token (p .25) or 2: E[3 / (n + L)] by hand."""
+    responses, mask = ranges.all_responses()
+    logits = torch.randn(ranges.CONTEXTS, ranges.V, dtype=torch.float64)
+    p = ranges.chosen(logits, responses, mask).sum(1).exp()
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-12)
+    lengths, of = torch.tensor([1, 2]), torch.tensor([0.25, 0.75], dtype=torch.float64)
+    share = ranges.expected_share(lengths, of, 3)
+    by_hand = [
+        3 * (0.0625 / (n + 2) + 0.375 / (n + 3) + 0.5625 / (n + 4)) for n in lengths.tolist()
+    ]
+    assert share.tolist() == pytest.approx(by_hand, abs=1e-12)
+
+
+def test_ranges_finds_what_is_exact_and_what_is_not():
+    rows = list(ranges.placements(2))
+    assert all(float(row[-1]) < 1e-12 for row in rows)
+    ((_, token, whole),) = [row for row in ranges.reductions(3) if row[0] == "1"]
+    assert whole == "1.0000 [1.0000, 1.0000]"
+    assert float(token.split("[")[1].split(",")[0]) < 0.99
+    assert ranges.cell([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
 
 
 def test_a_cell_of_the_controllers_is_run_once(monkeypatch, tmp_path, capsys):

@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from klrl.__main__ import main
 from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, split_overrides
+from klrl.language.base_model import build
 from klrl.sweep.check import sweep_settings
 from klrl.sweep.search import space_of
+from tests.conftest import QUICK
+from tests.language.conftest import QUICK as LANGUAGE_QUICK
+from tests.language.conftest import QUICK_MODEL
+from tests.runs.commands import rows_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,6 +52,45 @@ def test_every_command_of_the_pages_composes(command: str) -> None:
         if seed := [word for word in job if word.startswith("seed=")]:
             assert config.seed == int(seed[-1][5:])
         assert config.iterations * config.frames_per_iteration >= config.frames > 0
+
+
+WHICH = (ROOT / "docs" / "which_kl.md").read_text("utf-8").splitlines()
+RUN = "outputs/RUN"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run and a base model for the page that calls them outputs/RUN and none."""
+    folder = tmp_path_factory.mktemp("which")
+    build(QUICK_MODEL, folder / "model")
+    assert exit_code(*QUICK, f"hydra.run.dir={folder / RUN}") == 0
+    return folder
+
+
+def exit_code(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return int(stop.value.code or 0)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "line", [line.strip().partition("  #")[0] for line in WHICH if "python -m klrl" in line]
+)
+def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> None:
+    """Each for two iterations, on networks of eight units."""
+    words = shlex.split(line.replace(RUN, str(trained / RUN)))[3:]
+    language = any(word.startswith("experiment=") for word in words)
+    small = (*LANGUAGE_QUICK, f"actor.model={trained / 'model'}") if language else QUICK
+    assert exit_code(*small, *words, "hydra.run.dir=run") == 0, capsys.readouterr().err
+    rows = rows_of(Path("run"))
+    assert len(rows) == 2
+    assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)
+
+
+def test_which_kl_fits_a_screen() -> None:
+    assert len(WHICH) <= 60
+    assert max(map(len, WHICH)) <= 130
 
 
 def files_named() -> dict[Path, set[str]]:

@@ -29,6 +29,7 @@ from klrl.config import (
     TextConfig,
 )
 from klrl.config.placement import check_placement
+from klrl.config.schemas import SHAPED
 
 MOST_DIGITS = 64
 #: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
@@ -191,6 +192,21 @@ def _check_task(c: LanguageConfig) -> None:
             )
 
 
+def _check_baseline(c: LanguageConfig) -> None:
+    """The spread divides a KL that stands in the advantage, and that one alone."""
+    if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
+        return
+    words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
+    if c.kl.name == "none":
+        raise ConfigError(f"{words} kl=none has no KL; choose advantage.baseline=normalized")
+    placement = getattr(c.kl, "placement", "reward")
+    if placement != "reward":
+        raise ConfigError(
+            f"{words} kl.placement={placement} charges it in the loss, undivided; choose "
+            "kl.placement=reward or advantage.baseline=leave_one_out"
+        )
+
+
 def _check_groups(c: LanguageConfig) -> None:
     size, count = c.collector.group_size, c.collector.prompts
     if isinstance(c.advantage, GroupConfig) and size < 2:
@@ -253,7 +269,15 @@ _BOTH: Sequence[Check] = (
 #: domain -> its checks; the first that fails is reported
 CHECKS: Mapping[str, Sequence[Check]] = {
     CONTROL: (_check_frames, _check_ray, _check_hidden, *_BOTH),
-    LANGUAGE: (_check_task, _check_groups, _check_lora, _check_apply, _check_compile, *_BOTH),
+    LANGUAGE: (
+        _check_task,
+        _check_groups,
+        _check_baseline,
+        _check_lora,
+        _check_apply,
+        _check_compile,
+        *_BOTH,
+    ),
 }
 
 

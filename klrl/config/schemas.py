@@ -239,11 +239,15 @@ class AdvantageConfig(ChoiceConfig):
     lmbda: float = number(ge=0, le=1)
 
 
+#: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
+SHAPED = "normalized_shaped"
+
+
 @dataclass
 class GroupConfig(ChoiceConfig):
     """A baseline from the scores of a prompt's group of responses."""
 
-    baseline: str = choice("normalized", "leave_one_out")
+    baseline: str = choice("normalized", SHAPED, "leave_one_out")
 
 
 @dataclass

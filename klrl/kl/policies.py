@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from tensordict import TensorDictBase, unravel_key
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict.nn import CompositeDistribution, ProbabilisticTensorDictSequential
 from torch import Tensor
 from torch.distributions import Distribution
 
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.reference import FrozenPolicy
-from klrl.kl.saturated import PRE_TANH, readable
+from klrl.kl.saturated import PRE_TANH, beside, readable
 from klrl.kl.shapes import add_heads
 
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
@@ -72,6 +73,41 @@ def where_saturated(
         return model.build_dist_from_params(tensordict), stored
 
     return readable(log_prob, dist, tensordict, model.dist_sample_keys[0], known)
+
+
+def heads_where_saturated(
+    model: ProbabilisticTensorDictSequential,
+    tensordict: TensorDictBase,
+    dist: CompositeDistribution,
+    log_probs: TensorDictBase,
+) -> TensorDictBase:
+    """:func:`where_saturated` for a composite whose heads' log-probs stand apart.
+
+    Args:
+        model: whose log-probs they are.
+        tensordict: the transition, into which the model has not written.
+        dist: the model's distribution there.
+        log_probs: under the action's key with the suffix ``_log_prob``, one per head.
+    """
+    known = None
+    if has_all(tensordict, model.dist_params_keys):
+        known = model.build_dist_from_params(tensordict)
+    # Heads beside each other would share one pre_tanh.
+    data = tensordict.exclude(*(beside(key) for key in dist.dists))
+    for key, head in dist.dists.items():
+        name = f"{key}_log_prob" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_log_prob")
+        source = None if known is None else known.dists[key]
+        value = readable(
+            log_probs.get(name), head, data, key, partial(_pair, source, data.get(name, None))
+        )
+        log_probs.set(name, value)
+    return log_probs
+
+
+def _pair(
+    source: Distribution | None, stored: Tensor | None
+) -> tuple[Distribution | None, Tensor | None]:
+    return source, stored
 
 
 def require_policy(name: str, model: Any) -> None:

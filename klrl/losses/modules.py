@@ -8,6 +8,7 @@ between the loss and its gradient. The one place where that is held back is :fun
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torchrl.objectives
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    dispatch,
+)
 from torch import Tensor
 
 from klrl.kl.coefficient import KeepsCoefficient, one_spelling
@@ -23,6 +29,7 @@ from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
 from klrl.kl.policies import (
     as_key,
     has_all,
+    heads_where_saturated,
     require_policy,
     score,
     sum_heads,
@@ -90,7 +97,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
         if self.reference is None:
             return out
-        kl = sum_beyond(self._reference_kl(self.reference, data), self._frame_dims(data))
+        kl = self._per_frame(self._reference_kl(self.reference, data), data)
         out.set("kl_ref", self._reduce_loss(kl.detach(), data, reduction="mean"))
         return out.set("loss_kl_ref", self.ref_kl_coef.to(kl) * self._reduce_loss(kl, data))
 
@@ -129,14 +136,30 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         # TorchRL inverts tanh; where that has saturated, what the data keep is read instead.
         known = tensordict.copy()  # the policy writes its parameters over those that sampled
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
-        if not composite:
-            log_prob = where_saturated(self.actor_network, known, dist, log_prob)
+        rescored = where_saturated if isinstance(log_prob, Tensor) else heads_where_saturated
+        log_prob = rescored(self.actor_network, known, dist, log_prob)
         return log_prob, dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
         """How many dimensions count frames (or agents, where each has an advantage)."""
         advantage = data.get(self.tensor_keys.advantage, None)
         return data.ndim if advantage is None else advantage.ndim - 1
+
+    def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
+        """The sum beyond the frames, one number per frame (or agent).
+
+        Raises:
+            ValueError: agents have an advantage each, and the KL is one for all of them.
+        """
+        dims = self._frame_dims(data)
+        if kl.ndim < dims:
+            advantage = data.get(self.tensor_keys.advantage)
+            raise ValueError(
+                "the exact KL of a composite is summed over agents: it has shape "
+                f"{tuple(kl.shape)}, the advantage {tuple(advantage.shape)}; give the data a batch "
+                "dimension for agents, or one advantage for the team"
+            )
+        return sum_beyond(kl, dims)
 
     def _live_parameters(self) -> Any:
         if not self.functional:
@@ -224,6 +247,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """The loss terms of a minibatch (``loss_*``), ``kl`` and what TorchRL logs."""
         self._require_parameters(tensordict)
+        self._warn_of_sampled_kl(tensordict)
         with _beta_held(self):
             out = super().forward(tensordict)
         if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
@@ -252,8 +276,19 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         old = self.actor_network.build_dist_from_params(tensordict)
         with self._live_parameters():
             new = self.actor_network.get_dist(tensordict.copy())
-        kl = sum_beyond(exact_kl(old, new), self._frame_dims(tensordict))
+        kl = self._per_frame(exact_kl(old, new), tensordict)
         return self._reduce_loss(kl, tensordict, reduction="mean")
+
+    def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
+        """TorchRL samples a composite's KL(old||new), and tanh saturates in its draws too."""
+        old = self.actor_network.build_dist_from_params(tensordict)
+        keys = self.actor_network.dist_sample_keys
+        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
+            warnings.warn(
+                "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
+                "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
+                stacklevel=3,
+            )
 
     def _require_parameters(self, tensordict: TensorDictBase) -> None:
         keys = self.actor_network.dist_params_keys

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
+from klrl.config.schemas import SHAPED
 from klrl.kl.charge import shaped
 
 #: A group whose spread is below this share of its scores' size has none: rounding made it.
@@ -20,8 +21,8 @@ _NO_SPREAD = 1e-6
 def group_normalized(score: Tensor, group_size: int) -> Tensor:
     """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
 
-    std has G - 1 in its denominator. A group whose scores are all equal gives 0, as does a score
-    that is not finite, which counts in neither mean nor std.
+    std as in :func:`group_spread`. A group whose scores are all equal gives 0, as does a score that
+    is not finite, which counts in neither mean nor std.
 
     Args:
         score: [B].
@@ -30,12 +31,17 @@ def group_normalized(score: Tensor, group_size: int) -> Tensor:
     Returns:
         [B].
     """
-    score, real = _groups(score, group_size)
-    centred, count = _centred(score, real)
-    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
-    size = score.abs().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
-    flat = std <= _NO_SPREAD * size
-    return (centred / std.masked_fill(flat, 1.0)).masked_fill(flat, 0.0).flatten()
+    centred, std, flat = _spread(score, group_size)
+    return (centred / std).masked_fill(flat, 0.0).flatten()
+
+
+def group_spread(score: Tensor, group_size: int) -> Tensor:
+    """Standard deviation of the finite scores of each response's group, G - 1 below; [B] -> [B].
+
+    1 for a group whose scores are all equal: it has nothing to be divided by.
+    """
+    centred, std, _ = _spread(score, group_size)
+    return std.expand_as(centred).flatten()
 
 
 def leave_one_out(score: Tensor, group_size: int) -> Tensor:
@@ -52,6 +58,7 @@ def leave_one_out(score: Tensor, group_size: int) -> Tensor:
 BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "normalized": group_normalized,
     "leave_one_out": leave_one_out,
+    SHAPED: group_normalized,
 }
 
 
@@ -65,10 +72,14 @@ def group_advantage(
 ) -> Tensor:
     """A_t = baseline(score) - coef * KL to go: the KL enters after the normalisation.
 
+    ``normalized`` divides the score by the group's spread and not the KL, so that ``coef`` acts as
+    coef * spread would in the units of the score. ``normalized_shaped`` divides both: within a
+    group it is the advantage of score - coef * KL, up to a factor > 0.
+
     Args:
         score: one per response [B].
         group_size: G, at least 2.
-        baseline: normalized or leave_one_out.
+        baseline: normalized, normalized_shaped or leave_one_out.
         kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`: nothing for placement=loss.
         mask: [B, R].
         coef: of the KL.
@@ -84,6 +95,8 @@ def group_advantage(
     if baseline not in BASELINES:
         raise ValueError(f"baseline={baseline}: choose one of {', '.join(BASELINES)}")
     compared = BASELINES[baseline](score, group_size)[:, None].expand_as(kl_to_go)
+    if baseline == SHAPED:
+        kl_to_go = kl_to_go / group_spread(score, group_size)[:, None]
     advantage = shaped(compared, kl_to_go, coef)
     return advantage.masked_fill(~mask, 0.0).unsqueeze(-1)
 
@@ -123,6 +136,16 @@ def _groups(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     score = score if score.is_floating_point() else score.float()
     real = score.isfinite()
     return score.masked_fill(~real, 0.0), real
+
+
+def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(s - mean [N, G], std, 1 without spread [N, 1], where there is none [N, 1])."""
+    score, real = _groups(score, group_size)
+    centred, count = _centred(score, real)
+    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
+    size = score.abs().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
+    flat = std <= _NO_SPREAD * size
+    return centred, std.masked_fill(flat, 1.0), flat
 
 
 def _centred(score: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict.nn import CompositeDistribution, ProbabilisticTensorDictSequential
 from torch import Tensor
 from torchrl.data import Composite
 
@@ -185,7 +185,10 @@ class KLDivergenceTransform(NextTransform):
         dist = reference.build_dist_from_params(
             parameters_or_one(tensordict, keys, where).to(device)
         )
-        kl = like_reward("the exact KL", exact_kl(dist, ref_dist), reward, tensordict.ndim)
+        name = "the exact KL"
+        if isinstance(dist, CompositeDistribution):
+            name += " of a composite, summed over agents where k1 is not,"
+        kl = like_reward(name, exact_kl(dist, ref_dist), reward, tensordict.ndim)
         kl = kl.to(reward.device)
         return self._unsampled(tensordict, where, kl) if where.any() else kl
 

@@ -18,6 +18,7 @@ from torchrl.data import Composite
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, refuse_nested_policy, score
 from klrl.kl.reference import FrozenPolicy
+from klrl.kl.saturated import beside
 from klrl.kl.shapes import like_reward
 from klrl.transforms.base import ChargedReward, log_prob_like, reward_of
 from klrl.transforms.sampled import kl_of_sampled, sampled_log_prob
@@ -126,9 +127,14 @@ class KLRewardTransform(ChargedReward):
         return self.reference if self.action_key == self.reference.dist_sample_keys[0] else None
 
     def _reference_log_prob(self, tensordict: TensorDictBase) -> Tensor:
-        if self.action_key == self.reference.dist_sample_keys[0]:
-            return score(self.reference, tensordict)
-        return self.reference.get_dist(tensordict.copy()).log_prob(tensordict.get(self.action_key))
+        own = as_key(self.reference.dist_sample_keys[0])
+        if self.action_key != own:
+            tensordict = tensordict.copy().exclude(beside(own))
+            tensordict.set(own, tensordict.get(self.action_key))
+            u = tensordict.get(beside(self.action_key), None)
+            if u is not None:
+                tensordict.set(beside(own), u)
+        return score(self.reference, tensordict)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """The charged reward, in place of the reward or beside it; the KL; log pi_0."""

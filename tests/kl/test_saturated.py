@@ -13,6 +13,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    set_composite_lp_aggregate,
 )
 from torch import nn
 from torch.distributions import Normal
@@ -179,6 +180,57 @@ def test_heads_of_a_composite() -> None:
     assert float(kl.mean()) == pytest.approx(112.5, abs=4 * 15 / COUNT**0.5)
     with pytest.warns(UserWarning, match="bounds of TanhNormal"):
         KLConstrainedTransform(reference)(batch.exclude("params"))
+
+
+def test_an_action_under_another_key() -> None:
+    """``action_key``: scored as under the reference's own, from parameters or from pre_tanh."""
+    actor, reference = policy(15.0, 1.0), policy(0.0, 1.0)
+    batch = sampled(actor)
+    transform = KLRewardTransform(reference, kl_key="kl", action_key=("taken", "action"))
+    for data in (batch, with_pre_tanh(batch.exclude(*PARAMS))):
+        for key in ("action", "pre_tanh"):
+            if key in data.keys():
+                data = data.rename_key_(key, ("taken", key))
+        kl = transform(data.clone())["next", "kl"]
+        assert float(kl.mean()) == pytest.approx(112.5, abs=4 * 15 / COUNT**0.5)
+    with pytest.warns(UserWarning, match="bounds of TanhNormal"):
+        transform(data.exclude(("taken", "pre_tanh")))
+
+
+@pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:You are using a composite:UserWarning")
+@pytest.mark.parametrize("aggregate", [False, True])
+@pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
+def test_the_ratio_of_a_composites_saturated_head(kind, aggregate: bool) -> None:
+    """At theta = theta_old w is 1 in every head; near it after a small move; else a warning."""
+    with set_composite_lp_aggregate(aggregate):
+        actor = two_heads(15.0)
+        keys = ["sample_log_prob"] if aggregate else ["near_log_prob", "far_log_prob"]
+        batch = sampled(actor)
+        loss = kind(
+            actor, ValueOperator(nn.Linear(1, 1), in_keys=["observation"]), entropy_bonus=False
+        )
+        loss.set_keys(action=["near", "far"], sample_log_prob=keys[0] if aggregate else keys)
+        beta = 1.0 if kind is KLPENPPOLoss else 0.0
+
+        def minus_wa() -> float:
+            out = loss(batch.copy()).detach()
+            return float(out["loss_objective"] - beta * out.get("kl", torch.zeros(())).mean())
+
+        if kind is KLPENPPOLoss:
+            with pytest.warns(UserWarning, match="composite is sampled.*bounds.*ClipPPOLoss"):
+                loss(batch.copy())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            # TorchRL's, of one log-prob for both heads; and the KL's, as above.
+            warnings.filterwarnings("ignore", "You are using a composite|.*composite is sampled")
+            assert minus_wa() == pytest.approx(-1.0, abs=1e-3)
+            with torch.no_grad():
+                actor[0].module.far.loc += 0.1
+            assert minus_wa() == pytest.approx(-1.0, abs=0.02)
+        if kind is ClipPPOLoss:
+            with pytest.warns(UserWarning, match="bounds of TanhNormal"):
+                loss(batch.exclude("params"))
 
 
 @pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")

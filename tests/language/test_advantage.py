@@ -75,6 +75,15 @@ def test_the_kl_enters_after_the_normalisation() -> None:
         torch.testing.assert_close(found, torch.tensor(rows).unsqueeze(-1))
 
 
+def test_shaped_is_the_advantage_of_the_shaped_score_over_the_spread() -> None:
+    """Scores 4, 0 and 1, 1: spreads sqrt(8) and none, whose KL is charged as it stands."""
+    score, kl = torch.tensor([4.0, 0.0, 1.0, 1.0]), torch.tensor([[0.1], [0.4], [0.2], [0.6]])
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    found = group_advantage(score, 2, "normalized_shaped", kl, mask, 0.5)
+    first, second = (2 - 0.05) / 8**0.5, (-2 - 0.2) / 8**0.5
+    torch.testing.assert_close(found.flatten(), torch.tensor([first, second, -0.1, -0.3]))
+
+
 @pytest.mark.parametrize(
     ("size", "baseline", "words"), [(1, "normalized", "group_size=1"), (2, "mean", "baseline=mean")]
 )

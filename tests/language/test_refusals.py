@@ -26,6 +26,14 @@ WRONG = [
     ),
     (["env=pendulum"], "env=pendulum: sets advantage.gamma, which experiment=sort_digits's"),
     (["collector.group_size=1"], "collector.group_size=1: advantage=group compares"),
+    *(
+        (["advantage.baseline=normalized_shaped", *words], line)
+        for words, line in (
+            (["kl=none"], "and kl=none has no KL; choose advantage.baseline=normalized"),
+            (["kl.placement=loss"], "and kl.placement=loss charges it in the loss, undivided"),
+            (["kl.placement=split", "kl.estimator=exact"], "and kl.placement=split charges it"),
+        )
+    ),
     (["learner.minibatches=3"], "learner.minibatches=3: does not divide collector.prompts=4"),
     (["kl.apply=step"], "kl.apply=step: the KL of a response is known when it is complete"),
     (["reference=adapter_off"], "actor.lora.r=0 has no adapters"),

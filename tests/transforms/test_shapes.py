@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from tensordict.nn import (
+    CompositeDistribution,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torchrl.data import Composite, Unbounded
@@ -22,6 +28,7 @@ from klrl.kl import (
     RetrieveLogProb,
     RewardAdjustmentTransform,
 )
+from klrl.losses import ClipPPOLoss, KLPENPPOLoss
 from tests.transforms.agents import ACTION, AGENTS, REWARDS, Agents, agents_actor
 from tests.transforms.test_control_family import moved
 
@@ -147,6 +154,51 @@ def test_a_joint_policy_is_refused_rewards_per_agent(way: str) -> None:
         transform(way, actor, actor, "reward")(batch)
     batch["next"] = TensorDict({"reward": torch.zeros(5, 1)}, [5])
     assert transform(way, actor, actor, "reward")(batch)["next", "kl"].shape == (5, 1)
+
+
+def heads_of_agents() -> ProbabilisticTensorDictSequential:
+    """Two heads for each agent; their distribution's batch shape is the data's."""
+    params = [("params", head, name) for head in ("move", "turn") for name in ("loc", "scale")]
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 4)
+
+        def forward(self, seen: Tensor) -> tuple[Tensor, ...]:
+            locs = self.net(seen).split(2, -1)
+            return locs[0], torch.ones_like(locs[0]), locs[1], torch.ones_like(locs[1])
+
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(Heads(), ["observation"], params),
+        ProbabilisticTensorDictModule(
+            in_keys=["params"],
+            out_keys=["move", "turn"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": dict.fromkeys(("move", "turn"), Normal)},
+            return_log_prob=True,
+            default_interaction_type="random",
+        ),
+    )
+
+
+def test_the_exact_kl_of_a_composite_has_no_agents() -> None:
+    """It is one number per step: refused where agents are rewarded, or have an advantage, each."""
+    actor, reference = moved(heads_of_agents())
+    with torch.no_grad():
+        batch = actor(TensorDict({"observation": torch.randn(5, AGENTS, 4)}, [5]))
+    batch["next"] = TensorDict({"reward": torch.zeros(5, AGENTS, 1)}, [5])
+    with pytest.raises(ValueError, match=r"composite.*k1.*\(5,\), the reward \(5, 3, 1\)") as said:
+        KLConstrainedTransform(reference, estimator="exact")(batch)
+    assert "\n" not in str(said.value)
+    assert KLConstrainedTransform(reference)(batch)["next", "kl_penalty"].shape == (5, AGENTS, 1)
+    batch["advantage"] = torch.ones(5, AGENTS, 1)
+    for kind in (KLPENPPOLoss, ClipPPOLoss):
+        loss = kind(actor, reference=reference, ref_kl_coef=1.0, ref_kl_estimator="exact")
+        with pytest.raises(ValueError, match=r"composite.*\(5,\), the advantage \(5, 3, 1\)"):
+            loss._add_reference_kl(TensorDict({}, []), batch)
+    with pytest.raises(ValueError, match=r"composite.*\(5,\), the advantage \(5, 3, 1\)"):
+        KLPENPPOLoss(actor).kl_old_new(batch)
 
 
 def test_several_objectives_are_no_agents() -> None:

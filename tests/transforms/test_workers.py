@@ -1,7 +1,12 @@
-"""KL transforms inside the workers of batched environments: the numbers of one process."""
+"""KL transforms inside the workers of batched environments: the numbers of one process.
+
+Whatever fails, the workers are closed: Python waits for them at its end, so a failure would show
+as a suite that hangs.
+"""
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -20,6 +25,7 @@ from klrl.config import EnvConfig, GaussianActorConfig
 from klrl.control.actor import make_agent
 from klrl.control.env import make_env
 from klrl.kl import SendToWorkers
+from klrl.kl.policies import score
 from tests.transforms.heads import TwoHeads, two_headed_actor
 from tests.transforms.test_control_family import COEF, case, moved, transforms
 
@@ -27,6 +33,7 @@ from tests.transforms.test_control_family import COEF, case, moved, transforms
 Workers = partial(ParallelEnv, 2, mp_start_method="fork")
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning"),
 ]
 GYM = {"pendulum": "Pendulum-v1", "tanh": "Pendulum-v1", "cartpole": "CartPole-v1"}
@@ -58,11 +65,17 @@ def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -
 
 
 def collect(env: EnvBase, actor: nn.Module, steps: int = 6):
-    try:
-        with torch.no_grad():
-            return env.rollout(steps, actor, break_when_any_done=False)
-    finally:
-        env.close()
+    with closing(env), torch.no_grad():
+        return env.rollout(steps, actor, break_when_any_done=False)
+
+
+def check_log_probs(batch, actor: nn.Module) -> None:
+    """The log-probs are those of the actions beside them, when the actor scores them again."""
+    keys = [key for key in actor.log_prob_keys if key is not None]
+    found = sum(batch[key].reshape(batch.shape) for key in keys)
+    with torch.no_grad():
+        again = score(actor, batch)
+    torch.testing.assert_close(found, again, atol=1e-5, rtol=1e-5, msg="another action's log-prob")
 
 
 NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), ("retrieve", False)]
@@ -77,6 +90,7 @@ NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), 
 def test_workers_charge_what_one_process_charges_for_the_same_actions(where, name, send) -> None:
     actor, _ = policies(where)
     batch = collect(Workers(partial(worker, where, name, send)), actor)
+    check_log_probs(batch, actor)
     assert batch["next", "kl"].abs().min() > 1e-6
     for index in range(2):
         single = worker(where, name, send)
@@ -95,6 +109,7 @@ def test_workers_charge_what_one_process_charges_for_the_same_actions(where, nam
 def test_nested_keys_and_heads_reach_the_workers(name: str) -> None:
     actor, reference = policies("two heads")
     batch = collect(Workers(partial(worker, "two heads", name, True)), actor)
+    check_log_probs(batch, actor)
     heads = [model.get_dist(batch.copy()).dists for model in (actor, reference)]
     keys = [("agent", "move"), ("agent", "press")]
     pairs = [(heads[0][key], heads[1][key], batch[key]) for key in keys]
@@ -112,9 +127,8 @@ def test_nested_keys_and_heads_reach_the_workers(name: str) -> None:
 def test_what_is_sent_is_in_the_specs(where: str) -> None:
     single = worker(where, "constrained, exact", True)
     check_env_specs(single)
-    several = Workers(partial(worker, where, "constrained, exact", True))
-    check_env_specs(several)
-    several.close()
+    with closing(Workers(partial(worker, where, "constrained, exact", True))) as several:
+        check_env_specs(several)
     actor, _ = policies(where)
     keys = {key for key in actor.out_keys if key not in single.action_keys}
     assert keys <= set(single.full_state_spec.keys(True, True))
@@ -125,21 +139,20 @@ def test_what_is_sent_is_in_the_specs(where: str) -> None:
 def test_no_action_is_charged_with_the_log_prob_of_another(name: str) -> None:
     """Policy, random, policy: the middle one is NaN, in a worker as in one process."""
     actor, _ = policies("pendulum")
-    several = Workers(partial(worker, "pendulum", name, True))
-    for env in (several, worker("pendulum", name, True)):
-        first = env.rand_step(env.reset())["next"]
-        assert first["kl"].isnan().all()
-        told = [actor, env.rand_action, actor]
-        state, found = env.reset(), []
-        for act in told:
-            with torch.no_grad():
-                done = env.step(act(state))
-            found.append(done["next", "kl"].isnan())
-            state = step_mdp(done)
-        assert [bool(kl.all()) for kl in found] == [False, True, False]
-        assert not found[0].any()
-        assert not found[2].any()
-    several.close()
+    with closing(Workers(partial(worker, "pendulum", name, True))) as several:
+        for env in (several, worker("pendulum", name, True)):
+            first = env.rand_step(env.reset())["next"]
+            assert first["kl"].isnan().all()
+            told = [actor, env.rand_action, actor]
+            state, found = env.reset(), []
+            for act in told:
+                with torch.no_grad():
+                    done = env.step(act(state))
+                found.append(done["next", "kl"].isnan())
+                state = step_mdp(done)
+            assert [bool(kl.all()) for kl in found] == [False, True, False]
+            assert not found[0].any()
+            assert not found[2].any()
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, mp_start_method="fork")])
@@ -165,17 +178,16 @@ def test_the_remedy_is_named_where_the_log_prob_was_left_behind(name: str, capfd
 def test_a_shared_policy_is_followed_by_retrieval_in_the_workers() -> None:
     actor, reference = policies("pendulum")
     actor.share_memory()
-    env = Workers(partial(worker, "pendulum", "retrieve", False, actor))
     kls = []
-    for _ in range(2):
-        with torch.no_grad():
-            batch = env.rollout(4, actor)
-            kl = actor.log_prob(batch.copy()) - reference.log_prob(batch.copy())
-            for parameter in actor.parameters():
-                parameter.add_(0.2)
-        torch.testing.assert_close(batch["next", "kl"].squeeze(-1), kl, atol=1e-5, rtol=1e-5)
-        kls.append(float(kl.abs().mean()))
-    env.close()
+    with closing(Workers(partial(worker, "pendulum", "retrieve", False, actor))) as env:
+        for _ in range(2):
+            with torch.no_grad():
+                batch = env.rollout(4, actor)
+                kl = actor.log_prob(batch.copy()) - reference.log_prob(batch.copy())
+                for parameter in actor.parameters():
+                    parameter.add_(0.2)
+            torch.testing.assert_close(batch["next", "kl"].squeeze(-1), kl, atol=1e-5, rtol=1e-5)
+            kls.append(float(kl.abs().mean()))
     assert kls[1] > 1.5 * kls[0]
 
 
