@@ -5,6 +5,8 @@ part for the return and one for coef * KL(pi||ref), and is to be minimised.
 """
 
 import torch
+from tensordict import TensorDict
+from torch import nn
 
 
 def _to_go(x):
@@ -45,6 +47,21 @@ def k2_stopped(log_probs, old_log_probs, ref_log_probs, rewards, mask, coef):
     later = _to_go(r.detach()) - r.detach()
     gain = (_to_go(rewards * mask) - coef * later) * log_probs * mask
     return (-gain.sum(1) + coef * (r**2 / 2).sum(1)).mean()
+
+
+class SplitModule(nn.Module):
+    """``split`` as a LossModule: built with the actor and the reference, called on a TensorDict."""
+
+    def __init__(self, actor, reference, coef):
+        super().__init__()
+        self.actor, self.reference, self.coef = actor, reference, coef
+
+    def forward(self, data):
+        dist, ref_dist = (policy.get_dist(data.copy()) for policy in (self.actor, self.reference))
+        ratio = (dist.log_prob(data["action"]) - data["action_log_prob"]).exp()
+        kl = torch.distributions.kl_divergence(dist, ref_dist)
+        gain = (ratio * data["advantage"].squeeze(-1)).mean()
+        return TensorDict({"loss_objective": -gain, "loss_kl": self.coef * kl.mean()})
 
 
 # ------------------------------------------------------------------------------------------- wrong

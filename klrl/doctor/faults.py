@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from klrl.doctor.problems import Numbers, Problem, flat_gradient
@@ -242,6 +243,53 @@ def _of(known: Known, problem: Problem) -> Tensor:
     numbers = problem.numbers(problem.everything, 0.0)
     value = known.summands(numbers).masked_fill(~numbers.mask, 0.0).sum(1).mean()
     return flat_gradient(value, problem.parameters)
+
+
+def mixture(
+    whole: Sequence[Tensor],
+    problems: Sequence[Problem],
+    right: Mapping[str, Sequence[Tensor]],
+    coef: float,
+) -> Fault | None:
+    """How much of each part a gradient has, where it consists of known ones on every problem.
+
+    Args:
+        whole: gradients of the loss.
+        problems: what they were taken on.
+        right: as in :func:`diagnose`.
+        coef: reward per nat.
+    """
+    shares: dict[str, list[float]] = {}
+    for gradient, problem, gain, kl in zip(
+        whole, problems, right["return"], right["kl"], strict=True
+    ):
+        own, forward = _of(Known(None, _exact), problem), _of(Known(None, _forward), problem)
+        parts = {
+            "return": gain,
+            "each step's own KL": coef * own,
+            "the KL of later steps": coef * (kl - own),
+            "the forward KL": coef * forward,
+        }
+        parts = {name: part for name, part in parts.items() if part.norm() > 1e-9}
+        columns = torch.stack(list(parts.values()), 1)
+        weights = torch.linalg.lstsq(columns, gradient, driver="gelsd").solution
+        if (columns @ weights - gradient).norm() > TOLERANCE * gradient.norm():
+            return None
+        unit = float(weights[0]) if "return" in parts else 1.0
+        for name, weight in zip(parts, weights.tolist(), strict=True):
+            shares.setdefault(name, []).append(weight / unit)
+    told = [
+        f"{name} counts {_range(values)} times"
+        for name, values in shares.items()
+        if name != "return" and max(map(abs, values)) > 10 * TOLERANCE
+    ]
+    beside = "beside the return " if "return" in shares else ""
+    return Fault("mixture", f"{beside}{', '.join(told)} coef; it should be 1, 1 and 0")
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{x:.2f}" for x in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True)

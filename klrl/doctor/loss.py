@@ -17,7 +17,7 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.config.placement import PLACEMENTS
-from klrl.doctor.faults import PADDING, Fault, diagnose
+from klrl.doctor.faults import PADDING, Fault, diagnose, mixture
 from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
 from klrl.doctor.user_loss import (
     FunctionLoss,
@@ -29,7 +29,7 @@ from klrl.doctor.user_loss import (
 )
 
 #: Reward per nat, and the episodes of a sampled batch.
-COEF, EPISODES = 0.5, 64
+COEF, EPISODES = 0.5, 256
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,18 @@ def _examine_kind(
     seeds: int,
 ) -> KindResult:
     cases = [_case(loss, name, Problem(kind, seed, make), placement) for seed in range(seeds)]
+    problems = [case.problem for case in cases]
+    right = {"kl": [case.kl for case in cases], "return": [-case.returns for case in cases]}
     diagnosis = diagnose(
         [case.kl_part for case in cases],
         [-case.without for case in cases if case.without is not None] or None,
-        [case.problem for case in cases],
-        {"kl": [case.kl for case in cases], "return": [-case.returns for case in cases]},
+        problems,
+        right,
     )
     factors, faults = diagnosis.scale or [1.0] * seeds, diagnosis.faults
+    if any(fault.code.startswith("unknown") for fault in faults):
+        mixed = mixture([-case.whole for case in cases], problems, right, COEF)
+        faults = [mixed] if mixed else faults
     if any(case.padding for case in cases):
         # What padding has spoilt is no known gradient.
         faults = [PADDING, *(fault for fault in faults if not fault.code.startswith("unknown"))]
@@ -245,8 +250,9 @@ def _case(loss: FunctionLoss | ModuleLoss, name: str, problem: Problem, placemen
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    """0 where a gradient is 0."""
-    return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300))
+    """Within -1 and 1; 0 where a gradient is 0."""
+    cosine = a @ b / (a.norm() * b.norm()).clamp_min(1e-300)
+    return float(cosine.clamp(-1.0, 1.0))
 
 
 def report_text(report: LossReport) -> str:

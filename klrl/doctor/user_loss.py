@@ -13,7 +13,7 @@ import ast
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -88,8 +88,9 @@ def load(option: str, name: str) -> Any:
         raise ConfigError(f"{setting}: {source} has no {attribute}; fix the name")
     value = getattr(module, attribute)
     if not callable(value):
-        kind = type(value).__name__
-        raise ConfigError(f"{setting}: is a {kind}, not a function or a class; name one of these")
+        raise ConfigError(
+            f"{setting}: is of type {type(value).__name__}; name a function or a class"
+        )
     return value
 
 
@@ -102,15 +103,14 @@ def _import_file(setting: str, path: Path) -> ModuleType:
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # as Python does for a script: its neighbours can be imported
+    if folder not in sys.path:
+        sys.path.append(folder)  # its neighbours can be imported
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{setting}: importing {path} fails ({_with_line(error)}); fix it"
         ) from error
-    finally:
-        sys.path.remove(folder)
     return module
 
 
@@ -181,6 +181,7 @@ class FunctionLoss:
         parameters = _signature(name, function)
         _require_known(name, parameters, settings)
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
+        _refuse_given(settings, canonical)
         free = [p for p in parameters.values() if p.name not in settings and _named(p)]
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
         missing = [p.name for p in free if p.name not in given and p.default is p.empty]
@@ -264,6 +265,7 @@ class ModuleLoss:
         free = [p for p in parameters.values() if p.name not in settings and _named(p)]
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
+        _refuse_given(settings, (*ACTORS, *REFERENCES, *COEFS))
         self._actor = _first(ACTORS, names)
         critic = _first(CRITICS, names)
         self._critic = critic if critic in required else None
@@ -484,6 +486,12 @@ def _require_known(
             raise ConfigError(
                 f"{key}={value}: --loss {name} has no such argument; it has {', '.join(parameters)}"
             )
+
+
+def _refuse_given(settings: Mapping[str, Any], given: Collection[str]) -> None:
+    for key, value in settings.items():
+        if key in given:
+            raise ConfigError(f"{key}={value}: the doctor gives it; leave it out")
 
 
 def _named(parameter: inspect.Parameter) -> bool:
