@@ -57,6 +57,7 @@ class SplitModule(nn.Module):
         self.actor, self.reference, self.coef = actor, reference, coef
 
     def forward(self, data):
+        """What is minimised: the sum of the terms whose names begin with loss_."""
         dist, ref_dist = (policy.get_dist(data.copy()) for policy in (self.actor, self.reference))
         ratio = (dist.log_prob(data["action"]) - data["action_log_prob"]).exp()
         kl = torch.distributions.kl_divergence(dist, ref_dist)

@@ -196,10 +196,10 @@ class Problem:
         """Theta."""
         return [p for p in self.policy.parameters() if p.requires_grad]
 
-    def sample(self, episodes: int) -> Episodes:
-        """Episodes of pi_theta."""
-        index = torch.randint(len(self.everything.mask), (episodes,), generator=self._generator)
-        return self.everything.rows(index)
+    def sample(self) -> Episodes:
+        """As many episodes of pi_theta as :attr:`everything` has, drawn at random."""
+        count = len(self.everything.mask)
+        return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Episodes, coef: float, placement: str = "loss") -> Numbers:
         """What a loss may ask for.

@@ -398,7 +398,9 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
 def _value(numbers: Numbers, coef: float, name: str) -> Any:
     if name == "coef":
         return coef
-    return numbers.episodes.actions if name == "actions" else getattr(numbers, name)
+    if name in ("actions", "mask"):
+        return getattr(numbers.episodes, name).clone()  # the user's code may write into it
+    return getattr(numbers, name)
 
 
 def _scalar(name: str, value: Any, term: str = "") -> Tensor:
