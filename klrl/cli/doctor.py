@@ -52,7 +52,7 @@ def _examine_loss(args: Namespace) -> int:
 
     with redirect_stdout(sys.stderr):
         from klrl.doctor.loss import examine_loss, report_json, report_text
-        from klrl.doctor.user_loss import settings_of
+        from klrl.doctor.user_code import settings_of
 
         report = examine_loss(
             args.loss,

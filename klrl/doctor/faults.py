@@ -279,12 +279,15 @@ def mixture(
         for name, weight in zip(parts, weights.tolist(), strict=True):
             shares.setdefault(name, []).append(weight / unit)
     told = [
-        f"{name} counts {_range(values)} times"
+        f"{_range(values)} x {name}"
         for name, values in shares.items()
         if name != "return" and max(map(abs, values)) > 10 * TOLERANCE
     ]
-    beside = "beside the return " if "return" in shares else ""
-    return Fault("mixture", f"{beside}{', '.join(told)} coef; it should be 1, 1 and 0")
+    return Fault(
+        "mixture",
+        f"the KL's gradient is a mixture: {' + '.join(told)}; right is 1 x each step's own KL + "
+        "1 x the KL of later steps",
+    )
 
 
 def _range(values: Sequence[float]) -> str:

@@ -19,14 +19,8 @@ from klrl.base.text import text_table
 from klrl.config.placement import PLACEMENTS
 from klrl.doctor.faults import PADDING, Fault, diagnose, mixture
 from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
-from klrl.doctor.user_loss import (
-    FunctionLoss,
-    ModuleLoss,
-    find_loss,
-    gradient,
-    load,
-    make_network,
-)
+from klrl.doctor.user_code import load, make_network
+from klrl.doctor.user_loss import FunctionLoss, ModuleLoss, find_loss, gradient
 
 #: Reward per nat.
 COEF = 0.5

@@ -1,4 +1,4 @@
-"""A loss of the user's: found by its name, called by its convention, its errors in one line.
+"""A loss of the user's, called by its convention.
 
 Two conventions, told apart by an argument for an actor (docs/doctor.md):
 
@@ -9,15 +9,8 @@ Two conventions, told apart by an argument for an actor (docs/doctor.md):
 
 from __future__ import annotations
 
-import ast
 import inspect
-import sys
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -31,17 +24,16 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
-from klrl.base.errors import ConfigError, LossError, in_one_line
-from klrl.base.imports import import_users
+from klrl.base.errors import ConfigError
 from klrl.doctor.problems import (
     DOUBLE,
     Episodes,
-    MakeNetwork,
     Numbers,
     Problem,
     differentiate,
     flatten,
 )
+from klrl.doctor.user_code import load, told
 
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
 LossOfBatch = Callable[[Episodes, bool], Tensor]
@@ -66,91 +58,6 @@ REFERENCES = ("reference", "ref_actor", "ref_policy", "ref_model", "reference_po
 COEFS = ("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff", "kl_coef", "kl_coeff", "coef", "coeff")
 #: Terms of a LossModule that are no part of the objective.
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
-
-
-def load(option: str, name: str) -> Any:
-    """What ``package.module:name`` or ``path/file.py:name`` names.
-
-    Args:
-        option: what names it, for the error: ``--loss``.
-        name: the value.
-
-    Raises:
-        ConfigError: no such form, module, file or name; an import that fails; not callable.
-    """
-    setting = f"{option} {name}"
-    source, _, attribute = name.rpartition(":")
-    if not source or not attribute:
-        raise ConfigError(f"{setting}: write package.module:NAME or path/file.py:NAME")
-    by_path = source.endswith(".py")
-    module = _import_file(setting, Path(source)) if by_path else import_users(setting, source)
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{setting}: {source} has no {attribute}; fix the name")
-    value = getattr(module, attribute)
-    if not callable(value):
-        raise ConfigError(
-            f"{setting}: is of type {type(value).__name__}; name a function or a class"
-        )
-    return value
-
-
-def _import_file(setting: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{setting}: no such file {path}; fix the path")
-    spec = spec_from_file_location(f"klrl_doctor_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # its neighbours can be imported
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{setting}: importing {path} fails ({_with_line(error)}); fix it"
-        ) from error
-    return module
-
-
-def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
-    """``--actor``: the user's function (observations, actions) -> network, checked.
-
-    Raises:
-        ConfigError: no network, or one whose logits are not [..., actions], have no gradient or
-            change from call to call.
-        LossError: it raises.
-    """
-    setting = f"--actor {name}"
-
-    def checked(observations: int, actions: int) -> nn.Module:
-        with _told(setting):
-            network = make(observations, actions)
-        if not isinstance(network, nn.Module):
-            raise ConfigError(
-                f"{setting}: returned {type(network).__name__}; return a network (nn.Module) from "
-                "observations [..., observations] to logits [..., actions]"
-            )
-        network = network.to(DOUBLE)
-        eye = torch.eye(observations, dtype=DOUBLE)
-        with _told(setting):
-            logits, again = network(eye), network(eye)
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        if shape != (observations, actions):
-            raise ConfigError(
-                f"{setting}: gave {shape} for observations {tuple(eye.shape)}; give logits "
-                f"{(observations, actions)}"
-            )
-        if not logits.requires_grad:
-            raise ConfigError(f"{setting}: its logits have no gradient; remove detach or no_grad")
-        if not torch.equal(logits, again):
-            raise ConfigError(
-                f"{setting}: two calls give different logits; leave dropout and noise out"
-            )
-        return network
-
-    return checked
 
 
 class FunctionLoss:
@@ -225,7 +132,7 @@ class FunctionLoss:
             values = {
                 key: _value(numbers, coef, canonical) for key, canonical in self._given.items()
             }
-            with _told(f"--loss {self._name}"):
+            with told(f"--loss {self._name}"):
                 value = self._function(**values, **self._settings)
             return _scalar(self._name, value)
 
@@ -308,12 +215,12 @@ class ModuleLoss:
             given[self._reference] = _actor(problem.ref)
         if self._coef is not None:
             given[self._coef] = coef
-        with _told(f"--loss {self._name}"):
+        with told(f"--loss {self._name}"):
             module = self._build(**given, **self._settings)
 
         def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
             data = _tensordict(problem, problem.numbers(episodes, coef, placement))
-            with _told(f"--loss {self._name}"):
+            with told(f"--loss {self._name}"):
                 out = module(data)
             return self._total(out)
 
@@ -355,25 +262,6 @@ def find_loss(
     return FunctionLoss(name, value, settings, placement)
 
 
-def settings_of(words: list[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` as keywords; a value is a Python literal, true, false, null, or a text.
-
-    Raises:
-        ConfigError: another form.
-    """
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not (equals and name.isidentifier()):
-            raise ConfigError(f"{word}: write NAME=VALUE, a keyword of the loss")
-        constants = {"true": True, "false": False, "null": None}
-        try:
-            values[name] = constants[text] if text in constants else ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            values[name] = text
-    return values
-
-
 def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     """The gradient of a loss at the policy's parameters, flat.
 
@@ -385,7 +273,7 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     nothing = f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
     if not value.requires_grad:
         raise ConfigError(nothing)
-    with _told(setting):
+    with told(setting):
         grads = differentiate(value, problem.parameters)
     if all(grad is None for grad in grads):
         raise ConfigError(nothing)
@@ -502,29 +390,3 @@ def _named(parameter: inspect.Parameter) -> bool:
 
 def _first(names: tuple[str, ...], among: list[str]) -> str | None:
     return next((name for name in names if name in among), None)
-
-
-@contextmanager
-def _told(setting: str) -> Iterator[None]:
-    """Raise what the user's code raises as one line with the place."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise LossError(f"{setting}: raised {_with_line(error)}") from error
-
-
-def _with_line(error: BaseException) -> str:
-    """An error with the line of the user's code: the last frame outside installed packages."""
-    if isinstance(error, SyntaxError):
-        return in_one_line(error)  # its text names the line
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [
-        frame
-        for frame in frames
-        if frame.filename != __file__
-        and not frame.filename.startswith("<")
-        and "site-packages" not in frame.filename
-    ]
-    if not users:
-        return in_one_line(error)
-    return f"{in_one_line(error)} (line {users[-1].lineno} of {Path(users[-1].filename).name})"

@@ -128,7 +128,7 @@ def test_settings_reach_a_module() -> None:
     report = examine_loss(loss, placement="split", seeds=5, settings={"normalize_advantage": True})
     told = codes(report)
     assert told == {ONE: ["scale"], THREE: ["mixture"], MANY: ["mixture"]}
-    assert "the KL of later steps counts 1.00 times" in report_text(report)
+    assert " + 1.00 x the KL of later steps; right" in report_text(report)
 
 
 MINE = """
@@ -205,7 +205,9 @@ def test_losses_of_ones_own(mine: Path, name: str, expected: dict[str, list[str]
     if name == "doubled":
         assert "coef acts as 2 times its value" in report_text(report)
     if name == "half_forward":
-        assert "own KL counts 0.50 times, the forward KL counts 0.50 times" in report_text(report)
+        assert "mixture: 0.50 x each step's own KL + 0.50 x the forward KL; right" in report_text(
+            report
+        )
 
 
 def test_a_network_of_ones_own(mine: Path) -> None:

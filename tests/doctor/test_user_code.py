@@ -8,7 +8,7 @@ import pytest
 
 from klrl.base.errors import ConfigError
 from klrl.cli.doctor import main
-from klrl.doctor.user_loss import settings_of
+from klrl.doctor.user_code import settings_of
 
 MINE = """
 import torch
@@ -133,6 +133,11 @@ def test_what_a_loss_raises_is_told_with_its_line(capsys, mine: Path, name, told
     said = refused(capsys, 1, "--loss", f"{mine}:{name}")
     assert f"klrl doctor: failed: --loss {mine}:{name}: raised {told}" in said
     assert said.strip().endswith(f"(line {line} of mine.py)")
+
+
+def test_a_call_that_fails_before_the_users_code_has_no_line(capsys, mine: Path) -> None:
+    said = refused(capsys, 1, "--loss", f"{mine}:right", "--actor", f"{mine}:right")
+    assert said.strip().endswith("missing 2 required positional arguments: 'mask' and 'coef'")
 
 
 @pytest.mark.parametrize("words", [["--seeds", "3"], ["--actor", "a:b"], ["clip=2"]], ids=str)
