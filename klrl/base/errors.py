@@ -36,6 +36,10 @@ class WorkerError(RuntimeError):
     """
 
 
+class LossError(RuntimeError):
+    """The user's loss, which ``klrl doctor --loss`` examines, raised; the message has its line."""
+
+
 class OwnerError(RuntimeError):
     """Another process took the run folder over; the message names it.
 
@@ -44,7 +48,7 @@ class OwnerError(RuntimeError):
 
 
 #: Errors of a run that are printed in one line, with exit code 1; the checkpoint is kept.
-FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError)
+FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, LossError)
 
 
 class Interrupted(BaseException):

@@ -1,11 +1,16 @@
-"""Imports of large libraries without the garbage collector, which would slow them down."""
+"""Imports of large libraries without the garbage collector, and of the user's own modules."""
 
 from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from klrl.base.errors import ConfigError, in_one_line
 
 
 @contextmanager
@@ -34,3 +39,25 @@ def import_for_good(*modules: str) -> None:
         for module in modules:
             importlib.import_module(module)
         gc.freeze()
+
+
+def import_users(setting: str, module: str) -> ModuleType:
+    """A module of the user's: searched for on Python's path, then in the current folder.
+
+    Args:
+        setting: what names it, with its value, for the error: ``env.reward=mine:score``.
+        module: its name.
+
+    Raises:
+        ConfigError: the import fails.
+    """
+    if str(Path.cwd()) not in sys.path:
+        # Unlike python -m, the console script does not search the current folder.
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{setting}: importing {module} fails ({in_one_line(error)}); fix it, or "
+            "start klrl in the folder that holds it"
+        ) from error

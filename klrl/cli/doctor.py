@@ -1,18 +1,31 @@
-"""``klrl doctor``: this install's numbers against known ones."""
+"""``klrl doctor``: this install's numbers against known ones, or a loss of the user's."""
 
 from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
 
+from klrl.base.errors import ConfigError
 from klrl.cli.wrapper import DONE, FAILED, Parser, execute
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Run every check and print the tables; returns 1 if one of klrl's own numbers is off."""
+    """Run every check and print the tables; returns 1 if one of klrl's own numbers is off.
+
+    With ``--loss``: returns 1 if the loss has not the true gradient.
+
+    Raises:
+        ConfigError: a wrong argument, or a loss that cannot be examined.
+        LossError: the loss raises.
+    """
     args = parser().parse_args(argv)
+    if args.loss is not None:
+        return _examine_loss(args)
+    _refuse_without_loss(args)
 
     from klrl.doctor import examine
     from klrl.doctor.lines import off, table
@@ -32,19 +45,64 @@ def doctor_command(argv: list[str]) -> int:
     return DONE
 
 
+def _examine_loss(args: Namespace) -> int:
+    """The verdict on a loss; what its code prints goes to stderr."""
+    if args.parity:
+        raise ConfigError("--parity: not with --loss; give one of them")
+
+    with redirect_stdout(sys.stderr):
+        from klrl.doctor.loss import examine_loss, report_json, report_text
+        from klrl.doctor.user_code import settings_of
+
+        report = examine_loss(
+            args.loss,
+            actor=args.actor,
+            placement=args.placement or "loss",
+            settings=settings_of(args.settings),
+            seeds=100 if args.seeds is None else args.seeds,
+        )
+    print(json.dumps(report_json(report), indent=1) if args.json else report_text(report))
+    return DONE if report.ok else FAILED
+
+
+def _refuse_without_loss(args: Namespace) -> None:
+    given = {f"--{name}": getattr(args, name) for name in ("actor", "placement", "seeds")}
+    words = [f"{name} {value}" for name, value in given.items() if value is not None]
+    for word in (*words, *args.settings):
+        raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
+
+
 def parser() -> Parser:
     """The argument list."""
     parser = Parser(
         prog="klrl doctor",
         description="Are this machine's KL numbers true? Estimators, gradients, placements, "
-        "controllers and beta rules against enumeration and closed forms.",
+        "controllers and beta rules against enumeration and closed forms. With --loss: does my own "
+        "loss have the gradient of E[return] - coef KL(pi||ref)?",
     )
     parser.add_argument(
         "--parity",
         action="store_true",
         help="only kl=legacy against kl=retrieve, on one trajectory",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list of lines")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
+    loss.add_argument(
+        "--loss", metavar="FILE.py:NAME", help="compare its gradient with the true one"
+    )
+    loss.add_argument(
+        "--actor",
+        metavar="FILE.py:NAME",
+        help="a function (observations, actions) -> network; default: a table of logits",
+    )
+    loss.add_argument(
+        "--placement",
+        choices=("loss", "split", "reward"),
+        help="where the KL is charged: in the loss (default); rewards charged with the exact KL "
+        "beside it; rewards charged with k1 alone",
+    )
+    loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
+    loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")
     return parser
 
 

@@ -15,19 +15,17 @@ The built-in ``exact`` and ``proxy`` are such functions. Any failure of a reward
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError, RewardError, in_one_line
+from klrl.base.imports import import_users
 from klrl.base.time_limit import TookTooLong, within
 from klrl.language import sort_digits
 from klrl.language.prompts import Prompt, Tokenizer
@@ -65,16 +63,7 @@ def find_reward(name: str) -> RewardFunction:
             f"{setting}: choose {' or '.join(BUILT_IN)}, or name a function as "
             "package.module:function"
         )
-    if str(Path.cwd()) not in sys.path:
-        # Unlike python -m, the console script does not search the current folder.
-        sys.path.append(str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{setting}: importing {module_name} fails ({in_one_line(error)}); fix it, or "
-            "start klrl in the folder that holds it"
-        ) from error
+    module = import_users(setting, module_name)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(f"{setting}: {module_name} has no function {attribute}; fix the name")

@@ -1,0 +1,354 @@
+"""Small problems whose expectations are sums: for the gradient of a loss that klrl did not write.
+
+A policy's probabilities are whole multiples of ``1 / tickets``, so that a batch exists in which
+every episode stands exactly as often as it is probable: the gradient of a loss on that batch is its
+expected gradient, without a sampling error. The true gradient comes from elsewhere: autograd of the
+objective, a sum over distinct episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise, product
+
+import torch
+from torch import Tensor, nn
+
+from klrl.kl.charge import on_last, shaped, to_go
+
+DOUBLE = torch.float64
+#: (observations, actions) -> a network from observations [..., observations] to logits.
+MakeNetwork = Callable[[int, int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The sizes of a problem.
+
+    Attributes:
+        name: as it is printed.
+        starts: states that an episode may begin in, all equally likely.
+        actions: per state.
+        steps: of an episode, at most.
+        tickets: probabilities are multiples of 1 / tickets.
+        ends: whether action 0 ends an episode, as an EOS token does; padding follows it, and
+            the only reward is a score on the last token.
+    """
+
+    name: str
+    starts: int
+    actions: int
+    steps: int
+    tickets: int
+    ends: bool = False
+
+    @property
+    def states(self) -> int:
+        """One per start, then one per step and last action."""
+        return self.starts + (self.steps - 1) * self.actions
+
+
+KINDS = (
+    Kind("one step", starts=2, actions=4, steps=1, tickets=16),
+    Kind("three steps", starts=2, actions=3, steps=3, tickets=6),
+    Kind("variable lengths", starts=1, actions=3, steps=4, tickets=6, ends=True),
+)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What was done, [N, steps] each.
+
+    Attributes:
+        states: before each action.
+        actions: in those states.
+        mask: bool, where the episode has not ended; elsewhere is padding.
+    """
+
+    states: Tensor
+    actions: Tensor
+    mask: Tensor
+
+    def rows(self, index: Tensor) -> Episodes:
+        """Some of the episodes."""
+        return Episodes(self.states[index], self.actions[index], self.mask[index])
+
+
+class Shifted(nn.Module):
+    """A network whose logits are shifted by constants, so that its probabilities are given ones.
+
+    Args:
+        network: from observations [..., states], one-hot, to logits [..., actions].
+        log_probs: what its log-probs become, [states, actions].
+    """
+
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, log_probs: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        with torch.no_grad():
+            logits = network(torch.eye(len(log_probs), dtype=DOUBLE))
+        self.register_buffer("shift", log_probs - logits)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The logits."""
+        return self.network(observation) + observation @ self.shift
+
+
+def tabular(observations: int, actions: int) -> nn.Module:
+    """A table of logits: softmax policies without shared parameters."""
+    return nn.Linear(observations, actions, bias=False)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a loss may ask for about a batch of episodes, [N, steps] in nats or reward units.
+
+    Outside the mask everything may be anything, but rewards are 0 there.
+
+    Attributes:
+        episodes: what was done.
+        logits: log pi_theta of every action, [N, steps, actions], differentiable.
+        ref_logits: log pi_ref of every action, the same shape.
+        old_log_probs: log pi_old of what was done; its values are those of pi_theta.
+        rewards: charged where the placement charges them.
+        advantages: sums of the rewards to come, minus their mean in that state.
+    """
+
+    episodes: Episodes
+    logits: Tensor
+    ref_logits: Tensor
+    old_log_probs: Tensor
+    rewards: Tensor
+    advantages: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """Bool, where episodes have not ended."""
+        return self.episodes.mask
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log pi_theta of what was done, differentiable."""
+        return self.logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+
+    @property
+    def ref_log_probs(self) -> Tensor:
+        """Log pi_ref of what was done."""
+        return self.ref_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+
+    def other_padding(self) -> Numbers:
+        """The same, with other numbers outside the mask, which no gradient leads through."""
+
+        def changed(x: Tensor) -> Tensor:
+            mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
+            return torch.where(mask, x, 2 * x.detach() - 1)
+
+        return replace(
+            self,
+            logits=changed(self.logits),
+            ref_logits=changed(self.ref_logits),
+            old_log_probs=changed(self.old_log_probs),
+            advantages=changed(self.advantages),
+        )
+
+
+class Problem:
+    """One random problem.
+
+    Args:
+        kind: its sizes.
+        seed: of its probabilities, rewards and networks.
+        make: the policy's network.
+
+    Attributes:
+        policy: pi_theta, and pi_old too.
+        ref: pi_ref, the same network with other probabilities.
+        everything: each episode as often as it is probable.
+    """
+
+    def __init__(self, kind: Kind, seed: int, make: MakeNetwork = tabular) -> None:
+        self.kind = kind
+        generator = torch.Generator().manual_seed(seed)
+        shape = (kind.states, kind.actions)
+        counts = _compositions(kind, generator)
+        log_p = (counts.to(DOUBLE) / kind.tickets).log()
+        distance = 0.3 + 1.2 * torch.rand((), dtype=DOUBLE, generator=generator)
+        noise = torch.randn(shape, dtype=DOUBLE, generator=generator)
+        log_q = (log_p + distance * noise).log_softmax(-1)
+        self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
+        self._generator = generator
+        self._baselines: dict[tuple[float, str], Tensor] = {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            networks = [make(*shape).to(DOUBLE) for _ in range(2)]
+        self.policy, self.ref = (
+            Shifted(network, table) for network, table in zip(networks, (log_p, log_q), strict=True)
+        )
+        self.ref.requires_grad_(False)
+        self.everything = _everything(kind, counts)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Theta."""
+        return [p for p in self.policy.parameters() if p.requires_grad]
+
+    def sample(self) -> Episodes:
+        """As many episodes of pi_theta as :attr:`everything` has, drawn at random."""
+        count = len(self.everything.mask)
+        return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
+
+    def numbers(self, episodes: Episodes, coef: float, placement: str = "loss") -> Numbers:
+        """What a loss may ask for.
+
+        Args:
+            episodes: the batch.
+            coef: reward per nat.
+            placement: ``loss``: rewards are uncharged; ``split``: charged with the exact KL of
+                every step (advantages: of later steps); ``reward``: charged with k1.
+        """
+        log_p, log_q = self._log_tables()
+        states, actions = episodes.states, episodes.actions
+        old = log_p.detach()[states, actions]
+        rewards, gains = self._charged(episodes, coef, placement)
+        gains = gains - self._baseline(coef, placement)[states]
+        return Numbers(episodes, log_p[states], log_q[states], old, rewards, gains)
+
+    def _baseline(self, coef: float, placement: str) -> Tensor:
+        """The mean of what is still to come in each state, [states]."""
+        key = coef, placement
+        if key not in self._baselines:
+            _, gains = self._charged(self.everything, coef, placement)
+            self._baselines[key] = _mean_by_state(gains, self.everything, self.kind.states)
+        return self._baselines[key]
+
+    def true_gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of E[return] and of KL(pi||ref), a sum over distinct episodes; flat."""
+        episodes = _distinct(self.kind)
+        log_p, log_q = self._log_tables()
+        at = episodes.states, episodes.actions
+        log_prob, ref = (x[at].masked_fill(~episodes.mask, 0.0).sum(1) for x in (log_p, log_q))
+        p = log_prob.exp() / self.kind.starts
+        returns = self.raw_rewards(episodes).sum(1)
+        values = (p * returns).sum(), (p * (log_prob - ref)).sum()
+        return (
+            flat_gradient(values[0], self.parameters),
+            flat_gradient(values[1], self.parameters),
+        )
+
+    def kl(self) -> float:
+        """KL(pi||ref) of an episode, nats."""
+        log_p, log_q = self._log_tables()
+        at = self.everything.states, self.everything.actions
+        ratio = (log_p - log_q)[at].masked_fill(~self.everything.mask, 0.0)
+        return float(ratio.detach().sum(1).mean())
+
+    def raw_rewards(self, episodes: Episodes) -> Tensor:
+        """Uncharged, 0 outside the mask."""
+        rewards = self._rewards[episodes.states, episodes.actions]
+        if not self.kind.ends:
+            return rewards
+        last = episodes.mask.sum(1, keepdim=True) - 1
+        return on_last(rewards.gather(1, last).squeeze(1), episodes.mask)
+
+    def _log_tables(self) -> tuple[Tensor, Tensor]:
+        eye = torch.eye(self.kind.states, dtype=DOUBLE)
+        return self.policy(eye).log_softmax(-1), self.ref(eye).log_softmax(-1)
+
+    def _charged(self, episodes: Episodes, coef: float, placement: str) -> tuple[Tensor, Tensor]:
+        """Rewards and their sums to come."""
+        raw, mask = self.raw_rewards(episodes), episodes.mask
+        log_p, log_q = (table.detach() for table in self._log_tables())
+        ratio = log_p - log_q
+        exact = (log_p.exp() * ratio).sum(-1)[episodes.states]
+        kl = exact if placement == "split" else ratio[episodes.states, episodes.actions]
+        gains = shaped(to_go(raw, mask), to_go(kl, mask, placement), coef)
+        if placement == "loss":
+            return raw, gains
+        return shaped(raw, kl.masked_fill(~mask, 0.0), coef), gains
+
+
+def flat_gradient(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The gradient as one vector; 0 for parameters that the value does not depend on."""
+    return flatten(differentiate(value, parameters), parameters)
+
+
+def differentiate(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients; the graph is kept, None for parameters that the value does not depend on."""
+    return torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+
+
+def flatten(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    """Gradients as one vector; None as zeros."""
+    return torch.cat(
+        [
+            torch.zeros_like(p).flatten() if grad is None else grad.flatten()
+            for p, grad in zip(parameters, grads, strict=True)
+        ]
+    )
+
+
+def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
+    """Tickets of each action, at least one, [states, actions]: a random composition per state."""
+    rows = []
+    for _ in range(kind.states):
+        cuts = torch.randperm(kind.tickets - 1, generator=generator)[: kind.actions - 1] + 1
+        ends = [0, *sorted(cuts.tolist()), kind.tickets]
+        rows.append([high - low for low, high in pairwise(ends)])
+    return torch.tensor(rows)
+
+
+def _everything(kind: Kind, counts: Tensor) -> Episodes:
+    """All draws of a start and one ticket per step: each episode as often as it is probable."""
+    actions = torch.arange(kind.actions)
+    action_of = torch.stack([actions.repeat_interleave(row) for row in counts])
+    return _walk(kind, _draws(kind.starts, kind.tickets, kind.steps), action_of)
+
+
+@cache
+def _distinct(kind: Kind) -> Episodes:
+    """Each episode once."""
+    draws = _draws(kind.starts, kind.actions, kind.steps)
+    episodes = _walk(kind, draws, torch.arange(kind.actions).expand(kind.states, -1))
+    # A walk does not move in padding, so a draw that says otherwise repeats an episode.
+    return episodes.rows((episodes.actions == draws[:, 1:]).all(1))
+
+
+@cache
+def _draws(starts: int, outcomes: int, steps: int) -> Tensor:
+    """Every start with every sequence of outcomes, [N, 1 + steps]."""
+    return torch.tensor(list(product(range(starts), *[range(outcomes)] * steps)))
+
+
+def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Episodes:
+    """Follow draws through the states; behind its end an episode goes on with action 0.
+
+    Args:
+        kind: of the problem.
+        draws: starts and outcomes, [N, 1 + steps].
+        action_of: the action of each outcome, [states, outcomes].
+    """
+    state, alive = draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
+    states, actions, mask = [], [], []
+    for step in range(kind.steps):
+        action = action_of[state, draws[:, 1 + step]]
+        if kind.ends:
+            action = action.where(alive, 0)
+        states.append(state)
+        actions.append(action)
+        mask.append(alive)
+        if kind.ends:
+            alive = alive & (action != 0)
+        state = kind.starts + step * kind.actions + action
+    return Episodes(*(torch.stack(x, 1) for x in (states, actions, mask)))
+
+
+def _mean_by_state(values: Tensor, episodes: Episodes, states: int) -> Tensor:
+    """The mean of values [N, steps] in each state; 1 in states of padding, where any will do."""
+    at, values = episodes.states[episodes.mask], values[episodes.mask]
+    count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))
+    total = torch.zeros(states, dtype=DOUBLE).index_add(0, at, values)
+    return torch.where(count > 0, total / count.clamp_min(1), 1.0)

@@ -1,0 +1,150 @@
+"""Code of the user's for ``klrl doctor --loss``: found by its name, its errors in one line."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from klrl.base.errors import ConfigError, LossError, in_one_line
+from klrl.base.imports import import_users
+from klrl.doctor.problems import DOUBLE, MakeNetwork
+
+
+def load(option: str, name: str) -> Any:
+    """What ``package.module:name`` or ``path/file.py:name`` names.
+
+    Args:
+        option: what names it, for the error: ``--loss``.
+        name: the value.
+
+    Raises:
+        ConfigError: no such form, module, file or name; an import that fails; not callable.
+    """
+    setting = f"{option} {name}"
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute:
+        raise ConfigError(f"{setting}: write package.module:NAME or path/file.py:NAME")
+    by_path = source.endswith(".py")
+    module = _import_file(setting, Path(source)) if by_path else import_users(setting, source)
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{setting}: {source} has no {attribute}; fix the name")
+    value = getattr(module, attribute)
+    if not callable(value):
+        raise ConfigError(
+            f"{setting}: is of type {type(value).__name__}; name a function or a class"
+        )
+    return value
+
+
+def _import_file(setting: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{setting}: no such file {path}; fix the path")
+    spec = spec_from_file_location(f"klrl_doctor_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # its neighbours can be imported
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{setting}: importing {path} fails ({_with_line(error)}); fix it"
+        ) from error
+    return module
+
+
+def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
+    """``--actor``: the user's function (observations, actions) -> network, checked.
+
+    Raises:
+        ConfigError: no network, or one whose logits are not [..., actions], have no gradient or
+            change from call to call.
+        LossError: it raises.
+    """
+    setting = f"--actor {name}"
+
+    def checked(observations: int, actions: int) -> nn.Module:
+        with told(setting):
+            network = make(observations, actions)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(
+                f"{setting}: returned {type(network).__name__}; return a network (nn.Module) from "
+                "observations [..., observations] to logits [..., actions]"
+            )
+        network = network.to(DOUBLE)
+        eye = torch.eye(observations, dtype=DOUBLE)
+        with told(setting):
+            logits, again = network(eye), network(eye)
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if shape != (observations, actions):
+            raise ConfigError(
+                f"{setting}: gave {shape} for observations {tuple(eye.shape)}; give logits "
+                f"{(observations, actions)}"
+            )
+        if not logits.requires_grad:
+            raise ConfigError(f"{setting}: its logits have no gradient; remove detach or no_grad")
+        if not torch.equal(logits, again):
+            raise ConfigError(
+                f"{setting}: two calls give different logits; leave dropout and noise out"
+            )
+        return network
+
+    return checked
+
+
+def settings_of(words: list[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` as keywords; a value is a Python literal, true, false, null, or a text.
+
+    Raises:
+        ConfigError: another form.
+    """
+    values = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (equals and name.isidentifier()):
+            raise ConfigError(f"{word}: write NAME=VALUE, a keyword of the loss")
+        constants = {"true": True, "false": False, "null": None}
+        try:
+            values[name] = constants[text] if text in constants else ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[name] = text
+    return values
+
+
+@contextmanager
+def told(setting: str) -> Iterator[None]:
+    """Raise what the user's code raises as one line with the place."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise LossError(f"{setting}: raised {_with_line(error)}") from error
+
+
+def _with_line(error: BaseException) -> str:
+    """An error with the line of the user's code: the last frame outside packages and the doctor."""
+    if isinstance(error, SyntaxError):
+        return in_one_line(error)  # its text names the line
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [
+        frame
+        for frame in frames
+        if Path(frame.filename).parent != Path(__file__).parent
+        and not frame.filename.startswith("<")
+        and "site-packages" not in frame.filename
+    ]
+    if not users:
+        return in_one_line(error)
+    return f"{in_one_line(error)} (line {users[-1].lineno} of {Path(users[-1].filename).name})"

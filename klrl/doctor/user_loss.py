@@ -1,0 +1,392 @@
+"""A loss of the user's, called by its convention.
+
+Two conventions, told apart by an argument for an actor (docs/doctor.md):
+
+- a plain function of tensors [N, steps], which are given by the names of its arguments;
+- a LossModule class, or a function that builds one, from an actor (a critic, a reference, a
+  coefficient); the module is called on a TensorDict.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn.functional import one_hot
+
+from klrl.base.errors import ConfigError
+from klrl.doctor.problems import (
+    DOUBLE,
+    Episodes,
+    Numbers,
+    Problem,
+    differentiate,
+    flatten,
+)
+from klrl.doctor.user_code import load, told
+
+#: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
+LossOfBatch = Callable[[Episodes, bool], Tensor]
+
+#: Arguments of a function, and other spellings.
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "log_probs": ("log_prob", "logprobs", "logps", "new_log_probs"),
+    "ref_log_probs": ("ref_log_prob", "ref_logprobs", "ref_logps", "reference_log_probs"),
+    "old_log_probs": ("old_log_prob", "old_logprobs", "old_logps", "sample_log_probs"),
+    "rewards": ("reward",),
+    "advantages": ("advantage",),
+    "mask": ("masks", "response_mask", "completion_mask"),
+    "coef": ("coeff", "kl_coef", "kl_coeff", "beta"),
+    "logits": (),
+    "ref_logits": ("reference_logits",),
+    "actions": ("tokens",),
+}
+#: Arguments that build a LossModule.
+ACTORS = ("actor_network", "actor", "policy")
+CRITICS = ("critic_network", "critic", "value_network")
+REFERENCES = ("reference", "ref_actor", "ref_policy", "ref_model", "reference_policy")
+COEFS = ("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff", "kl_coef", "kl_coeff", "coef", "coeff")
+#: Terms of a LossModule that are no part of the objective.
+NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
+
+
+class FunctionLoss:
+    """A plain function of tensors.
+
+    Args:
+        name: ``--loss``.
+        function: called with the arguments of :data:`ARGUMENTS` that it has, by name.
+        settings: further keywords.
+        placement: where the KL is charged; with ``reward`` only a required ``coef`` is given.
+
+    Attributes:
+        takes: the arguments that it is given.
+
+    Raises:
+        ConfigError: an argument that the doctor does not have; neither log_probs nor logits; no
+            coef though the loss charges the KL.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        settings: Mapping[str, Any],
+        placement: str = "loss",
+    ) -> None:
+        self._name, self._function, self._settings = name, function, settings
+        parameters = _signature(name, function)
+        _require_known(name, parameters, settings)
+        canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
+        _refuse_given(settings, canonical)
+        free = [p for p in parameters.values() if p.name not in settings and _named(p)]
+        given = {p.name: canonical[p.name] for p in free if p.name in canonical}
+        missing = [p.name for p in free if p.name not in given and p.default is p.empty]
+        if missing:
+            raise ConfigError(
+                f"--loss {name}: asks for {missing[0]}, which the doctor does not have; it gives "
+                f"{', '.join(ARGUMENTS)}: rename it, or give it behind as {missing[0]}=VALUE"
+            )
+        if placement == "reward":  # the loss has nothing to charge, unless it insists
+            optional = {p.name for p in free if p.default is not p.empty}
+            given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
+        self._given, self.takes = given, tuple(given.values())
+        if not {"log_probs", "logits"} & set(self.takes):
+            raise ConfigError(
+                f"--loss {name}: takes neither log_probs nor logits, so it has no gradient; take "
+                "one of them, or an actor for a LossModule"
+            )
+        if "coef" not in self.takes and placement != "reward":
+            raise ConfigError(
+                f"--loss {name}: takes no coef; take it, or give --placement reward where the "
+                "rewards are charged with the KL before"
+            )
+
+    @property
+    def has_return(self) -> bool:
+        """Whether it takes rewards or advantages; else it is a penalty alone."""
+        return bool({"rewards", "advantages"} & set(self.takes))
+
+    @property
+    def described(self) -> str:
+        """What it is, in words."""
+        return f"a function of {', '.join(self.takes)}"
+
+    def on(self, problem: Problem, coef: float, placement: str) -> LossOfBatch:
+        """The loss of batches of a problem."""
+
+        def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
+            numbers = problem.numbers(episodes, coef, placement)
+            if other_padding:
+                numbers = numbers.other_padding()
+            values = {
+                key: _value(numbers, coef, canonical) for key, canonical in self._given.items()
+            }
+            with told(f"--loss {self._name}"):
+                value = self._function(**values, **self._settings)
+            return _scalar(self._name, value)
+
+        return loss
+
+
+class ModuleLoss:
+    """A LossModule, built anew for every problem and coefficient.
+
+    Args:
+        name: ``--loss``.
+        build: the class, or a function that returns a module.
+        settings: further keywords.
+        placement: where the KL is charged; with ``reward`` the loss gets neither reference nor
+            coefficient unless it requires them.
+
+    Attributes:
+        counted: the terms that were added.
+        left_out: terms of the critic and of the entropy bonus, which were not.
+
+    Raises:
+        ConfigError: an argument that the doctor does not have, or no coefficient.
+    """
+
+    has_return = True
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[..., Any],
+        settings: Mapping[str, Any],
+        placement: str = "loss",
+    ) -> None:
+        self._name, self._build, self._settings = name, build, settings
+        parameters = _signature(name, build)
+        _require_known(name, parameters, settings)
+        free = [p for p in parameters.values() if p.name not in settings and _named(p)]
+        required = {p.name for p in free if p.default is p.empty}
+        names = [p.name for p in free]
+        _refuse_given(settings, (*ACTORS, *REFERENCES, *COEFS))
+        self._actor = _first(ACTORS, names)
+        critic = _first(CRITICS, names)
+        self._critic = critic if critic in required else None
+        self._reference, self._coef = _first(REFERENCES, names), _first(COEFS, names)
+        if placement == "reward":
+            self._reference, self._coef = (
+                key if key in required else None for key in (self._reference, self._coef)
+            )
+        elif self._coef is None:
+            raise ConfigError(
+                f"--loss {name}: takes no coefficient of the KL; name it {COEFS[0]} or coef, or "
+                "give --placement reward where the rewards are charged with the KL before"
+            )
+        unknown = sorted(required - {self._actor, self._critic, self._reference, self._coef})
+        if unknown:
+            raise ConfigError(
+                f"--loss {name}: asks for {unknown[0]}, which the doctor does not have; give it "
+                f"behind as {unknown[0]}=VALUE"
+            )
+        self.counted: list[str] = []
+        self.left_out: list[str] = []
+
+    @property
+    def described(self) -> str:
+        """What it is, in words; complete after a call."""
+        given = (self._actor, self._critic, self._reference, self._coef)
+        text = f"a LossModule built with {', '.join(key for key in given if key)}"
+        if self.counted:
+            text += f"; counted: {', '.join(self.counted)}"
+        if self.left_out:
+            text += f"; not counted: {', '.join(self.left_out)}"
+        return text
+
+    def on(self, problem: Problem, coef: float, placement: str) -> LossOfBatch:
+        """The loss of batches of a problem."""
+        given: dict[str, Any] = {str(self._actor): _actor(problem.policy)}
+        if self._critic is not None:
+            given[self._critic] = _critic(problem.kind.states)
+        if self._reference is not None:
+            given[self._reference] = _actor(problem.ref)
+        if self._coef is not None:
+            given[self._coef] = coef
+        with told(f"--loss {self._name}"):
+            module = self._build(**given, **self._settings)
+
+        def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
+            data = _tensordict(problem, problem.numbers(episodes, coef, placement))
+            with told(f"--loss {self._name}"):
+                out = module(data)
+            return self._total(out)
+
+        return loss
+
+    def _total(self, out: Any) -> Tensor:
+        if isinstance(out, Tensor):
+            return _scalar(self._name, out)
+        if not isinstance(out, TensorDictBase | Mapping):
+            return _scalar(self._name, out)
+        terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
+        self.counted = [key for key in terms if key not in NOT_COUNTED]
+        self.left_out = [key for key in terms if key in NOT_COUNTED]
+        if not self.counted:
+            raise ConfigError(
+                f"--loss {self._name}: returned no term whose name begins with loss_; name it so, "
+                "as TorchRL's losses do"
+            )
+        return torch.stack([_scalar(self._name, out[key], key) for key in self.counted]).sum()
+
+
+def find_loss(
+    name: str, settings: Mapping[str, Any], placement: str = "loss"
+) -> FunctionLoss | ModuleLoss:
+    """The loss that ``--loss`` names, with its convention.
+
+    Raises:
+        ConfigError: see :func:`load` and the two classes.
+    """
+    value = load("--loss", name)
+    parameters = _signature(name, value)
+    if _first(ACTORS, list(parameters)):
+        return ModuleLoss(name, value, settings, placement)
+    if inspect.isclass(value):
+        raise ConfigError(
+            f"--loss {name}: a class without an argument for the actor ({', '.join(ACTORS)}); "
+            "give it one, or name a function"
+        )
+    return FunctionLoss(name, value, settings, placement)
+
+
+def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
+    """The gradient of a loss at the policy's parameters, flat.
+
+    Raises:
+        ConfigError: there is none, or it is not finite.
+        LossError: differentiating it raises.
+    """
+    setting = f"--loss {name}"
+    nothing = f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
+    if not value.requires_grad:
+        raise ConfigError(nothing)
+    with told(setting):
+        grads = differentiate(value, problem.parameters)
+    if all(grad is None for grad in grads):
+        raise ConfigError(nothing)
+    flat = flatten(grads, problem.parameters)
+    if not flat.isfinite().all():
+        raise ConfigError(f"{setting}: its gradient is {_example(flat)}; look for log 0 and 0 / 0")
+    return flat
+
+
+def _value(numbers: Numbers, coef: float, name: str) -> Any:
+    if name == "coef":
+        return coef
+    if name in ("actions", "mask"):
+        return getattr(numbers.episodes, name).clone()  # the user's code may write into it
+    return getattr(numbers, name)
+
+
+def _scalar(name: str, value: Any, term: str = "") -> Tensor:
+    setting = f"--loss {name}"
+    what = f"{term} is" if term else "returned"
+    if not isinstance(value, Tensor):
+        raise ConfigError(
+            f"{setting}: {what} {type(value).__name__}; return a tensor, the loss to be minimised"
+        )
+    if value.numel() != 1:
+        raise ConfigError(
+            f"{setting}: {what} a tensor of shape {tuple(value.shape)}; return one number, the "
+            "loss to be minimised"
+        )
+    if not value.isfinite().all():
+        raise ConfigError(f"{setting}: {what} {_example(value)}; look for log 0 and 0 / 0")
+    return value.reshape(())
+
+
+def _example(values: Tensor) -> str:
+    """The first of the values that are not finite."""
+    values = values.detach().flatten()
+    return str(float(values[~values.isfinite()][0]))
+
+
+def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(network, ["observation"], ["logits"]),
+        ProbabilisticTensorDictModule(
+            ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
+        ),
+    )
+
+
+def _critic(states: int) -> TensorDictModule:
+    return TensorDictModule(nn.Linear(states, 1, dtype=DOUBLE), ["observation"], ["state_value"])
+
+
+def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
+    """The batch as TorchRL's collectors give it: [N, steps], or real frames one behind another."""
+    mask = numbers.mask
+    last = mask.sum(1, keepdim=True) - 1
+    done = torch.zeros_like(mask).scatter(1, last, True)
+    observation = one_hot(numbers.episodes.states, problem.kind.states).to(DOUBLE)
+    frames = {
+        "observation": observation,
+        "action": numbers.episodes.actions,
+        "action_log_prob": numbers.old_log_probs,
+        "logits": numbers.logits.detach(),
+        "advantage": numbers.advantages[..., None],
+        "value_target": numbers.advantages[..., None],
+        "state_value": torch.zeros_like(numbers.advantages)[..., None],
+        "next": {
+            "observation": observation.roll(-1, 1),
+            "reward": numbers.rewards[..., None],
+            "done": done[..., None],
+            "terminated": done[..., None],
+            "ref_log_prob": numbers.ref_log_probs.detach(),
+        },
+    }
+    data = TensorDict(frames, batch_size=mask.shape)
+    return data[mask] if problem.kind.ends else data
+
+
+def _signature(name: str, value: Any) -> Mapping[str, inspect.Parameter]:
+    """Its arguments; those of a class are its ``__init__``'s, since metaclasses hide them."""
+    try:
+        if not inspect.isclass(value):
+            return inspect.signature(value).parameters
+        parameters = list(inspect.signature(value.__init__).parameters.values())[1:]
+        return {p.name: p for p in parameters}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--loss {name}: its arguments cannot be read ({error}); wrap it in a Python function"
+        ) from error
+
+
+def _require_known(
+    name: str, parameters: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]
+) -> None:
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key, value in settings.items():
+        if key not in parameters:
+            raise ConfigError(
+                f"{key}={value}: --loss {name} has no such argument; it has {', '.join(parameters)}"
+            )
+
+
+def _refuse_given(settings: Mapping[str, Any], given: Collection[str]) -> None:
+    for key, value in settings.items():
+        if key in given:
+            raise ConfigError(f"{key}={value}: the doctor gives it; leave it out")
+
+
+def _named(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _first(names: tuple[str, ...], among: list[str]) -> str | None:
+    return next((name for name in names if name in among), None)

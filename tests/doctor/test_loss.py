@@ -1,0 +1,248 @@
+"""``klrl doctor --loss``: wrong losses are found and named, right ones pass."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from klrl.cli.doctor import main
+from klrl.doctor.loss import COEF, LossReport, examine_loss, report_text
+from klrl.doctor.problems import KINDS, Problem
+from tests.doctor.test_problems import tables
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "losses.py"
+ONE, THREE, MANY = (kind.name for kind in KINDS)
+
+
+def examine(name: str, placement: str = "loss", seeds: int = 12, **settings) -> LossReport:
+    return examine_loss(f"{EXAMPLES}:{name}", placement=placement, seeds=seeds, settings=settings)
+
+
+def codes(report: LossReport) -> dict[str, list[str]]:
+    """kind -> what is wrong with it."""
+    return {k.name: [f.code for f in k.faults] for k in report.kinds if k.faults}
+
+
+def everywhere(code: str) -> dict[str, list[str]]:
+    return {ONE: [code], THREE: [code], MANY: [code]}
+
+
+#: loss -> its faults, and a phrase of the verdict.
+WRONG = {
+    "k1_as_loss": (everywhere("no_kl"), "the KL has no gradient in expectation"),
+    "k3_as_loss": (everywhere("forward_kl"), "that of the forward KL(ref||pi)"),
+    "own_step_only": (
+        {THREE: ["own_step"], MANY: ["own_step"]},
+        "the KL of later steps is missing",
+    ),
+    "wrong_sign": (everywhere("sign"), "points away: it raises the KL"),
+    "mask_ignored": ({MANY: ["mask"]}, "positions outside the mask count"),
+}
+RIGHT = {"k2_of_sequences": "loss", "split": "split"}
+
+
+def test_five_wrong_losses_are_found_and_two_right_ones_pass_in_a_minute() -> None:
+    start = time.process_time()
+    for name, (expected, words) in WRONG.items():
+        report = examine(name, seeds=100)
+        assert codes(report) == expected, name
+        assert words in report_text(report)
+        assert not report.ok
+    for name, placement in RIGHT.items():
+        report = examine(name, placement, seeds=100)
+        assert report.ok
+        for kind in report.kinds:
+            assert kind.cosine.min > 1 - 1e-12
+            assert kind.error.max < 1e-9
+            assert abs(kind.sampled - 1) < 4 * kind.stderr < 0.15
+    assert time.process_time() - start < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "expected"),
+    [
+        ("k1_in_reward", "loss", {}),
+        ("k2_stopped", "loss", {}),
+        ("SplitModule", "split", {}),
+        ("SplitModule", "loss", {THREE: ["own_step"], MANY: ["own_step"]}),
+        ("split", "loss", {THREE: ["own_step"], MANY: ["own_step"]}),
+        ("split", "reward", everywhere("no_coef")),
+        ("k2_of_sequences", "split", {THREE: ["later_twice"], MANY: ["later_twice"]}),
+        ("normalised", "loss", everywhere("scale")),
+        ("per_response", "loss", {MANY: ["return_length", "length"]}),
+    ],
+)
+def test_other_examples(name: str, placement: str, expected: dict[str, list[str]]) -> None:
+    if expected == everywhere("no_coef"):
+        # It insists on a coef, so the KL is charged in the reward and in the loss.
+        expected = {ONE: ["scale"], THREE: ["twice"], MANY: ["twice"]}
+    assert codes(examine(name, placement)) == expected
+
+
+@pytest.mark.parametrize("name", ["k1_as_loss", "k3_as_loss", "wrong_sign", "k1_in_reward"])
+def test_the_numbers_of_one_step_are_those_of_softmax_gradients(name: str) -> None:
+    """Over the logits of one state: of E[R] p (R - E R), of KL p (r - KL), of KL(ref||pi) p - q."""
+    cosines, errors, along = [], [], []
+    for seed in range(12):
+        p, q, rewards = tables(Problem(KINDS[0], seed))
+        r = (p / q).log()
+        gain = p * (rewards - (p * rewards).sum(-1, keepdim=True))
+        kl = p * (r - (p * r).sum(-1, keepdim=True))
+        charged = {"k1_as_loss": 0 * kl, "k3_as_loss": p - q, "wrong_sign": -kl}.get(name, kl)
+        true, got = (gain - COEF * kl).flatten(), (gain - COEF * charged).flatten()
+        cosines.append(float(true @ got / true.norm() / got.norm()))
+        along.append(float(true @ got / true.square().sum()))
+        errors.append(float((got - true).norm() / true.norm()))
+    found = examine(name).kinds[0]
+    assert (found.cosine.min, found.cosine.max) == pytest.approx((min(cosines), max(cosines)))
+    assert (found.error.min, found.error.max) == pytest.approx(
+        (min(errors), max(errors)), abs=1e-12
+    )
+    assert abs(found.sampled - sum(along) / len(along)) < 4 * found.stderr
+
+
+@pytest.mark.parametrize(
+    ("loss", "placement", "expected"),
+    [
+        ("klrl.losses:ClipPPOLoss", "split", {}),
+        ("klrl.losses:KLPENPPOLoss", "split", {}),
+        ("klrl.losses:ClipPPOLoss", "loss", {THREE: ["own_step"], MANY: ["own_step"]}),
+        ("torchrl.objectives:ClipPPOLoss", "reward", {}),
+    ],
+)
+def test_modules_of_klrl_and_torchrl(loss: str, placement: str, expected) -> None:
+    report = examine_loss(loss, placement=placement, seeds=5)
+    assert codes(report) == expected
+    assert "counted: loss_objective" in report.described
+    assert "not counted: loss_entropy" in report.described
+    # A mean over three steps is no fault.
+    assert (report.kinds[1].scale.min, report.kinds[1].scale.max) == pytest.approx((1 / 3, 1 / 3))
+
+
+def test_settings_reach_a_module() -> None:
+    loss = "klrl.losses:ClipPPOLoss"
+    report = examine_loss(loss, placement="split", seeds=5, settings={"normalize_advantage": True})
+    told = codes(report)
+    assert told == {ONE: ["scale"], THREE: ["mixture"], MANY: ["mixture"]}
+    assert " + 1.00 x the KL of later steps; right" in report_text(report)
+
+
+MINE = """
+import torch
+
+def penalty(log_probs, ref_log_probs, mask, coef):
+    return coef * (((log_probs - ref_log_probs) * mask).sum(1) ** 2 / 2).mean()
+
+def single(log_probs, ref_log_probs, mask, coef):
+    return penalty(log_probs.float(), ref_log_probs.float(), mask, coef)
+
+def summed(log_probs, ref_log_probs, mask, coef):
+    return len(mask) * penalty(log_probs, ref_log_probs, mask, coef)
+
+def half_forward(logps, ref_logps, completion_mask, beta):
+    r = logps - ref_logps
+    kl = ((-r).exp() - 1 + r) / 2 + r**2 / 4
+    return beta * (kl * completion_mask).sum(1).mean()
+
+def flipped(log_probs, rewards, mask, coef, ref_log_probs):
+    k1 = ((log_probs - ref_log_probs) * mask).sum(1, keepdim=True).detach()
+    return ((rewards.sum(1, keepdim=True) - coef * k1) * log_probs * mask).sum(1).mean()
+
+def doubled(log_probs, rewards, mask, coef, ref_log_probs):
+    return -flipped(log_probs, rewards, mask, 2 * coef, ref_log_probs)
+
+def own_reward(log_probs, rewards, mask, coef, ref_log_probs):
+    k1 = (log_probs - ref_log_probs).detach()
+    return -((rewards - coef * k1) * log_probs * mask).sum(1).mean()
+
+def detached(log_probs, rewards, mask, coef, ref_log_probs):
+    return -(rewards * mask).sum(1).mean() + 0 * log_probs.sum() + penalty(
+        log_probs, ref_log_probs, mask, coef)
+
+def k3_in_reward(log_probs, rewards, mask, coef, ref_log_probs):
+    r = (log_probs - ref_log_probs).detach()
+    k3 = (((-r).exp() - 1 + r) * mask).flip(1).cumsum(1).flip(1)
+    return -((rewards.sum(1, keepdim=True) - coef * k3) * log_probs * mask).sum(1).mean()
+
+def prints(log_probs, ref_log_probs, mask, coef):
+    print("hello")
+    mask[:] = mask
+    return penalty(log_probs, ref_log_probs, mask, coef)
+
+def network(observations, actions):
+    return torch.nn.Sequential(
+        torch.nn.Linear(observations, 8), torch.nn.Tanh(), torch.nn.Linear(8, actions))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("penalty", {}),
+        ("single", {}),
+        ("half_forward", everywhere("mixture")),
+        ("flipped", {kind: ["return_sign", "sign"] for kind in (ONE, THREE, MANY)}),
+        ("doubled", everywhere("scale")),
+        ("own_reward", {THREE: ["own_reward", "own_step"], MANY: ["own_reward", "own_step"]}),
+        ("detached", everywhere("no_return")),
+        ("k3_in_reward", everywhere("k3_in_reward")),
+    ],
+)
+def test_losses_of_ones_own(mine: Path, name: str, expected: dict[str, list[str]]) -> None:
+    report = examine_loss(f"{mine}:{name}", seeds=8)
+    assert codes(report) == expected
+    if name == "doubled":
+        assert "coef acts as 2 times its value" in report_text(report)
+    if name == "half_forward":
+        assert "mixture: 0.50 x each step's own KL + 0.50 x the forward KL; right" in report_text(
+            report
+        )
+
+
+def test_a_network_of_ones_own(mine: Path) -> None:
+    report = examine_loss(f"{mine}:penalty", actor=f"{mine}:network", seeds=8)
+    assert report.ok
+    assert report.kinds[2].error.max < 1e-9
+
+
+def test_a_sum_over_the_batch_is_right(mine: Path) -> None:
+    """Sampled batches are as large as the exact one, so that a sum is no bias."""
+    summed = examine_loss(f"{mine}:summed", seeds=100)
+    assert summed.ok
+    for kind, episodes in zip(summed.kinds, (32, 432, 1296), strict=True):
+        assert kind.scale.min == pytest.approx(episodes)
+        assert abs(kind.sampled - 1) < 4 * kind.stderr < 0.2
+
+
+def test_the_same_numbers_each_time_and_torchs_generator_untouched(mine: Path) -> None:
+    state = torch.random.get_rng_state()
+    first, second = (examine_loss(f"{mine}:penalty", seeds=3) for _ in range(2))
+    assert first == second
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_command_and_json(mine: Path, capsys) -> None:
+    main(["--loss", f"{mine}:prints", "--seeds", "3", "--json"])
+    said = capsys.readouterr()
+    assert "hello" in said.err
+    told = json.loads(said.out)
+    assert told["ok"]
+    assert [kind["name"] for kind in told["kinds"]] == [ONE, THREE, MANY]
+    assert told["kinds"][0]["cosine"]["min"] == pytest.approx(1.0)
+    with pytest.raises(SystemExit) as stop:
+        main(["--loss", f"{mine}:half_forward", "--seeds", "3", "--json"])
+    assert stop.value.code == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"]
+    assert told["kinds"][0]["faults"][0]["code"] == "mixture"
