@@ -47,7 +47,11 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         ConfigError: an unknown flag, an argument that sets nothing, a folder that does not exist.
     """
     parser = get_args_parser()
-    args, unknown = parser.parse_known_args(list(argv))
+    parser.exit_on_error = False  # it would print eight lines of usage
+    try:
+        args, unknown = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}; see --help") from error
     if unknown:
         raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
     if args.config_path:

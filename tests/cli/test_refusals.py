@@ -97,6 +97,8 @@ WRONG = [
     (["-m", "kl.coef=0.1,-1"], "kl.coef=-1.0: out of range"),
     (["-m", "resume=x"], "drop -m"),
     (["+optim=inf"], "optim=inf: no such choice"),
+    (["--cfg"], "argument --cfg/-c: expected one argument"),
+    (["--cfg", "nope"], "invalid choice: 'nope'"),
     (["optim.lr=" + "9" * 400], "optim.lr=99"),
     (["frames=" + "9" * 400], "out of range; give a number below 2**63 in size"),
     (["seed=9223372036854775808"], "seed=9223372036854775808: out of range"),
