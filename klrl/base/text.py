@@ -12,12 +12,22 @@ from typing import TextIO
 
 #: Seconds between updates in a notebook, which keeps all of its output.
 _NOTEBOOK_SECONDS = 0.2
+#: Unicode's categories of control characters and of ends of lines and paragraphs.
+_CONTROL = ("Cc", "Zl", "Zp")
 
 
 def warn(line: str) -> None:
     """Print a line for the user on stderr; a terminal that was closed is no error."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+def escaped(text: str) -> str:
+    """A text in one line: line ends and control characters are written as Python writes them."""
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in _CONTROL else c
+        for c in text
+    )
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:

@@ -19,7 +19,7 @@ from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
 from klrl.base.streams import to_null
-from klrl.base.text import warn
+from klrl.base.text import escaped, warn
 
 #: From a command's arguments to its exit code.
 Command = Callable[[list[str]], int]
@@ -110,7 +110,7 @@ def _print_error(line: str) -> None:
     """Print an error in one line, below its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
-    warn(line.replace("\n", "\\n").replace("\r", "\\r"))
+    warn(escaped(line))
 
 
 def _stdout_closed() -> bool:

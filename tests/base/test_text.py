@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from klrl.base.text import LiveLine, text_table
+from klrl.base.text import LiveLine, escaped, text_table
 
 
 class Terminal(io.StringIO):
@@ -64,3 +64,7 @@ def test_a_cell_moves_no_cursor() -> None:
     assert text_table([["state", "±"], ["fin\x1b[2J\nished\x9b", "é"]]) == (
         "state           ±\nfin?[2J?ished?  é"
     )
+
+
+def test_an_error_stays_one_line_whatever_was_typed() -> None:
+    assert escaped("a\nb\r\u2028\x1b[2J\u2029 ä 日") == r"a\nb\r\u2028\x1b[2J\u2029 ä 日"
