@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 from omegaconf import MISSING
 
 from klrl.config.fields import ChoiceConfig, added, choice, number
-from klrl.config.placement import ESTIMATORS, PLACEMENTS
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
 
@@ -178,6 +178,8 @@ class RetrieveKLConfig(LegacyKLConfig):
     estimator: str = choice(*ESTIMATORS)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
+    divergence: str = added(choice(*DIVERGENCES), "reverse")
+    samples_mc_js: int = added(number(ge=1), 16)
 
 
 @dataclass

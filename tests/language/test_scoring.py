@@ -12,7 +12,7 @@ from klrl.language.scoring import Layout, padded_states, self_check, shared_stat
 from klrl.language.vocabulary import (
     NextTokens,
     exact_token_kl,
-    log_probs_and_exact_kl,
+    log_probs_and_divergences,
     response_log_probs,
     token_entropy,
 )
@@ -66,7 +66,7 @@ def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
     expected = true_kl(model, other, batch, 0.7)
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     assert expected.sum() > 1
-    three = log_probs_and_exact_kl(*pair, batch["tokens", "response"], response_mask(batch))
+    three = log_probs_and_divergences(*pair, batch["tokens", "response"], response_mask(batch))
     torch.testing.assert_close(three[0], log_probs(layout, model, batch, 0.7))
     torch.testing.assert_close(three[1], log_probs(layout, other, batch, 0.7))
     torch.testing.assert_close(three[2], kl)
@@ -128,8 +128,8 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch) -> None:
         monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", logits)
         model.zero_grad()
         pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
-        terms = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask)
-        torch.stack(terms).square().sum().backward()
+        terms = log_probs_and_divergences(*pair, batch["tokens", "response"], mask)
+        terms.square().sum().backward()
         found.append([*terms, *(p.grad.clone() for p in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
