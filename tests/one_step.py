@@ -129,6 +129,25 @@ REFERENCE: dict[str, Callable[[Any], tuple[str, str] | None]] = {
 }
 
 
+def js(p: Tensor, q: Tensor) -> Tensor:
+    """The mean of the KLs of both to their mixture, of logits [D, V], [D]."""
+    mixture = ((log_p(p).exp() + log_p(q).exp()) / 2).log()
+    return (kl(p, mixture) + kl(q, mixture)) / 2
+
+
+#: kl.divergence of policy and reference, of logits [D, V], [D].
+DIVERGENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "reverse": kl,
+    "forward": lambda p, q: kl(q, p),
+    "js": js,
+}
+
+
+def divergence_of(config: JobConfig) -> str:
+    """What is charged."""
+    return getattr(config.kl, "divergence", "reverse")
+
+
 def charge_of(config: JobConfig) -> tuple[str | None, Charge]:
     """(the estimator, None for kl=none; where it is charged)."""
     pair = known(REFERENCE, "kl", config.kl.name)(config.kl)
@@ -158,7 +177,8 @@ def rollout_numbers(config: JobConfig) -> Numbers:
     """What pi_old's choices are worth: reward and advantage of each, tables [D, V]; the KLs."""
     estimator, charge = charge_of(config)
     ratio, exact = log_p(OLD) - log_p(REF), kl(OLD, REF)
-    applied = known(ESTIMATE, "kl.estimator", estimator or "k1")(ratio, exact)
+    charged = known(DIVERGENCE, "kl.divergence", divergence_of(config))(OLD, REF)
+    applied = known(ESTIMATE, "kl.estimator", estimator or "k1")(ratio, charged)
     reward = SCORE - COEF * applied * charge.reward
     advantage = known(ADVANTAGE, "advantage", config.advantage.name)
     numbers = {
@@ -171,6 +191,8 @@ def rollout_numbers(config: JobConfig) -> Numbers:
         numbers["ref_log_prob"] = log_p(REF)
         for name, estimate in ESTIMATE.items():
             numbers[f"row/kl/ref/{name}"] = mean(estimate(ratio, exact))
+    if divergence_of(config) != "reverse":
+        numbers["row/div/ref/charged"] = charged.mean()
     if charge.reward:
         numbers["applied"] = applied
     return numbers
@@ -205,12 +227,12 @@ def critic_distance(c: Any, value: Tensor, target: Tensor) -> Tensor:
     return torch.where(near > far, near, far)
 
 
-def reference_kl(estimator: str, theta: Tensor) -> Tensor:
+def reference_kl(estimator: str, divergence: str, theta: Tensor) -> Tensor:
     """What the loss charges: the estimator's expectation, with the gradient of the KL itself.
 
     E_old[w k(r)] = E_theta[k(r)] is the KL for k1 and k3, but not for k2.
     """
-    exact, ratio = kl(theta, REF), log_p(theta) - log_p(REF)
+    exact, ratio = DIVERGENCE[divergence](theta, REF), log_p(theta) - log_p(REF)
     number = (log_p(theta).exp() * ESTIMATE[estimator](ratio, exact)).sum(-1).mean()
     return number.detach() + exact.mean() - exact.mean().detach()
 
@@ -233,7 +255,7 @@ def loss_terms(config: JobConfig, theta: Tensor, value: Tensor, rollout: Numbers
         distance = critic_distance(c, value, rollout["value_target"])
         terms["critic"] = c.critic_coeff * mean(distance)
     if estimator is not None and charge.loss:
-        terms["kl_ref"] = COEF * reference_kl(estimator, theta)
+        terms["kl_ref"] = COEF * reference_kl(estimator, divergence_of(config), theta)
     return terms
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from klrl.config import CHOICES, CONTROL, LANGUAGE, JobConfig, choices_for
 from klrl.config.compose import Composer
-from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from tests.one_step import (
     BETA,
     COEF,
@@ -100,7 +100,7 @@ REDUCTION = {
 
 
 def kl_words() -> Iterator[str]:
-    """Every choice of ``kl``, and of kl=retrieve every pair that is not refused."""
+    """Every choice of ``kl``, and of kl=retrieve all that is not refused."""
     for name in CHOICES["kl"]:
         if name != "retrieve":
             yield f"kl={name}" + (f" kl.coef={COEF}" if name != "none" else "")
@@ -111,6 +111,9 @@ def kl_words() -> Iterator[str]:
                 biased = " kl.allow_biased=true" if verdict is Gradient.WRONG else ""
                 pair = f"kl.placement={placement} kl.estimator={estimator}"
                 yield f"kl=retrieve kl.coef={COEF} {pair}{biased}"
+        for placement, divergence in itertools.product(("loss", "split"), DIVERGENCES[1:]):
+            words = f"kl.placement={placement} kl.estimator=exact kl.divergence={divergence}"
+            yield f"kl=retrieve kl.coef={COEF} {words}"
 
 
 @cache
