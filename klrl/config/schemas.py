@@ -179,7 +179,7 @@ class RetrieveKLConfig(LegacyKLConfig):
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
     divergence: str = added(choice(*DIVERGENCES), "reverse")
-    samples_mc_js: int = added(number(ge=1), 16)
+    samples_mc_js: int = added(number(ge=2), 16)
 
 
 @dataclass
