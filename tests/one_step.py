@@ -162,12 +162,13 @@ def gae(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
 
 
 def group(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
-    """Against the scores of the context's G rows; then the KL to go."""
+    """Against the scores of the context's G rows, weighted; then the KL to go."""
+    weight = c.reward_weight
     average = (COUNTS * SCORE).sum(-1, keepdim=True) / G
     if c.baseline == "leave_one_out":
-        return SCORE - (G * average - SCORE) / (G - 1) - COEF * kl_to_go
+        return weight * (SCORE - (G * average - SCORE) / (G - 1)) - COEF * kl_to_go
     variance = (COUNTS * (SCORE - average) ** 2).sum(-1, keepdim=True) / (G - 1)
-    return (SCORE - average) / variance.sqrt() - COEF * kl_to_go
+    return weight * (SCORE - average) / variance.sqrt() - COEF * kl_to_go
 
 
 ADVANTAGE = {"gae": gae, "group": group}
@@ -179,14 +180,15 @@ def rollout_numbers(config: JobConfig) -> Numbers:
     ratio, exact = log_p(OLD) - log_p(REF), kl(OLD, REF)
     charged = known(DIVERGENCE, "kl.divergence", divergence_of(config))(OLD, REF)
     applied = known(ESTIMATE, "kl.estimator", estimator or "k1")(ratio, charged)
-    reward = SCORE - COEF * applied * charge.reward
+    penalty = COEF * applied * charge.reward
+    learned = config.advantage.reward_weight * SCORE - penalty
     advantage = known(ADVANTAGE, "advantage", config.advantage.name)
     numbers = {
-        "reward": reward,
-        "advantage": advantage(config.advantage, reward, applied * charge.to_go),
+        "reward": SCORE - penalty,
+        "advantage": advantage(config.advantage, learned, applied * charge.to_go),
     }
     if config.advantage.name == "gae":
-        numbers |= {"value_target": reward, "state_value": OLD_VALUE[:, None].expand(D, V)}
+        numbers |= {"value_target": learned, "state_value": OLD_VALUE[:, None].expand(D, V)}
     if estimator is not None:
         numbers["ref_log_prob"] = log_p(REF)
         for name, estimate in ESTIMATE.items():

@@ -75,11 +75,12 @@ ADVANTAGE_WORDS = {
             "loss.critic_coeff=0.6",
             "loss.loss_critic_type=smooth_l1",
             "loss.clip_value=0.1",
+            "advantage.reward_weight=0.6",
         ),
     },
     "group": {
         "plain": ("advantage.baseline=normalized",),
-        "other": ("advantage.baseline=leave_one_out",),
+        "other": ("advantage.baseline=leave_one_out", "advantage.reward_weight=0.6"),
     },
 }
 #: KL(old||new) ends at KL_OLD: far above the target, or near it, where no line search is due.

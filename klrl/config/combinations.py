@@ -117,6 +117,17 @@ def _check_divergence(c: JobConfig) -> None:
         )
 
 
+def _check_reward_weight(c: JobConfig) -> None:
+    """Without the reward, the penalty must be there."""
+    charged = getattr(c.kl, "coef", 0) > 0 or c.controller.name == "schedule"
+    if c.advantage.reward_weight == 0 and (c.kl.name == "none" or not charged):
+        what = "kl=none" if c.kl.name == "none" else "kl.coef=0"
+        raise ConfigError(
+            f"advantage.reward_weight=0: with {what} there is nothing to learn from; "
+            "use kl=retrieve kl.coef=1"
+        )
+
+
 def _check_controller(c: JobConfig) -> None:
     """A coefficient that is multiplied must start inside its bounds, above 0."""
     controller, coef = c.controller, getattr(c.kl, "coef", None)
@@ -268,6 +279,7 @@ _BOTH: Sequence[Check] = (
     _check_beta,
     _check_kl_placement,
     _check_divergence,
+    _check_reward_weight,
     _check_controller,
     _check_unit,
 )

@@ -238,6 +238,7 @@ class AdvantageConfig(ChoiceConfig):
 
     gamma: float = number(ge=0, le=1)
     lmbda: float = number(ge=0, le=1)
+    reward_weight: float = added(number(ge=0), 1.0)
 
 
 @dataclass
@@ -245,6 +246,7 @@ class GroupConfig(ChoiceConfig):
     """A baseline from the scores of a prompt's group of responses."""
 
     baseline: str = choice("normalized", "leave_one_out")
+    reward_weight: float = added(number(ge=0), 1.0)
 
 
 @dataclass
