@@ -234,7 +234,7 @@ class Categorical:
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
         """0: nothing is sampled."""
-        return torch.zeros(p["logits"].shape[:-1])
+        return p["logits"].new_zeros(p["logits"].shape[:-1])
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """-sum_a p(a) log p(a)."""

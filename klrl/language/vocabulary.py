@@ -125,8 +125,9 @@ def log_probs_and_divergences(
 
     def of_chunk(states: Tensor, ref_states: Tensor, chosen: Tensor) -> Tensor:
         log_p, log_q = policy.log_softmax(states), reference.log_softmax(ref_states)
-        divergences = [over_actions(name, log_p, log_q) for name in names]
-        return torch.stack([chosen_of(log_p, chosen), chosen_of(log_q, chosen), *divergences])
+        log_probs = [chosen_of(log_p, chosen), chosen_of(log_q, chosen)]
+        # After the log-probs: autograd adds gradients up in this order, and rows keep their bits.
+        return torch.stack([*log_probs, *(over_actions(name, log_p, log_q) for name in names)])
 
     inputs = [policy.states, reference.states, tokens]
     return over_tokens(of_chunk, inputs, mask, policy.chunk)
