@@ -79,7 +79,7 @@ ADVANTAGE_WORDS = {
         ),
     },
     "group": {
-        "plain": ("advantage.baseline=normalized",),
+        "plain": ("advantage.baseline=normalized", "advantage.reward_weight=0.4"),
         "other": ("advantage.baseline=leave_one_out", "advantage.reward_weight=0.6"),
     },
 }
