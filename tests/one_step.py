@@ -129,6 +129,25 @@ REFERENCE: dict[str, Callable[[Any], tuple[str, str] | None]] = {
 }
 
 
+def js(p: Tensor, q: Tensor) -> Tensor:
+    """The mean of the KLs of both to their mixture, of logits [D, V], [D]."""
+    mixture = ((log_p(p).exp() + log_p(q).exp()) / 2).log()
+    return (kl(p, mixture) + kl(q, mixture)) / 2
+
+
+#: kl.divergence of policy and reference, of logits [D, V], [D].
+DIVERGENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "reverse": kl,
+    "forward": lambda p, q: kl(q, p),
+    "js": js,
+}
+
+
+def divergence_of(config: JobConfig) -> str:
+    """What is charged."""
+    return getattr(config.kl, "divergence", "reverse")
+
+
 def charge_of(config: JobConfig) -> tuple[str | None, Charge]:
     """(the estimator, None for kl=none; where it is charged)."""
     pair = known(REFERENCE, "kl", config.kl.name)(config.kl)
@@ -143,12 +162,13 @@ def gae(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
 
 
 def group(c: Any, reward: Tensor, kl_to_go: Tensor) -> Tensor:
-    """Against the scores of the context's G rows; then the KL to go."""
+    """Against the scores of the context's G rows, weighted; then the KL to go."""
+    weight = c.reward_weight
     average = (COUNTS * SCORE).sum(-1, keepdim=True) / G
     if c.baseline == "leave_one_out":
-        return SCORE - (G * average - SCORE) / (G - 1) - COEF * kl_to_go
+        return weight * (SCORE - (G * average - SCORE) / (G - 1)) - COEF * kl_to_go
     variance = (COUNTS * (SCORE - average) ** 2).sum(-1, keepdim=True) / (G - 1)
-    return (SCORE - average) / variance.sqrt() - COEF * kl_to_go
+    return weight * (SCORE - average) / variance.sqrt() - COEF * kl_to_go
 
 
 ADVANTAGE = {"gae": gae, "group": group}
@@ -158,19 +178,23 @@ def rollout_numbers(config: JobConfig) -> Numbers:
     """What pi_old's choices are worth: reward and advantage of each, tables [D, V]; the KLs."""
     estimator, charge = charge_of(config)
     ratio, exact = log_p(OLD) - log_p(REF), kl(OLD, REF)
-    applied = known(ESTIMATE, "kl.estimator", estimator or "k1")(ratio, exact)
-    reward = SCORE - COEF * applied * charge.reward
+    charged = known(DIVERGENCE, "kl.divergence", divergence_of(config))(OLD, REF)
+    applied = known(ESTIMATE, "kl.estimator", estimator or "k1")(ratio, charged)
+    penalty = COEF * applied * charge.reward
+    learned = config.advantage.reward_weight * SCORE - penalty
     advantage = known(ADVANTAGE, "advantage", config.advantage.name)
     numbers = {
-        "reward": reward,
-        "advantage": advantage(config.advantage, reward, applied * charge.to_go),
+        "reward": SCORE - penalty,
+        "advantage": advantage(config.advantage, learned, applied * charge.to_go),
     }
     if config.advantage.name == "gae":
-        numbers |= {"value_target": reward, "state_value": OLD_VALUE[:, None].expand(D, V)}
+        numbers |= {"value_target": learned, "state_value": OLD_VALUE[:, None].expand(D, V)}
     if estimator is not None:
         numbers["ref_log_prob"] = log_p(REF)
         for name, estimate in ESTIMATE.items():
             numbers[f"row/kl/ref/{name}"] = mean(estimate(ratio, exact))
+    if divergence_of(config) != "reverse":
+        numbers["row/div/ref/charged"] = charged.mean()
     if charge.reward:
         numbers["applied"] = applied
     return numbers
@@ -205,12 +229,12 @@ def critic_distance(c: Any, value: Tensor, target: Tensor) -> Tensor:
     return torch.where(near > far, near, far)
 
 
-def reference_kl(estimator: str, theta: Tensor) -> Tensor:
+def reference_kl(estimator: str, divergence: str, theta: Tensor) -> Tensor:
     """What the loss charges: the estimator's expectation, with the gradient of the KL itself.
 
     E_old[w k(r)] = E_theta[k(r)] is the KL for k1 and k3, but not for k2.
     """
-    exact, ratio = kl(theta, REF), log_p(theta) - log_p(REF)
+    exact, ratio = DIVERGENCE[divergence](theta, REF), log_p(theta) - log_p(REF)
     number = (log_p(theta).exp() * ESTIMATE[estimator](ratio, exact)).sum(-1).mean()
     return number.detach() + exact.mean() - exact.mean().detach()
 
@@ -233,7 +257,7 @@ def loss_terms(config: JobConfig, theta: Tensor, value: Tensor, rollout: Numbers
         distance = critic_distance(c, value, rollout["value_target"])
         terms["critic"] = c.critic_coeff * mean(distance)
     if estimator is not None and charge.loss:
-        terms["kl_ref"] = COEF * reference_kl(estimator, theta)
+        terms["kl_ref"] = COEF * reference_kl(estimator, divergence_of(config), theta)
     return terms
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from klrl.config import CHOICES, CONTROL, LANGUAGE, JobConfig, choices_for
 from klrl.config.compose import Composer
-from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from tests.one_step import (
     BETA,
     COEF,
@@ -75,11 +75,12 @@ ADVANTAGE_WORDS = {
             "loss.critic_coeff=0.6",
             "loss.loss_critic_type=smooth_l1",
             "loss.clip_value=0.1",
+            "advantage.reward_weight=0.6",
         ),
     },
     "group": {
-        "plain": ("advantage.baseline=normalized",),
-        "other": ("advantage.baseline=leave_one_out",),
+        "plain": ("advantage.baseline=normalized", "advantage.reward_weight=0.4"),
+        "other": ("advantage.baseline=leave_one_out", "advantage.reward_weight=0.6"),
     },
 }
 #: KL(old||new) ends at KL_OLD: far above the target, or near it, where no line search is due.
@@ -100,7 +101,7 @@ REDUCTION = {
 
 
 def kl_words() -> Iterator[str]:
-    """Every choice of ``kl``, and of kl=retrieve every pair that is not refused."""
+    """Every choice of ``kl``, and of kl=retrieve all that is not refused."""
     for name in CHOICES["kl"]:
         if name != "retrieve":
             yield f"kl={name}" + (f" kl.coef={COEF}" if name != "none" else "")
@@ -111,6 +112,9 @@ def kl_words() -> Iterator[str]:
                 biased = " kl.allow_biased=true" if verdict is Gradient.WRONG else ""
                 pair = f"kl.placement={placement} kl.estimator={estimator}"
                 yield f"kl=retrieve kl.coef={COEF} {pair}{biased}"
+        for placement, divergence in itertools.product(("loss", "split"), DIVERGENCES[1:]):
+            words = f"kl.placement={placement} kl.estimator=exact kl.divergence={divergence}"
+            yield f"kl=retrieve kl.coef={COEF} {words}"
 
 
 @cache

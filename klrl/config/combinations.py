@@ -8,6 +8,7 @@ depends on this machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from klrl.config import (
     TargetControllerConfig,
     TextConfig,
 )
-from klrl.config.placement import check_placement
+from klrl.config.placement import check_divergence, check_placement
 from klrl.config.schemas import SHAPED
 
 MOST_DIGITS = 64
@@ -95,7 +96,37 @@ def _check_beta(c: JobConfig) -> None:
 
 def _check_kl_placement(c: JobConfig) -> None:
     if isinstance(c.kl, RetrieveKLConfig):
+        check_divergence(c.kl.divergence, c.kl.placement, c.kl.estimator)
         check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
+
+
+def _check_divergence(c: JobConfig) -> None:
+    """A divergence that the environment does not know, and a target that js cannot reach."""
+    divergence = getattr(c.kl, "divergence", "reverse")
+    if divergence != "reverse" and getattr(c.kl, "apply", "rollout") == "step":
+        raise ConfigError(
+            f"kl.apply=step: charges the reverse KL alone; with kl.divergence={divergence} use "
+            "kl.apply=rollout"
+        )
+    controller = c.controller
+    if divergence != "js" or not isinstance(controller, TargetControllerConfig):
+        return
+    if controller.unit != "sequence" and controller.target >= math.log(2):
+        raise ConfigError(
+            f"controller.target={controller.target:g}: kl.divergence=js never reaches ln 2 = 0.693 "
+            "nats in one state; choose less"
+        )
+
+
+def _check_reward_weight(c: JobConfig) -> None:
+    """Without the reward, the penalty must be there."""
+    charged = getattr(c.kl, "coef", 0) > 0 or c.controller.name == "schedule"
+    if c.advantage.reward_weight == 0 and (c.kl.name == "none" or not charged):
+        what = "kl=none" if c.kl.name == "none" else "kl.coef=0"
+        raise ConfigError(
+            f"advantage.reward_weight=0: with {what} there is nothing to learn from; "
+            "use kl=retrieve kl.coef=1"
+        )
 
 
 def _check_controller(c: JobConfig) -> None:
@@ -263,6 +294,8 @@ _BOTH: Sequence[Check] = (
     _check_init,
     _check_beta,
     _check_kl_placement,
+    _check_divergence,
+    _check_reward_weight,
     _check_controller,
     _check_unit,
 )
@@ -305,6 +338,11 @@ _grouped = "advantage=group has no critic; drop it or choose advantage=gae"
 _full = "actor.lora.r=0 has no adapters; set actor.lora.r"
 _UNREAD_BOTH = (
     Unread(
+        "kl.samples_mc_js",
+        lambda c: getattr(c.kl, "divergence", "js") != "js",
+        "only kl.divergence=js draws samples; drop it or set that",
+    ),
+    Unread(
         "loss.gain",
         lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
         "only loss.beta_rule=proportional reads it; drop it or set that",
@@ -330,6 +368,11 @@ _UNREAD_BOTH = (
 )
 _UNREAD_CONTROL = (
     Unread(
+        "kl.samples_mc_js",
+        lambda c: c.actor.name == "categorical",
+        "of a categorical the js is a sum; drop it",
+    ),
+    Unread(
         "loss.samples_mc_kl",
         lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
         "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
@@ -352,6 +395,7 @@ _UNREAD_CONTROL = (
     ),
 )
 _UNREAD_LANGUAGE = (
+    Unread("kl.samples_mc_js", lambda c: True, "of tokens the js is a sum; drop it"),
     *(
         Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
         for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")

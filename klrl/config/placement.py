@@ -1,4 +1,4 @@
-"""Which estimator of KL(policy||reference) is allowed in which placement: docs/kl.md's table."""
+"""Which estimator and divergence are allowed in which placement: docs/kl.md's tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from klrl.base.errors import ConfigError
 PLACEMENTS = ("reward", "loss", "split")
 #: How it is estimated. The formulas: :mod:`klrl.kl.estimators`.
 ESTIMATORS = ("k1", "k2", "k3", "exact")
+#: Which divergence of policy and reference is charged. The formulas: :mod:`klrl.kl.divergences`.
+DIVERGENCES = ("reverse", "forward", "js")
 
 
 class Gradient(Enum):
@@ -75,5 +77,37 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
     if gradient is Gradient.TWICE:
         raise ConfigError(
             f"kl.placement=split: needs the exact KL, {estimator} would count a step twice; "
+            "add kl.estimator=exact"
+        )
+
+
+def check_divergence(divergence: str, placement: str, estimator: str) -> None:
+    """Refuse a divergence where its gradient would be wrong; the reverse KL has rules of its own.
+
+    With u = pi_ref / pi and D = E_pi[f(u)], a sampled reward would need f(u) - u f'(u) at a step's
+    own action and f(u) for the actions before it: two numbers, which differ by a constant for the
+    reverse KL alone (f = -log u: k1). And k1, k2, k3 sample the reverse KL.
+
+    Args:
+        divergence: reverse, forward or js.
+        placement: reward, loss or split.
+        estimator: k1, k2, k3 or exact.
+
+    Raises:
+        ConfigError: an unknown name, a divergence in the reward, or one that is to be sampled by an
+            estimator of the reverse KL.
+    """
+    if divergence not in DIVERGENCES:
+        raise ConfigError(f"kl.divergence={divergence}: choose one of {', '.join(DIVERGENCES)}")
+    if divergence == "reverse":
+        return
+    if placement == "reward":
+        raise ConfigError(
+            f"kl.divergence={divergence}: no one number in the reward has its gradient, only the "
+            "reverse KL's k1 does (docs/kl.md); add kl.placement=split kl.estimator=exact"
+        )
+    if estimator != "exact":
+        raise ConfigError(
+            f"kl.divergence={divergence}: kl.estimator={estimator} samples the reverse KL; "
             "add kl.estimator=exact"
         )

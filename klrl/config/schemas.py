@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 from omegaconf import MISSING
 
 from klrl.config.fields import ChoiceConfig, added, choice, number
-from klrl.config.placement import ESTIMATORS, PLACEMENTS
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
 
@@ -179,6 +179,8 @@ class RetrieveKLConfig(LegacyKLConfig):
     estimator: str = choice(*ESTIMATORS)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
+    divergence: str = added(choice(*DIVERGENCES), "reverse")
+    samples_mc_js: int = added(number(ge=2), 16)
 
 
 @dataclass
@@ -237,6 +239,7 @@ class AdvantageConfig(ChoiceConfig):
 
     gamma: float = number(ge=0, le=1)
     lmbda: float = number(ge=0, le=1)
+    reward_weight: float = added(number(ge=0), 1.0)
 
 
 #: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
@@ -248,6 +251,7 @@ class GroupConfig(ChoiceConfig):
     """A baseline from the scores of a prompt's group of responses."""
 
     baseline: str = choice("normalized", SHAPED, "leave_one_out")
+    reward_weight: float = added(number(ge=0), 1.0)
 
 
 @dataclass

@@ -11,6 +11,8 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from klrl.config import AdvantageConfig
+from klrl.control.kl import RAW_REWARD_KEY
+from klrl.train.advantage import weighted_reward
 
 
 def gae(
@@ -39,7 +41,10 @@ def gae(
     @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         after = batch.get("next")
-        reward = after.get("reward") * reward_scale  # recorded rewards are never scaled
+        charged = after.get("reward")
+        raw = after.get(RAW_REWARD_KEY, charged)
+        # Recorded rewards are neither weighted nor scaled.
+        reward = weighted_reward(charged, raw, config.reward_weight) * reward_scale
         value = value_of(batch.get("observation"))
         value_after = _values_after(batch, value, value_of)
         alive = (~after.get("terminated")).to(value.dtype)

@@ -54,7 +54,7 @@ NOT_COMPILED = {
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/score.py", "control/step.py", "control/compiled.py"),
-    *("losses", "kl/charge.py", "kl/estimators.py"),
+    *("losses", "kl/charge.py", "kl/divergences.py", "kl/estimators.py"),
 )
 
 
@@ -203,6 +203,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         type(problem.loss).__name__,
         _compiled_settings(problem.loss.config),
         problem.loss.reference_estimator,
+        problem.loss.divergence.name,
         problem.optim,
         str(problem.agent.policy_net),
         str(problem.agent.value_net),

@@ -21,6 +21,8 @@ from torch.distributions import Distribution
 from torch.nn.functional import softplus
 from torchrl.modules import IndependentNormal, TanhNormal
 
+from klrl.kl.divergences import js_draws, over_actions, require_known, standard_error
+
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 Params = Mapping[str, Tensor]
@@ -38,6 +40,15 @@ class Family(Protocol):
 
     def kl(self, p: Params, q: Params) -> Tensor:
         """KL(p || q) in closed form, shape [...]."""
+
+    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+        """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only where it is sampled."""
+
+    def divergence_noise(self, name: str, params: Params, samples: int) -> Tensor | None:
+        """What :meth:`divergence` needs drawn, [..., samples, A]; None for a closed form or sum."""
+
+    def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+        """Standard error of a :meth:`divergence` that needs noise, shape [...]."""
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """Entropy, shape [...]; ``noise`` only where there is no closed form."""
@@ -85,6 +96,33 @@ class Normal:
         shift = (p["loc"] - q["loc"]) / q["scale"]
         spread = (variance_ratio - 1) - variance_ratio.log()
         return 0.5 * torch.addcmul(spread, shift, shift).sum(-1)
+
+    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+        """KL(p || q), KL(q || p), or the js of the joint Gaussians: the mean over draws of both."""
+        if name == "reverse":
+            return self.kl(p, q)
+        if name == "forward":
+            return self.kl(q, p)
+        require_known(name)
+        assert noise is not None, "no closed form: give divergence_noise(...)"
+        return self._js_draws(p, q, noise).mean(-1)
+
+    def divergence_noise(self, name: str, params: Params, samples: int) -> Tensor | None:
+        """Standard normals [..., samples, A] for js."""
+        return _normals(params, samples) if name == "js" else None
+
+    def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+        """Over the pairs of draws, which are independent of each other."""
+        return standard_error(self._js_draws(p, q, noise))
+
+    def _js_draws(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+        """[..., samples]; one noise makes a draw of each. The slope of a tanh would cancel."""
+        p, q = ({key: value.unsqueeze(-2) for key, value in x.items()} for x in (p, q))
+        at_p, at_q = (
+            Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)
+            for draw in (Normal.act(self, p, noise), Normal.act(self, q, noise))
+        )
+        return js_draws(at_p, at_q)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """sum_i 1/2 + log(2 pi) / 2 + log sigma_i."""
@@ -152,16 +190,14 @@ class TanhNormalFamily(Normal):
 
     def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
         """Standard normals [..., samples, A]."""
-        loc = params["loc"]
-        shape = (*loc.shape[:-1], samples, loc.shape[-1])
-        return torch.randn(shape, dtype=loc.dtype, device=loc.device)
+        return _normals(params, samples)
 
     def action(self, sample: Tensor) -> Tensor:
         """Low + (high - low) (tanh(u) + 1) / 2."""
         half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
         return low + half_width * (sample.tanh() + 1)
 
-    # KL is invariant under a shared bijection, so kl() is that of the Gaussians before tanh.
+    # KL and js are invariant under a shared bijection: those of the Gaussians before tanh.
 
     def distribution(self, **params: Tensor) -> Distribution:
         """TorchRL's TanhNormal with the action's bounds."""
@@ -187,6 +223,18 @@ class Categorical:
         """sum_a p(a) (log p(a) - log q(a))."""
         log_p, log_q = _log_p(p), _log_p(q)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+        """KL(p || q), KL(q || p) or js, sums over the actions."""
+        return self.kl(p, q) if name == "reverse" else over_actions(name, _log_p(p), _log_p(q))
+
+    def divergence_noise(self, name: str, params: Params, samples: int) -> Tensor | None:
+        """None: all are sums."""
+        return None
+
+    def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+        """0: nothing is sampled."""
+        return p["logits"].new_zeros(p["logits"].shape[:-1])
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """-sum_a p(a) log p(a)."""
@@ -216,6 +264,13 @@ class Categorical:
     def distribution(self, **params: Tensor) -> Distribution:
         """Torch's Categorical."""
         return torch.distributions.Categorical(logits=params["logits"])
+
+
+def _normals(params: Params, samples: int) -> Tensor:
+    """Standard normals [..., samples, A], like the parameters."""
+    loc = params["loc"]
+    shape = (*loc.shape[:-1], samples, loc.shape[-1])
+    return torch.randn(shape, dtype=loc.dtype, device=loc.device)
 
 
 def _log_p(params: Params) -> Tensor:

@@ -14,7 +14,8 @@ from torchrl.envs import Compose
 from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
 from klrl.control.distributions import Family
 from klrl.kl.charge import KL_KEY, ReferenceKL
-from klrl.kl.measure import mean_kl
+from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.transforms.legacy import KLRewardTransform
@@ -22,6 +23,10 @@ from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
 
 #: What else stands below "next" in every control batch.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
+
+#: The divergence that is charged [N, T], where it is not the reverse KL, and its standard error,
+#: where it is sampled.
+DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
 
 
 class AnnotatedReference(FrozenPolicy):
@@ -74,8 +79,15 @@ def retrieve(
     config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
     """``kl=retrieve``: log-probs of both, then the KL; arguments as :func:`make_reference_kl`."""
+    divergence = Divergence(config.divergence, config.samples_mc_js)
+    how = (config.estimator, config.placement)
     if config.placement == "loss":
-        return ReferenceKL(config.coef, config.estimator, config.placement)
+        return ReferenceKL(config.coef, *how, divergence=divergence)
+    if not divergence.is_reverse:  # annotate() writes it into the batch
+        penalty = RewardAdjustmentTransform(
+            config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY
+        )
+        return ReferenceKL((penalty, "coef"), *how, penalty, divergence=divergence)
     retrieved = (
         RetrieveLogProb(actor, log_probs_full_key="log_prob"),
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
@@ -99,7 +111,7 @@ def retrieve(
         )
         transform, coef = Compose(*retrieved, computation), (computation, "coef")
     online = config.apply == "step"
-    return ReferenceKL(coef, config.estimator, config.placement, transform, online=online)
+    return ReferenceKL(coef, *how, transform, online=online)
 
 
 def legacy(
@@ -119,21 +131,32 @@ def legacy(
 
 @torch.no_grad()
 def annotate(
-    batch: TensorDictBase, reference: ProbabilisticTensorDictSequential, family: Family
+    batch: TensorDictBase,
+    reference: ProbabilisticTensorDictSequential,
+    family: Family,
+    divergence: Divergence = REVERSE,
 ) -> None:
     """Write what pi_ref says of a rollout, once for the whole batch.
 
     Args:
         batch: [N, T]; gets ``("ref", key)`` for the family's parameters and ``("ref", "log_prob")``
-            [N, T] of the actions that were taken.
+            [N, T] of the actions that were taken; another divergence than the reverse KL too.
         reference: the frozen policy, of the same family.
         family: the action distribution.
+        divergence: which is charged.
     """
     scored = reference.get_dist_params(batch.select(*reference.in_keys))
     ref = {key: scored.get(key) for key in family.param_keys}
     for key, value in ref.items():
         batch.set(("ref", key), value)
     batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
+    if not divergence.is_reverse:
+        policy = {key: batch.get(key) for key in family.param_keys}
+        # Of the action it knows nothing: in the reward it moves no own step, sampled or not.
+        noise = family.divergence_noise(divergence.name, policy, divergence.samples)
+        batch.set(DIVERGENCE, family.divergence(divergence.name, policy, ref, noise))
+        if noise is not None:
+            batch.set(ERROR, family.divergence_error(policy, ref, noise))
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
@@ -143,8 +166,11 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
         batch: [N, T], annotated.
         kl: how; None leaves the reward alone.
     """
-    if kl is not None and kl.transform is not None and not kl.online:
-        kl.transform(batch)
+    if kl is None or kl.transform is None or kl.online:
+        return
+    if not kl.divergence.is_reverse:
+        batch.set(("next", KL_KEY), batch.get(DIVERGENCE).unsqueeze(-1))
+    kl.transform(batch)
 
 
 @torch.no_grad()
@@ -154,7 +180,8 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
 
     Returns:
-        ``exact`` (closed form), ``k1``, ``k2``, ``k3``: scalars.
+        ``exact`` (closed form), ``k1``, ``k2``, ``k3``: scalars; where another divergence is
+        charged, what :func:`klrl.kl.measure.mean_charged` gives too.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
@@ -162,4 +189,8 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
     log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
-    return mean_kl(family.kl(policy, ref), log_ratio)
+    means = mean_kl(family.kl(policy, ref), log_ratio)
+    charged = batch.get(DIVERGENCE, None)
+    if charged is not None:
+        means |= mean_charged(charged, error=batch.get(ERROR, None))
+    return means

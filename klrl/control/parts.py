@@ -22,6 +22,7 @@ from klrl.control.record import rewards_of
 from klrl.control.rollout import RolloutContext, make_rollout
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import ReferenceKL
+from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
@@ -71,7 +72,7 @@ class ControlParts(Parts):
         estimator = None if self.kl is None else self.kl.loss_estimator
         # Kept on resume: with more frames, auto might choose another.
         mode = (before or {}).get("compile") or config.learner.compile
-        steps = ControlSteps(config, self.agent, estimator, mode)
+        steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
@@ -80,7 +81,7 @@ class ControlParts(Parts):
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
         if self.reference is None:
             return {}
-        annotate(batch, self.reference.module, self.agent.family)
+        annotate(batch, self.reference.module, self.agent.family, self.divergence)
         charge(batch, self.kl)
         return measure(batch, self.agent.family)
 
@@ -109,6 +110,11 @@ class ControlParts(Parts):
         ).row
 
     # --------------------------------------------------------------------------------- parts
+
+    @property
+    def divergence(self) -> Divergence:
+        """What is charged of policy and reference."""
+        return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
         """The collector, whose environments are seeded for this iteration."""

@@ -32,7 +32,8 @@ def score(
     kl_old = _kl_old(loss, family, params, batch)
     entropy = _entropy(loss, family, params, batch)
     if loss.reference_estimator == "exact":
-        exact_ref = family.kl(params, {key: batch[f"ref_{key}"] for key in family.param_keys})
+        ref, noise = _ref(family, batch), batch.get("divergence_noise")
+        exact_ref = family.divergence(loss.divergence.name, params, ref, noise)
     return Scored(
         log_prob=log_prob,
         old_log_prob=batch["action_log_prob"],
@@ -57,7 +58,8 @@ def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor
 
     Returns:
         ``entropy_noise`` [B, samples, A] where the entropy has no closed form; ``old_sample``
-        [B, samples_mc_kl, ...] where KL(old||new) is sampled.
+        [B, samples_mc_kl, ...] where KL(old||new) is sampled; ``divergence_noise``
+        [B, samples_mc_js, A] where the loss charges a js without a closed form.
     """
     drawn, old = {}, _old(family, batch)
     noise = family.entropy_noise(old, loss.config.samples_mc_entropy)
@@ -66,6 +68,11 @@ def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor
     if loss.kl_old == "sampled":
         assert isinstance(loss.config, KLPENConfig)
         drawn["old_sample"] = family.sample(old, loss.config.samples_mc_kl).movedim(0, 1)
+    if loss.reference_estimator == "exact":
+        divergence = loss.divergence
+        noise = family.divergence_noise(divergence.name, old, divergence.samples)
+        if noise is not None:
+            drawn["divergence_noise"] = noise
     return drawn
 
 
@@ -87,6 +94,10 @@ def _entropy(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch)
 
 def _old(family: Family, batch: Minibatch) -> dict[str, Tensor]:
     return {key: batch[key] for key in family.param_keys}
+
+
+def _ref(family: Family, batch: Minibatch) -> dict[str, Tensor]:
+    return {key: batch[f"ref_{key}"] for key in family.param_keys}
 
 
 def _detached(params: Params) -> dict[str, Tensor]:

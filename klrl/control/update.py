@@ -14,6 +14,7 @@ from klrl.control.compiled import Prepared, check_inputs, choose, package_path, 
 from klrl.control.networks import linears
 from klrl.control.score import draw
 from klrl.control.step import Adam, Columns, Problem
+from klrl.kl.divergences import REVERSE, Divergence
 from klrl.losses.policy import PolicyLoss
 from klrl.train.learner import Coefficients, Steps
 
@@ -30,6 +31,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         agent: the networks, changed in place; their parameters become views of one tensor.
         reference_estimator: how the loss charges KL(policy||reference), if it does.
         mode: how the step is to run: auto, false, jit or aot.
+        divergence: of policy and reference, where it charges that exactly.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class ControlSteps(Steps[Frames, Tensor]):
         agent: Agent,
         reference_estimator: str | None = None,
         mode: str = "false",
+        divergence: Divergence = REVERSE,
     ) -> None:
         self.config, self.agent = config, agent
         self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
-            config.loss, reference_estimator
+            config.loss, reference_estimator, divergence
         )
         self.parameters = agent.networks.in_order()
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(

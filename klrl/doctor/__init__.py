@@ -14,7 +14,7 @@ def examine(parity_only: bool = False) -> list[Line]:
     """Every line, in the order of the tables."""
     import torch
 
-    from klrl.doctor import episodes, estimates, parity, rules, tokens, upstream
+    from klrl.doctor import divergences, episodes, estimates, parity, rules, tokens, upstream
 
     torch.set_num_threads(1)
     if parity_only:
@@ -28,6 +28,7 @@ def examine(parity_only: bool = False) -> list[Line]:
             tokens.token_lines(),
             episodes.sequence_lines(),
             episodes.placement_lines(),
+            divergences.divergence_lines(),
             rules.controller_lines(),
             rules.beta_lines(),
             upstream.upstream_lines(),

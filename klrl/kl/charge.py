@@ -1,7 +1,8 @@
 """Where KL(policy||reference) is charged: who says so, the only minus, the sums still to come.
 
 The functions are pure. KLs are in nats, coefficients in reward units per nat. Which estimator may
-be charged where is :data:`klrl.config.placement.VERDICTS`.
+be charged where is :data:`klrl.config.placement.VERDICTS`. Where a run charges another divergence
+(:mod:`klrl.kl.divergences`), "the KL" below is that one, in nats too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from klrl.config.placement import PLACEMENTS
 from klrl.kl.coefficient import coefficient
+from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import as_mask, estimate_kl
 
 #: Where the KL stands below "next" in every batch, in nats, without its coefficient.
@@ -28,6 +30,8 @@ class ReferenceKL(nn.Module):
         transform: charges the reward of a batch or of an environment's steps; None where nothing
             is charged there, or another function does it.
         online: whether the environment applies the transform at every step.
+        divergence: what is charged; another one than the reverse KL only in the loss or split, and
+            exact.
     """
 
     def __init__(
@@ -38,9 +42,10 @@ class ReferenceKL(nn.Module):
         transform: nn.Module | None = None,
         *,
         online: bool = False,
+        divergence: Divergence = REVERSE,
     ) -> None:
         super().__init__()
-        self.estimator, self.placement = estimator, placement
+        self.estimator, self.placement, self.divergence = estimator, placement, divergence
         self.transform, self.online = transform, online
         if not isinstance(coef, tuple):
             self.register_buffer("_coef", coefficient(coef))

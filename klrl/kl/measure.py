@@ -35,23 +35,62 @@ def mean_kl(exact: Tensor, log_ratio: Tensor, mask: Tensor | None = None) -> dic
         per_step = {name: value.double() for name, value in per_step.items()}
         means = {name: masked_mean(value, mask) for name, value in per_step.items()}
         means |= {f"{name}_seq": sequence_mean(value, mask) for name, value in per_step.items()}
+    return _finite(means)
+
+
+@torch.no_grad()
+def mean_charged(
+    charged: Tensor, mask: Tensor | None = None, error: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Mean of the divergence that is charged, where it is not the reverse KL, in nats.
+
+    Args:
+        charged: of every step, [N, T] or [B, R].
+        mask: bool, where steps are real; None: everywhere.
+        error: its standard error at every step [N, T], where it was sampled.
+
+    Returns:
+        ``charged``, the mean over steps; with a mask beside it ``charged_seq``, the sum over a row,
+        mean over rows; with an error ``charged_error``, that of the mean over steps, which
+        are sampled independently.
+
+    Raises:
+        NonFiniteError: one of them is NaN or infinite.
+    """
+    if mask is None:
+        means = {"charged": charged.mean()}
+    else:
+        charged = charged.double()
+        means = {"charged": masked_mean(charged, mask), "charged_seq": sequence_mean(charged, mask)}
+    if error is not None:
+        means["charged_error"] = error.norm() / error.numel()
+    return _finite(means)
+
+
+def metric_of(name: str) -> str:
+    """What a row of metrics calls a mean of this module: ``exact`` -> ``kl/ref/exact``."""
+    return f"div/ref/{name}" if name.startswith("charged") else f"kl/ref/{name}"
+
+
+def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in means.items():
         if not torch.isfinite(value):
             raise NonFiniteError(
-                f"kl/ref/{name} is {float(value)}; raise kl.coef or lower optim.lr"
+                f"{metric_of(name)} is {float(value)}; raise kl.coef or lower optim.lr"
             )
     return means
 
 
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
-    """The exact KL that a controller is given, in the unit of its target.
+    """What a controller is given, in the unit of its target: the divergence that is charged.
 
     Args:
-        measured: of :func:`mean_kl`.
+        measured: of :func:`mean_kl`, and of :func:`mean_charged` where that is not the exact KL.
         unit: step or token: the mean over them; sequence: the sum over a row, mean over rows; None:
             as step or token.
 
     Returns:
         nats per unit.
     """
-    return float(measured["exact_seq" if unit == "sequence" else "exact"])
+    name = "charged" if "charged" in measured else "exact"
+    return float(measured[f"{name}_seq" if unit == "sequence" else name])

@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.config import AdvantageConfig, GroupConfig, LanguageConfig
-from klrl.kl.charge import ReferenceKL, to_go
+from klrl.kl.charge import ReferenceKL, on_last, to_go
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.kl import CHARGED
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
-from klrl.train.advantage import group_advantage, token_gae
+from klrl.train.advantage import group_advantage, token_gae, weighted_reward
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 
@@ -30,11 +30,13 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
     @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
-        mask = response_mask(batch)
+        mask, charged = response_mask(batch), batch[REWARD]
+        raw = on_last(batch[SCORE].flatten().to(charged), mask).unsqueeze(-1)
+        reward = weighted_reward(charged, raw, advantage.reward_weight)
         # The states are the sampling policy's, so this is the value before the update.
-        value = value_head(batch[STATES], mask).to(batch[REWARD])
+        value = value_head(batch[STATES], mask).to(reward)
         batch["advantage"], batch["value_target"] = token_gae(
-            batch[REWARD], value, mask, advantage.gamma, advantage.lmbda
+            reward, value, mask, advantage.gamma, advantage.lmbda
         )
         batch["state_value"] = value.unsqueeze(-1)
         return batch
@@ -49,7 +51,8 @@ def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Adv
         A function that writes ``advantage`` [B, R, 1].
     """
     assert isinstance(config.advantage, GroupConfig)
-    baseline, group_size = config.advantage.baseline, config.collector.group_size
+    baseline, weight = config.advantage.baseline, config.advantage.reward_weight
+    group_size = config.collector.group_size
 
     @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
@@ -57,7 +60,9 @@ def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Adv
         charged, coef = torch.zeros(mask.shape, device=score.device), 0.0
         if kl is not None:
             charged, coef = to_go(batch[CHARGED].squeeze(-1), mask, kl.placement), kl.coef
-        batch["advantage"] = group_advantage(score, group_size, baseline, charged, mask, coef)
+        batch["advantage"] = group_advantage(
+            score, group_size, baseline, charged, mask, coef, weight
+        )
         return batch
 
     return estimate

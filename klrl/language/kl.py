@@ -18,7 +18,8 @@ from klrl.config import (
     factory,
 )
 from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
-from klrl.kl.measure import mean_kl
+from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
 from klrl.language.batch import (
     LOG_PROBS,
@@ -32,7 +33,7 @@ from klrl.language.batch import (
 from klrl.language.causal_lm import head
 from klrl.language.lora import adapter_off
 from klrl.language.scoring import Layout
-from klrl.language.vocabulary import NextTokens, log_probs_and_exact_kl
+from klrl.language.vocabulary import NextTokens, log_probs_and_divergences
 
 
 class Reference(FrozenReference):
@@ -78,8 +79,9 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
 
 
-#: The exact KL of every token [B, R], and the applied one [B, R, 1] without its coefficient.
-EXACT = ("kl", "exact")
+#: The exact KL of every token [B, R]; another divergence, where that is charged [B, R]; and what is
+#: charged [B, R, 1], without its coefficient.
+EXACT, DIVERGENCE = ("kl", "exact"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
 
 
@@ -99,22 +101,35 @@ def legacy(config: LegacyKLConfig) -> ReferenceKL:
 
 def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
     """``kl=retrieve``."""
-    return ReferenceKL(config.coef, config.estimator, config.placement)
+    divergence = Divergence(config.divergence)
+    return ReferenceKL(config.coef, config.estimator, config.placement, divergence=divergence)
 
 
 @torch.no_grad()
-def annotate(batch: TensorDictBase, policy: NextTokens, reference: NextTokens) -> None:
+def annotate(
+    batch: TensorDictBase,
+    policy: NextTokens,
+    reference: NextTokens,
+    divergence: Divergence = REVERSE,
+) -> None:
     """Write log pi_ref of the tokens, and the exact KL of their distributions, once per rollout.
 
     Args:
-        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R] and ("kl", "exact") [B, R].
+        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R] and ("kl", "exact") [B, R]; and
+            ("kl", "divergence") [B, R], where another one than the reverse KL is charged.
         policy: the distributions that it was sampled from.
         reference: pi_ref's of the same tokens.
+        divergence: which is charged.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    _, ref_log_prob, exact = log_probs_and_exact_kl(policy, reference, tokens, mask)
+    names = {EXACT: "reverse"}
+    if not divergence.is_reverse:
+        names[DIVERGENCE] = divergence.name
+    scored = log_probs_and_divergences(policy, reference, tokens, mask, list(names.values()))
+    _, ref_log_prob, *exact = scored
     batch[REF_LOG_PROBS] = on_full(batch, ref_log_prob)
-    batch[EXACT] = exact
+    for key, value in zip(names, exact, strict=True):
+        batch[key] = value
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
@@ -129,7 +144,8 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
         batch[REWARD] = on_last(score, mask).unsqueeze(-1)
         return
     log_prob, ref_log_prob = on_response(batch, LOG_PROBS), on_response(batch, REF_LOG_PROBS)
-    applied = sampled_kl(kl.estimator, log_prob, ref_log_prob, batch[EXACT], mask)
+    exact = batch[EXACT if kl.divergence.is_reverse else DIVERGENCE]
+    applied = sampled_kl(kl.estimator, log_prob, ref_log_prob, exact, mask)
     batch[CHARGED] = applied.unsqueeze(-1)
     reward = on_last(score.to(applied.dtype), mask)
     batch[REWARD] = kl.shaped(reward, applied).unsqueeze(-1)
@@ -141,10 +157,15 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
 
     Returns:
         ``exact, k1, k2, k3``, means over valid tokens; with the suffix ``_seq`` sums over a
-        response, means over responses.
+        response, means over responses. Where another divergence is charged, what
+        :func:`klrl.kl.measure.mean_charged` gives too.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
     """
+    mask = response_mask(batch)
     log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
-    return mean_kl(batch[EXACT], log_ratio, response_mask(batch))
+    means = mean_kl(batch[EXACT], log_ratio, mask)
+    if DIVERGENCE in batch.keys(include_nested=True):
+        means |= mean_charged(batch[DIVERGENCE], mask)
+    return means

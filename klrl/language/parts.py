@@ -11,6 +11,7 @@ from torch import nn
 
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig, factory
+from klrl.kl.divergences import REVERSE
 from klrl.language.causal_lm import head
 from klrl.language.checks import PROMPTS, preflight_checks
 from klrl.language.evaluate import evaluate_policy
@@ -83,7 +84,10 @@ class LanguageParts(Parts):
             config, self.policy, self.kl
         )
         charged = None if self.kl is None else self.kl.loss_estimator
-        steps = LanguageSteps(config, self.policy, self.layouts.policy, self.reference, charged)
+        divergence = REVERSE if self.kl is None else self.kl.divergence
+        steps = LanguageSteps(
+            config, self.policy, self.layouts.policy, self.reference, charged, divergence
+        )
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
@@ -97,7 +101,9 @@ class LanguageParts(Parts):
             states = self.reference.states(batch, self.layouts.reference, at_a_time)
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
-            annotate(batch, policy, self.reference.next_tokens(states, temperature))
+            assert self.kl is not None
+            reference = self.reference.next_tokens(states, temperature)
+            annotate(batch, policy, reference, self.kl.divergence)
             measured = measure(batch)
         charge(batch, self.kl)
         return measured

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
+from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import estimate_kl
 from klrl.language.batch import (
     LOG_PROBS,
@@ -26,7 +27,7 @@ from klrl.language.scoring import Layout
 from klrl.language.vocabulary import (
     NextTokens,
     exact_token_kl,
-    log_probs_and_exact_kl,
+    log_probs_and_divergences,
     response_log_probs,
     token_entropy,
 )
@@ -46,6 +47,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         layout: how it is scored.
         reference: pi_ref, asked again only where the loss charges the exact KL.
         estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
+        divergence: of policy and reference, where it charges that exactly.
     """
 
     mode = "false"
@@ -57,9 +59,12 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         layout: Layout,
         reference: Reference | None = None,
         estimator: str | None = None,
+        divergence: Divergence = REVERSE,
     ) -> None:
         self.config, self.policy, self.layout, self.reference = config, policy, layout, reference
-        self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(config.loss, estimator)
+        self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
+            config.loss, estimator, divergence
+        )
         self.optimizer: Optimizer = factory("optim", config.optim, config.domain)(
             config.optim, policy.parameters
         )
@@ -127,12 +132,13 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def _log_prob(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """(log pi_theta of the tokens, the exact KL(pi_theta || pi_ref) where it is charged)."""
+        """(log pi_theta of the tokens, its exact divergence from pi_ref where it is charged)."""
         tokens = batch["tokens", "response"]
         if self.loss.reference_estimator != "exact" or self.reference is None:
             return response_log_probs(policy, tokens, mask), None
         reference = self.reference.next_tokens(batch[REF_STATES], self._temperature)
-        log_prob, _, exact = log_probs_and_exact_kl(policy, reference, tokens, mask)
+        names = [self.loss.divergence.name]
+        log_prob, _, exact = log_probs_and_divergences(policy, reference, tokens, mask, names)
         return log_prob, exact
 
     def _kl_old(

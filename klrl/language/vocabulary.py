@@ -8,13 +8,14 @@ response of 512 tokens take 311 MB.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from klrl.kl.divergences import expected, over_actions
 from klrl.language.causal_lm import Head
 
 #: Number of logits in one chunk: 256 MB of float32.
@@ -95,43 +96,46 @@ def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tenso
     """
 
     def of_chunk(states: Tensor, other_states: Tensor) -> Tensor:
-        return _kl(policy.log_softmax(states), other.log_softmax(other_states))[None]
+        log_p, log_q = policy.log_softmax(states), other.log_softmax(other_states)
+        return over_actions("reverse", log_p, log_q)[None]
 
     return over_tokens(of_chunk, [policy.states, other.states], mask, policy.chunk)[0]
 
 
-def log_probs_and_exact_kl(
-    policy: NextTokens, reference: NextTokens, tokens: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Both log-probs and the exact KL, with each head applied once.
+def log_probs_and_divergences(
+    policy: NextTokens,
+    reference: NextTokens,
+    tokens: Tensor,
+    mask: Tensor,
+    names: Sequence[str] = ("reverse",),
+) -> Tensor:
+    """Both log-probs, and divergences over the whole vocabulary, with each head applied once.
+
+    Args:
+        policy: the distributions pi.
+        reference: pi_ref's of the same tokens.
+        tokens: [B, R].
+        mask: [B, R] bool; padding gives 0, and no gradient.
+        names: of :mod:`klrl.kl.divergences`; reverse is KL(policy || reference).
 
     Returns:
-        (log pi, log pi_ref, KL(policy || reference)), each [B, R], nats.
+        [2 + names, B, R], nats: log pi, log pi_ref, then the divergences of each token's
+        distribution.
     """
 
     def of_chunk(states: Tensor, ref_states: Tensor, chosen: Tensor) -> Tensor:
         log_p, log_q = policy.log_softmax(states), reference.log_softmax(ref_states)
-        return torch.stack([chosen_of(log_p, chosen), chosen_of(log_q, chosen), _kl(log_p, log_q)])
+        log_probs = [chosen_of(log_p, chosen), chosen_of(log_q, chosen)]
+        # After the log-probs: autograd adds gradients up in this order, and rows keep their bits.
+        return torch.stack([*log_probs, *(over_actions(name, log_p, log_q) for name in names)])
 
     inputs = [policy.states, reference.states, tokens]
-    log_prob, ref_log_prob, kl = over_tokens(of_chunk, inputs, mask, policy.chunk)
-    return log_prob, ref_log_prob, kl
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """sum_v p(v) (log p(v) - log q(v)), [n]."""
-    return expected(log_p, log_p - log_q)
+    return over_tokens(of_chunk, inputs, mask, policy.chunk)
 
 
 def chosen_of(values: Tensor, tokens: Tensor) -> Tensor:
     """The entries [n] of values [n, V] at tokens [n]."""
     return values.gather(-1, tokens[:, None]).squeeze(-1)
-
-
-def expected(log_p: Tensor, value: Tensor) -> Tensor:
-    """sum_v p(v) value(v); a token that the model masks (-inf) adds 0, to the gradient too."""
-    forbidden = log_p == -torch.inf
-    return (log_p.masked_fill(forbidden, 0.0).exp() * value).masked_fill(forbidden, 0.0).sum(-1)
 
 
 def over_tokens(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from klrl.config import ClipConfig, KLPENConfig, LossConfig
 from klrl.kl.charge import penalized
+from klrl.kl.divergences import REVERSE, Divergence
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
 
@@ -37,7 +38,8 @@ class Scored:
         value_target: the rollout's return estimate, beside a value.
         old_value: V during the rollout, beside a value.
         ref_log_prob: log pi_ref, for the estimators k1, k2 and k3.
-        exact_ref: KL(pi_theta || pi_ref), differentiable, for the estimator exact.
+        exact_ref: KL(pi_theta || pi_ref), or the divergence that is charged, differentiable, for
+            the estimator exact.
         mask: bool, where positions are real; None: everywhere. The others may hold anything.
     """
 
@@ -83,6 +85,7 @@ class PolicyLoss(ABC):
         config: the loss group.
         reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
             where it does not.
+        divergence: what ``exact`` is of policy and reference; the estimators are the reverse KL's.
 
     Attributes:
         kl_old: the KL(old||new) of a minibatch that is asked for: exact; sampled, an estimate with
@@ -101,8 +104,14 @@ class PolicyLoss(ABC):
     line_search: str = "none"
     dtarg: float = math.inf
 
-    def __init__(self, config: LossConfig, reference_estimator: str | None = None) -> None:
+    def __init__(
+        self,
+        config: LossConfig,
+        reference_estimator: str | None = None,
+        divergence: Divergence = REVERSE,
+    ) -> None:
         self.config, self.reference_estimator = config, reference_estimator
+        self.divergence = divergence
         self._reduce = terms.REDUCTIONS[config.reduction]
         charged = () if reference_estimator is None else ("kl_ref",)
         self.measures = ("gain", "distance", "entropy", *charged, "kl_old", "policy_entropy")
@@ -215,8 +224,13 @@ class KLPENLoss(PolicyLoss):
 
     config: KLPENConfig
 
-    def __init__(self, config: KLPENConfig, reference_estimator: str | None = None) -> None:
-        super().__init__(config, reference_estimator)
+    def __init__(
+        self,
+        config: KLPENConfig,
+        reference_estimator: str | None = None,
+        divergence: Divergence = REVERSE,
+    ) -> None:
+        super().__init__(config, reference_estimator, divergence)
         self.kl_old = config.kl_old
         self.line_search, self.dtarg = config.line_search, config.dtarg
 
@@ -236,8 +250,13 @@ class ClipLoss(PolicyLoss):
     config: ClipConfig
     kl_old = "measured"
 
-    def __init__(self, config: ClipConfig, reference_estimator: str | None = None) -> None:
-        super().__init__(config, reference_estimator)
+    def __init__(
+        self,
+        config: ClipConfig,
+        reference_estimator: str | None = None,
+        divergence: Divergence = REVERSE,
+    ) -> None:
+        super().__init__(config, reference_estimator, divergence)
         self.target_kl = config.target_kl
 
     def beta_rule(self) -> BetaRule:

@@ -236,6 +236,27 @@ _DECLARED = (
         for name in ("exact", "k1", "k2", "k3")
     ),
     Metric(
+        "div/ref/charged",
+        "charged divergence",
+        "nats per {unit}",
+        "kl.divergence of policy and reference, where it is not the reverse KL",
+        panel="kl",
+    ),
+    Metric(
+        "div/ref/charged_seq",
+        "charged divergence",
+        "nats per {episode}",
+        "div/ref/charged, summed over a response",
+        domain="language",
+    ),
+    Metric(
+        "div/ref/charged_error",
+        "standard error of the charged divergence",
+        "nats per {unit}",
+        "of div/ref/charged, where it is sampled (js of Gaussians)",
+        domain="control",
+    ),
+    Metric(
         "kl/old/exact",
         "KL(old||new)",
         "nats per {unit}",
@@ -262,13 +283,13 @@ _DECLARED = (
         "kl/ref/penalty",
         "penalty",
         "reward per {unit}",
-        "penalty in the reward: kl.coef times the KL that was applied",
+        "penalty in the reward: kl.coef times the KL (or kl.divergence) that was applied",
     ),
     Metric(
         "loss/kl_ref",
         "penalty in the loss",
         "reward per {unit}",
-        f"kl.coef times {_KL_REF} in the loss (placement loss or split)",
+        f"kl.coef times {_KL_REF} (or kl.divergence) in the loss (placement loss or split)",
     ),
     Metric("loss/objective", "objective", "", "minus the policy's gain, penalty included"),
     Metric("loss/critic", "critic loss", "", "the critic's loss, weighted"),

@@ -206,6 +206,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
         now, best = score.show(evaluated[-1]), score.show(max(evaluated))
         lines.append(f"  {score.title} {now} (best {best})")
     if "kl/ref/exact" in last:
-        shown = [metrics[name] for name in ("kl/ref/exact", "kl/ref/penalty", "kl/ref/coef")]
+        names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
+        shown = [metrics[name] for name in names if name in last]
         lines.append("  " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in shown))
     return "\n".join([*lines, f"  run folder: {files.path}"])

@@ -62,6 +62,17 @@ BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
+    """``advantage.reward_weight`` * reward - penalty, which the learner sees; the record does not.
+
+    Args:
+        charged: reward - penalty, any shape; returned as it is for a weight of 1.
+        raw: the reward, the same shape.
+        weight: 0 leaves the penalty alone.
+    """
+    return charged if weight == 1.0 else charged + (weight - 1) * raw
+
+
 def group_advantage(
     score: Tensor,
     group_size: int,
@@ -69,8 +80,9 @@ def group_advantage(
     kl_to_go: Tensor,
     mask: Tensor,
     coef: float | Tensor,
+    weight: float = 1.0,
 ) -> Tensor:
-    """A_t = baseline(score) - coef * KL to go: the KL enters after the normalisation.
+    """A_t = weight * baseline(score) - coef * KL to go: the KL enters after the normalisation.
 
     ``normalized`` divides the score by the group's spread and not the KL, so that ``coef`` acts as
     coef * spread would in the units of the score. ``normalized_shaped`` divides both: within a
@@ -83,6 +95,7 @@ def group_advantage(
         kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`: nothing for placement=loss.
         mask: [B, R].
         coef: of the KL.
+        weight: of the score, behind the baseline.
 
     Returns:
         [B, R, 1], 0 at padding.
@@ -94,10 +107,10 @@ def group_advantage(
         raise ValueError("group_size=1: a response needs others to be compared with; give >= 2")
     if baseline not in BASELINES:
         raise ValueError(f"baseline={baseline}: choose one of {', '.join(BASELINES)}")
-    compared = BASELINES[baseline](score, group_size)[:, None].expand_as(kl_to_go)
+    compared = weight * BASELINES[baseline](score, group_size)
     if baseline == SHAPED:
         kl_to_go = kl_to_go / group_spread(score, group_size)[:, None]
-    advantage = shaped(compared, kl_to_go, coef)
+    advantage = shaped(compared[:, None].expand_as(kl_to_go), kl_to_go, coef)
     return advantage.masked_fill(~mask, 0.0).unsqueeze(-1)
 
 

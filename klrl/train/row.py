@@ -9,6 +9,7 @@ from torch import Tensor
 
 from klrl.domains import Domain
 from klrl.kl.charge import ReferenceKL
+from klrl.kl.measure import metric_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.metrics import Row, check_row
 from klrl.train.learner import Learned
@@ -20,7 +21,8 @@ class Rewards:
 
     Attributes:
         raw, shaped: the reward before and after the penalty.
-        applied: the KL(policy||reference) that the reward was charged with, nats; 0 for none.
+        applied: the KL(policy||reference), or another divergence, that the reward was charged with,
+            nats; 0 for none.
         own: entries of the domain's own: episodes, responses.
     """
 
@@ -49,7 +51,8 @@ def make_row(
         size: frames (samples) of its rollout.
         rewards: of its rollout.
         kl: KL(policy||reference) of the run, None for ``kl=none``.
-        measured: that KL of the rollout by every estimator.
+        measured: that KL of the rollout by every estimator, and the divergence that is charged
+            where it is another one.
         learned: what the update gave.
         klpen: whether the loss has a beta.
         seconds: what the iteration took.
@@ -63,7 +66,7 @@ def make_row(
         **rewards.own,
         "kl/ref/coef": coef,
         "kl/ref/penalty": coef * rewards.applied,
-        **{f"kl/ref/{name}": float(value) for name, value in measured.items()},
+        **{metric_of(name): float(value) for name, value in measured.items()},
         **_learned(learned, klpen),
         "time/iteration": seconds,
         f"time/{domain.axis}_per_second": size / seconds,

@@ -22,6 +22,8 @@ NEEDS = {
     "env=text": ["experiment=text", "env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
     "experiment=text": ["env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
     "experiment=pendulum_finetune": ["actor.init=outputs/a"],
+    "experiment=distill": ["reference.path=outputs/a"],
+    "experiment=distill_text": ["reference.path=outputs/a"],
 }
 WORDS = [
     *([f"{group}={name}"] for group in ("env", "experiment") for name in choices(group)),

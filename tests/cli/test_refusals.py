@@ -91,6 +91,14 @@ WRONG = [
     (["loss=klpen_held", "loss.increment=3"], "reads loss.gain instead"),
     (["actor.init=nope"], "actor.init=nope: no such folder"),
     (["experiment=pendulum_finetune"], "actor.init: has no value"),
+    (["experiment=distill"], "reference.path: has no value"),
+    (["experiment=distill_text"], "reference.path: has no value"),
+    (["experiment=distill", "reference.path=nope"], "reference.path=nope: no such folder"),
+    (
+        ["advantage.reward_weight=0", "kl=none"],
+        "advantage.reward_weight=0: with kl=none there is nothing to learn from; use kl=retrieve",
+    ),
+    (["advantage.reward_weight=0", "kl.coef=0"], "with kl.coef=0 there is nothing to learn from"),
     (["optim.lr_floor=1"], "above optim.lr=0.001"),
     (["loss.beta=1e9"], "start inside the bounds"),
     (["kl.coef=0.1,0.2"], "add -m"),
@@ -160,7 +168,7 @@ WRONG = [
     (["env=gym", "env.id=gymnasium:Foo-v0"], "env.id=gymnasium:Foo-v0: Environment `Foo` doesn't"),
     (["--frames", "3"], "--frames: no such flag"),
     (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
-    (["experiment=nope"], "choices: pendulum_finetune, pendulum_quick"),
+    (["experiment=nope"], "choices: distill, distill_text, pendulum_finetune, pendulum_quick"),
 ]
 
 

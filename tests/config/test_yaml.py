@@ -25,6 +25,8 @@ ASKING = {
     ("reference", "checkpoint"): ["reference.path=somewhere"],
     ("actor", "categorical"): ["env=cartpole"],
     ("experiment", "pendulum_finetune"): ["actor.init=somewhere"],
+    ("experiment", "distill"): ["reference.path=somewhere"],
+    ("experiment", "distill_text"): ["reference.path=somewhere"],
     ("experiment", "text"): TEXT,
     ("env", "text"): ["experiment=text", *TEXT],
     ("env", "sort_digits"): ["experiment=sort_digits"],

@@ -33,6 +33,11 @@ CASES = {
     "sampled_discrete": ("loss.kl_old=sampled", "loss.samples_mc_kl=4", "env=cartpole"),
     "split": ("kl.placement=split", "kl.estimator=exact", "loss.reduction=sum"),
     "k2": ("kl.placement=loss", "kl.estimator=k2", "actor.share_trunk=true"),
+    "js": ("kl.placement=split", "kl.estimator=exact", "kl.divergence=js", "kl.samples_mc_js=3"),
+    "forward": (
+        *("kl.placement=loss", "kl.estimator=exact", "kl.divergence=forward"),
+        "actor=tanh_normal",
+    ),
     "separate": ("actor.share_trunk=true", "loss.separate_losses=true", "loss.beta_rule=forward"),
 }
 
@@ -389,6 +394,9 @@ def test_a_package_has_another_name_for_everything_that_matters(settings, monkey
         key("actor.share_trunk=true", "loss.separate_losses=true"),
         key("kl.placement=loss"),
         key("kl.placement=loss", "kl.estimator=k3"),
+        key("kl.placement=loss", "kl.estimator=exact"),
+        key("kl.placement=loss", "kl.estimator=exact", "kl.divergence=forward"),
+        key("kl.placement=loss", "kl.estimator=exact", "kl.divergence=js"),
         key("actor=tanh_normal"),
         key("env=cartpole"),
         key(rows=16),

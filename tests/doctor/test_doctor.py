@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from klrl.cli.doctor import main
-from klrl.doctor import estimates, examine, tokens
+from klrl.doctor import divergences, estimates, examine, tokens
 from klrl.doctor.lines import off
 from klrl.kl import estimators as divergence
 from klrl.kl.controllers import AdaptiveKLController
@@ -91,3 +91,11 @@ def test_a_biased_kl_per_token_is_found(monkeypatch) -> None:
     assert wrong == {
         f"exact per token (Rao-Blackwellised): {what} / true" for what in ("bias", "std")
     }
+
+
+def test_a_divergence_of_another_direction_is_found(monkeypatch) -> None:
+    whole = divergences.over_actions
+    monkeypatch.setattr(divergences, "over_actions", lambda name, p, q: whole("reverse", p, q))
+    broken = {line.name for line in off(examine())}
+    assert {f"{name}, KL of the chain 0.1: split, exact" for name in ("forward", "js")} <= broken
+    assert not any(name.startswith("reverse") for name in broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from klrl.language.scoring import Layout, padded_states, self_check, shared_stat
 from klrl.language.vocabulary import (
     NextTokens,
     exact_token_kl,
-    log_probs_and_exact_kl,
+    log_probs_and_divergences,
     response_log_probs,
     token_entropy,
 )
@@ -66,10 +67,49 @@ def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
     expected = true_kl(model, other, batch, 0.7)
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     assert expected.sum() > 1
-    three = log_probs_and_exact_kl(*pair, batch["tokens", "response"], response_mask(batch))
+    three = log_probs_and_divergences(*pair, batch["tokens", "response"], response_mask(batch))
     torch.testing.assert_close(three[0], log_probs(layout, model, batch, 0.7))
     torch.testing.assert_close(three[1], log_probs(layout, other, batch, 0.7))
     torch.testing.assert_close(three[2], kl)
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["one_chunk", "chunks"])
+def test_divergences_are_the_plain_sums_over_the_vocabulary(few, monkeypatch) -> None:
+    """In float64, against numpy; the gradient against central differences."""
+    if few:
+        monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 4 * 300)
+    model, other, batch = network().double(), network(seed=1).double(), rollout(pads=2, tail=1)
+    mask, tokens = response_mask(batch), batch["tokens", "response"]
+
+    def divergences() -> torch.Tensor:
+        pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
+        return log_probs_and_divergences(*pair, tokens, mask, ("forward", "js"))[2:]
+
+    tables = zip(truth(model, batch, 0.7), truth(other, batch, 0.7), strict=True)
+    found = divergences()
+    for row, (log_p, log_q) in enumerate(tables):
+        p, q = np.exp(log_p.numpy()), np.exp(log_q.numpy())
+        forward = (q * np.log(q / p)).sum(-1)
+        m = (p + q) / 2
+        js = ((p * np.log(p / m)).sum(-1) + (q * np.log(q / m)).sum(-1)) / 2
+        for value, expected in zip(found, (forward, js), strict=True):
+            own = value[row, : len(expected)].detach().numpy()
+            np.testing.assert_allclose(own, expected, rtol=1e-9)
+            assert not value[row, len(expected) :].any()
+        assert not np.allclose(forward, js, rtol=0.1)
+
+    weight = head(model).weight
+    slope = torch.autograd.grad(divergences().sum(), weight)[0]
+    index = tuple(int(i) for i in (slope.abs() == slope.abs().max()).nonzero()[0])
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            weight[index] += step
+            value = float(divergences().sum())
+            weight[index] -= step
+        return value
+
+    assert float(slope[index]) == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-5)
 
 
 @LAYOUTS
@@ -128,8 +168,8 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch) -> None:
         monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", logits)
         model.zero_grad()
         pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
-        terms = log_probs_and_exact_kl(*pair, batch["tokens", "response"], mask)
-        torch.stack(terms).square().sum().backward()
+        terms = log_probs_and_divergences(*pair, batch["tokens", "response"], mask)
+        terms.square().sum().backward()
         found.append([*terms, *(p.grad.clone() for p in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)

@@ -68,7 +68,7 @@ def control_row() -> dict[str, float]:
         [2, 1],
     )
     batch = TensorDict({"next": after}, [2, 1])
-    measured = {name: torch.tensor(0.1) for name in ESTIMATES}
+    measured = {name: torch.tensor(0.1) for name in (*ESTIMATES, "charged", "charged_error")}
     row = row_of(CONTROL, batch, control_rewards(batch, KL), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
     return row | Evaluation([1.0, 3.0], CONTROL, "deterministic").row
@@ -88,7 +88,7 @@ def responses() -> TensorDict:
 
 def words_row() -> dict[str, float]:
     """Every column that a language run can have."""
-    names = [*ESTIMATES, *(f"{name}_seq" for name in ESTIMATES)]
+    names = [name + unit for name in (*ESTIMATES, "charged") for unit in ("", "_seq")]
     measured = {name: torch.tensor(0.1) for name in names}
     batch = responses()
     row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)

@@ -92,6 +92,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(words, settings) -> None:
         ["reference=periodic", "controller=dual", "loss=klpen_held"],
         ["controller=held", "controller.target=1e-3"],
         ["controller=schedule", "kl.placement=split", "kl.estimator=exact"],
+        ["controller=dual", "kl.placement=split", "kl.estimator=exact", "kl.divergence=js"],
     ],
     ids=lambda words: words[0],
 )

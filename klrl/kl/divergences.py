@@ -1,0 +1,113 @@
+"""The divergences of policy and reference that a run can charge, exact per state.
+
+With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
+
+    reverse   KL(pi || pi_ref)   f(u) = -log u
+    forward   KL(pi_ref || pi)   f(u) = u log u
+    js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
+
+They are invariant under a shared bijection: a TanhNormal's are those of its Gaussians before tanh.
+Only the KLs add: over independent heads or dimensions of an action, and (in expectation) over the
+steps of an episode. A run charges the sum over steps or tokens of each state's divergence; for js
+that is a penalty per step, and not the js of whole episodes or responses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from klrl.config.placement import DIVERGENCES
+
+#: The largest Jensen-Shannon divergence, nats per state: of two policies that share no action.
+LARGEST_JS = math.log(2)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Which divergence a run charges.
+
+    Attributes:
+        name: reverse, forward or js.
+        samples: draws per state from each of the two, where js has neither closed form nor sum.
+    """
+
+    name: str = "reverse"
+    samples: int = 16
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether it is KL(pi || pi_ref), which the estimators sample and ``kl/ref/*`` measure."""
+        return self.name == "reverse"
+
+
+REVERSE = Divergence()
+
+
+def over_actions(name: str, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """A divergence of two categoricals, by a sum over all actions or the whole vocabulary.
+
+    Args:
+        name: reverse, forward or js.
+        log_p: log pi, normalised, [..., K]; an action that pi forbids is -inf.
+        log_q: log pi_ref, the same shape.
+
+    Returns:
+        [...], nats; infinite where reverse or forward is.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name == "reverse":
+        return expected(log_p, log_p - log_q)
+    if name == "forward":
+        return expected(log_q, log_q - log_p)
+    require_known(name)
+    # Where both forbid an action, logaddexp's gradient would be NaN.
+    neither = (log_p == -torch.inf) & (log_q == -torch.inf)
+    log_p0, log_q0 = log_p.masked_fill(neither, 0.0), log_q.masked_fill(neither, 0.0)
+    log_m = torch.logaddexp(log_p0, log_q0) - math.log(2)  # m = (pi + pi_ref) / 2
+    # js = (KL(pi || m) + KL(pi_ref || m)) / 2  (Lin 1991)
+    return 0.5 * (expected(log_p, log_p - log_m) + expected(log_q, log_q - log_m))
+
+
+def expected(log_p: Tensor, value: Tensor) -> Tensor:
+    """sum_a p(a) value(a); an action that p forbids (-inf) adds 0, to the gradient too."""
+    forbidden = log_p == -torch.inf
+    return (log_p.masked_fill(forbidden, 0.0).exp() * value).masked_fill(forbidden, 0.0).sum(-1)
+
+
+def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
+    """Unbiased estimates of the js, one for each pair of draws.
+
+    With l = log pi - log pi_ref: log pi / m = log 2 - softplus(-l) at a draw of pi, and
+    log pi_ref / m = log 2 - softplus(l) at one of pi_ref; the js is the mean of both. Where the
+    draws of pi are reparametrised, the gradient is unbiased too.
+
+    Args:
+        at_policys: l at draws of pi, [..., S].
+        at_references: l at draws of pi_ref, [..., S].
+
+    Returns:
+        [..., S], nats.
+    """
+    return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
+
+
+def standard_error(draws: Tensor) -> Tensor:
+    """Of the mean over draws [..., S], [...]; NaN for one draw."""
+    return draws.std(-1) / math.sqrt(draws.shape[-1])
+
+
+def require_known(name: str) -> None:
+    """Refuse an unknown divergence.
+
+    Raises:
+        ValueError: names it.
+    """
+    if name not in DIVERGENCES:
+        raise ValueError(f"divergence={name}: choose one of {', '.join(DIVERGENCES)}")

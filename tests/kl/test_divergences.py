@@ -1,0 +1,348 @@
+"""Forward KL and Jensen-Shannon: against sums and integrals in numpy's float64, and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.config.placement import DIVERGENCES, check_divergence
+from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
+from klrl.kl.divergences import LARGEST_JS, over_actions, standard_error
+from klrl.kl.measure import in_unit, mean_charged
+from tests.conftest import QUICK
+
+DOUBLE = torch.float64
+OTHERS = DIVERGENCES[1:]
+EXACT = ("kl.placement=split", "kl.estimator=exact")
+
+
+def random(*shape: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, dtype=DOUBLE)
+
+
+def by_hand(name: str, p: np.ndarray, q: np.ndarray, weight: float = 1.0) -> float:
+    """A sum over actions, or an integral over a grid; 0 log 0 = 0."""
+
+    def kl(a: np.ndarray, b: np.ndarray) -> float:
+        some = a > 0
+        return float((a[some] * np.log(a[some] / b[some])).sum() * weight)
+
+    middle = (p + q) / 2
+    return {
+        "reverse": lambda: kl(p, q),
+        "forward": lambda: kl(q, p),
+        "js": lambda: (kl(p, middle) + kl(q, middle)) / 2,
+    }[name]()
+
+
+def softmax(logits: Tensor) -> np.ndarray:
+    e = np.exp(logits.numpy())
+    return e / e.sum(-1, keepdims=True)
+
+
+def slopes(function, at: Tensor, step: float = 1e-5) -> Tensor:
+    """Central differences of a number, by every entry."""
+    found = torch.zeros_like(at)
+    for i in range(at.numel()):
+        move = torch.zeros_like(at)
+        move.view(-1)[i] = step
+        found.view(-1)[i] = (function(at + move) - function(at - move)) / (2 * step)
+    return found
+
+
+def gradient(function, at: Tensor) -> Tensor:
+    at = at.clone().requires_grad_()
+    return torch.autograd.grad(function(at), at)[0]
+
+
+# ---------------------------------------------------------------------------- sums over actions
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
+def test_a_categoricals_are_the_sums_over_its_actions(name: str, scale: float) -> None:
+    ref = random(20, 30)
+    logits = ref + random(20, 30, scale=scale)
+    found = Categorical().divergence(name, {"logits": logits}, {"logits": ref})
+    rows = zip(softmax(logits), softmax(ref), strict=True)
+    expected = torch.tensor([by_hand(name, p, q) for p, q in rows], dtype=DOUBLE)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_sums_gradient_is_its_slope(name: str) -> None:
+    logits, ref = random(6), random(6)
+
+    def value(x: Tensor) -> Tensor:
+        return over_actions(name, x.log_softmax(-1), ref.log_softmax(-1))
+
+    torch.testing.assert_close(gradient(value, logits), slopes(value, logits), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_forbidden_actions_add_nothing(name: str) -> None:
+    """Both forbid the last action: as without it, the gradient too."""
+    logits, ref = random(4, 5), random(4, 5)
+    wide = [torch.cat([x, torch.full((4, 1), -torch.inf, dtype=DOUBLE)], 1) for x in (logits, ref)]
+
+    def value(x: Tensor, y: Tensor) -> Tensor:
+        return over_actions(name, x.log_softmax(-1), y.log_softmax(-1)).sum()
+
+    torch.testing.assert_close(value(*wide), value(logits, ref))
+    found = gradient(lambda x: value(x, wide[1]), wide[0])
+    torch.testing.assert_close(found[:, :5], gradient(lambda x: value(x, ref), logits))
+    assert not found[:, 5].any()
+
+
+def test_an_action_that_one_of_them_forbids() -> None:
+    p = torch.tensor([0.5, 0.5, 0.0], dtype=DOUBLE).log()
+    q = torch.tensor([0.0, 0.5, 0.5], dtype=DOUBLE).log()
+    js = by_hand("js", np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.5, 0.5]))
+    assert float(over_actions("js", p, q)) == pytest.approx(js, rel=1e-12)
+    assert float(over_actions("forward", p, q)) == math.inf
+    apart = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=DOUBLE).log()
+    assert float(over_actions("js", *apart)) == pytest.approx(LARGEST_JS, rel=1e-12)
+    logits = torch.tensor([0.0, 0.0, -torch.inf], dtype=DOUBLE)
+    found = gradient(lambda x: over_actions("js", x.log_softmax(-1), q), logits)
+    assert torch.isfinite(found).all()
+
+
+def test_an_unknown_one_is_named() -> None:
+    logits = random(3).log_softmax(-1)
+    params = {"loc": random(2), "scale": random(2).exp()}
+    for call in (
+        lambda: over_actions("chi2", logits, logits),
+        lambda: Normal().divergence("chi2", params, params),
+    ):
+        with pytest.raises(ValueError, match="divergence=chi2: choose one of reverse, forward, js"):
+            call()
+
+
+# ----------------------------------------------------------------------------------- Gaussians
+
+
+def gaussians(width: int, *batch: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return tuple(  # type: ignore[return-value]
+        {"loc": random(*batch, width, scale=0.7), "scale": random(*batch, width, scale=0.3).exp()}
+        for _ in range(2)
+    )
+
+
+def density(params: dict[str, Tensor], x: np.ndarray, dimension: int) -> np.ndarray:
+    loc, scale = (float(params[key][dimension]) for key in ("loc", "scale"))
+    return np.exp(-(((x - loc) / scale) ** 2) / 2) / (scale * math.sqrt(2 * math.pi))
+
+
+def integral_1d(name: str, p, q, dimension: int = 0) -> float:
+    """The trapezoidal rule, of exponential accuracy on a Gaussian."""
+    x = np.linspace(-15, 15, 40_001)
+    weight = float(x[1] - x[0])
+    return by_hand(name, density(p, x, dimension), density(q, x, dimension), weight)
+
+
+def integral_2d(name: str, p, q) -> float:
+    x = np.linspace(-12, 12, 1201)
+    weight = float(x[1] - x[0]) ** 2
+    both = [np.outer(density(g, x, 0), density(g, x, 1)) for g in (p, q)]
+    return by_hand(name, *both, weight)
+
+
+def test_the_forward_kl_is_the_integral_under_the_reference() -> None:
+    """Of both families, which differ by a bijection; KLs add over dimensions."""
+    p, q = gaussians(3)
+    expected = sum(integral_1d("forward", p, q, i) for i in range(3))
+    other_way = sum(integral_1d("reverse", p, q, i) for i in range(3))
+    assert abs(expected - other_way) > 0.05
+    tanh = TanhNormalFamily(-torch.ones(3, dtype=DOUBLE), 2 * torch.ones(3, dtype=DOUBLE))
+    for family in (Normal(), tanh):
+        found = float(family.divergence("forward", p, q))
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_forward_kls_gradient_is_its_slope() -> None:
+    p, q = gaussians(3)
+    for key in p:
+
+        def value(x: Tensor, key: str = key) -> Tensor:
+            return Normal().divergence("forward", {**p, key: x}, q)
+
+        torch.testing.assert_close(
+            gradient(value, p[key]), slopes(value, p[key]), rtol=1e-5, atol=0
+        )
+
+
+DRAWS = 200_000
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_gaussian_js_is_unbiased_with_the_error_that_it_states(width: int) -> None:
+    """Of the joint distribution: the js of two dimensions is not the sum of theirs."""
+    p, q = gaussians(width)
+    true = integral_1d("js", p, q) if width == 1 else integral_2d("js", p, q)
+    family = Normal()
+    noise = family.divergence_noise("js", p, DRAWS)
+    assert noise is not None
+    value, error = family.divergence("js", p, q, noise), family.divergence_error(p, q, noise)
+    assert float(error) < 2e-3 * true + 1e-4
+    assert abs(float(value) - true) < 4 * float(error)
+    if width == 2:
+        apart = sum(integral_1d("js", p, q, i) for i in range(2))
+        assert abs(apart - true) > 8 * float(error)
+    # The spread over repetitions with 16 draws each is the stated error.
+    few = noise.view(-1, 16, width)
+    wide = [{k: v.expand(len(few), -1) for k, v in g.items()} for g in (p, q)]
+    spread = float(family.divergence("js", *wide, few).std())
+    stated = float(family.divergence_error(*wide, few).square().mean().sqrt())
+    assert stated == pytest.approx(spread, rel=0.05)
+
+
+def test_a_tanh_normals_js_is_that_of_its_actions() -> None:
+    """By an integral over the action, with the slope of the tanh in both densities."""
+    p, q = gaussians(1)
+    family = TanhNormalFamily(torch.tensor([-1.0], dtype=DOUBLE), torch.tensor([3.0], dtype=DOUBLE))
+    u = torch.linspace(-9, 9, 80_001, dtype=DOUBLE)[:, None]
+    action = family.action(u)[:, 0].numpy()
+    both = [family.log_prob(g, u).exp().numpy() for g in (p, q)]
+    middle = (both[0] + both[1]) / 2
+    value = sum(0.5 * x * np.log(np.maximum(x, 1e-300) / middle) for x in both)
+    true = float(np.trapezoid(value, action))
+    noise = family.divergence_noise("js", p, DRAWS)
+    assert noise is not None
+    found, error = family.divergence("js", p, q, noise), family.divergence_error(p, q, noise)
+    assert abs(float(found) - true) < 4 * float(error)
+    assert float(found) == float(Normal().divergence("js", p, q, noise))
+
+
+def test_a_gaussian_js_has_the_gradient_of_its_draws_and_on_average_of_the_js() -> None:
+    p, q = gaussians(1)
+    family, noise = Normal(), torch.randn(64, 1, dtype=DOUBLE)
+    for key in p:
+
+        def value(x: Tensor, key: str = key) -> Tensor:
+            return family.divergence("js", {**p, key: x}, q, noise)
+
+        torch.testing.assert_close(
+            gradient(value, p[key]), slopes(value, p[key]), rtol=1e-5, atol=0
+        )
+        wide = [{k: v.expand(DRAWS, -1) for k, v in g.items()} for g in (p, q)]
+        one = torch.randn(DRAWS, 1, 1, dtype=DOUBLE)
+
+        def many(x: Tensor, key: str = key) -> Tensor:
+            return family.divergence("js", {**wide[0], key: x}, wide[1], one).sum()  # noqa: B023
+
+        each = gradient(many, wide[0][key])[:, 0]
+        true = slopes(lambda x, key=key: integral_1d("js", {**p, key: x}, q), p[key])
+        assert abs(float(each.mean() - true)) < 4 * float(standard_error(each))
+        assert abs(float(true)) > 20 * float(standard_error(each))
+
+
+def test_only_a_gaussian_js_draws() -> None:
+    """Another divergence uses up no random number, so that its runs are what they were."""
+    p, _ = gaussians(2)
+    logits = {"logits": random(3)}
+    before = torch.get_rng_state()
+    for name in DIVERGENCES:
+        assert Categorical().divergence_noise(name, logits, 8) is None
+        if name != "js":
+            assert Normal().divergence_noise(name, p, 8) is None
+    assert torch.equal(before, torch.get_rng_state())
+    noise = Normal().divergence_noise("js", p, 8)
+    assert noise is not None
+    assert noise.shape == (8, 2)
+
+
+# ------------------------------------------------------------------------ measured, controlled
+
+
+def test_what_is_charged_is_measured_and_controlled_in_its_unit() -> None:
+    kl = {"exact": torch.tensor(9.0), "exact_seq": torch.tensor(90.0)}
+    assert (in_unit(kl, "token"), in_unit(kl, "sequence")) == (9.0, 90.0)
+    charged = torch.tensor([[0.1, 0.2, math.nan], [0.3, math.nan, math.nan]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    both = kl | mean_charged(charged, mask)
+    assert in_unit(both, "token") == pytest.approx(0.2)
+    assert in_unit(both, None) == pytest.approx(0.2)
+    assert in_unit(both, "sequence") == pytest.approx(0.3)
+    frames = mean_charged(torch.tensor([[0.1, 0.3]]), error=torch.tensor([[0.03, 0.04]]))
+    assert float(frames["charged"]) == pytest.approx(0.2)
+    assert float(frames["charged_error"]) == pytest.approx(0.025)  # sqrt(.03^2 + .04^2) / 2
+    with pytest.raises(NonFiniteError, match=r"div/ref/charged is inf; raise kl\.coef"):
+        mean_charged(torch.tensor([[math.inf]]))
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("divergence", OTHERS)
+@pytest.mark.parametrize("placement", ["reward", "loss", "split"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "exact"])
+def test_only_exact_ones_in_the_loss_or_split_are_taken(divergence, placement, estimator) -> None:
+    check_divergence("reverse", placement, estimator)
+    if placement != "reward" and estimator == "exact":
+        check_divergence(divergence, placement, estimator)
+        return
+    with pytest.raises(ConfigError, match=rf"kl\.divergence={divergence}: .*kl\.estimator=exact"):
+        check_divergence(divergence, placement, estimator)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["kl.divergence=forward"], "add kl.placement=split kl.estimator=exact"),
+        (
+            ["kl.divergence=js", "kl.estimator=exact", "kl.allow_biased=true"],
+            "kl.divergence=js: no one number in the reward has its gradient",
+        ),
+        (
+            ["kl.divergence=js", "kl.placement=loss", "kl.estimator=k3"],
+            "kl.divergence=js: kl.estimator=k3 samples the reverse KL; add kl.estimator=exact",
+        ),
+        (["kl.divergence=chi2"], "kl.divergence=chi2: choose one of reverse, forward, js"),
+        (["kl=legacy", "kl.divergence=js"], "kl=legacy never reads it; kl=retrieve does"),
+        (
+            [*EXACT, "kl.divergence=js", "kl.apply=step"],
+            "kl.apply=step: charges the reverse KL alone; with kl.divergence=js use "
+            "kl.apply=rollout",
+        ),
+        (
+            [*EXACT, "kl.divergence=js", "controller=dual", "controller.target=0.7"],
+            "controller.target=0.7: kl.divergence=js never reaches ln 2 = 0.693 nats in one state",
+        ),
+        ([*EXACT, "kl.samples_mc_js=8"], "only kl.divergence=js draws samples"),
+        ([*EXACT, "kl.divergence=forward", "kl.samples_mc_js=8"], "only kl.divergence=js draws"),
+        (
+            [*EXACT, "env=cartpole", "actor=categorical", "kl.divergence=js", "kl.samples_mc_js=8"],
+            "of a categorical the js is a sum; drop it",
+        ),
+        ([*EXACT, "kl.divergence=js", "kl.samples_mc_js=1"], "out of range"),
+        (["experiment=sort_digits", "kl.divergence=js"], "add kl.placement=split"),
+        (
+            ["experiment=sort_digits", *EXACT, "kl.divergence=js", "kl.samples_mc_js=8"],
+            "of tokens the js is a sum; drop it",
+        ),
+    ],
+    ids=lambda x: " ".join(x)[-50:] if isinstance(x, list) else "",
+)
+def test_what_would_be_wrong_is_refused_in_one_line(capsys, words, line) -> None:
+    from klrl.__main__ import main
+
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "logger=none"])
+    said = capsys.readouterr()
+    assert (stop.value.code, said.out) == (2, "")
+    assert line in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_sequences_js_has_no_such_bound(settings) -> None:
+    from klrl.config.compose import Composer
+
+    words = ("experiment=sort_digits", *EXACT, "kl.divergence=js", "controller=dual")
+    job = Composer().job_config([*words, "controller.target=3", "controller.unit=sequence"])
+    assert job.kl.divergence == "js"
+    assert settings(*QUICK).kl.divergence == "reverse"

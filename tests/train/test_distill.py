@@ -1,0 +1,73 @@
+"""Distillation: a student learns another run's policy from the divergence alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from klrl.runs.resume import stored_config
+from klrl.train.loop import Training
+from tests.conftest import QUICK
+from tests.runs.commands import exits, rows_of
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_student_of_another_width_learns_the_teachers_policy() -> None:
+    """What it learns from tells nothing of the reward; the record does."""
+    teacher = ("env.normalize_observation=true", "actor.hidden=[16]", "optim.lr=0.01")
+    assert exits(*QUICK, *teacher, "frames=512", "hydra.run.dir=teacher") == 0
+    student = (
+        *("experiment=distill", "reference.path=teacher", "env.normalize_observation=true"),
+        *("actor.hidden=[4]", "frames=2048", "env.num_envs=2", "collector.steps=64"),
+        *("learner.minibatches=2", "optim.lr=0.01", "eval.every=0", "logger=none"),
+    )
+    assert exits(*student, "hydra.run.dir=student") == 0
+    rows = rows_of(Path("student"))
+    assert stored_config(Path("student")).actor.hidden == [4]
+    assert rows[0]["kl/ref/exact"] > 0.01
+    assert rows[-1]["kl/ref/exact"] < 0.2 * rows[0]["kl/ref/exact"]
+    for row in rows:
+        assert row["reward/raw"] < -1
+        shaped = row["reward/raw"] - row["kl/ref/penalty"]
+        assert row["reward/shaped"] == pytest.approx(shaped, abs=1e-5)
+        # A critic of the reward would start at losses of order 10; the penalty's is below.
+        assert row["loss/critic"] < 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kl.placement=loss", "kl.estimator=exact"],
+        ["kl.placement=split", "kl.estimator=exact"],
+        ["kl.placement=split", "kl.estimator=exact", "kl.divergence=js"],
+        ["kl.placement=reward"],
+        ["kl=legacy"],
+    ],
+    ids=lambda words: " ".join(words)[3:],
+)
+def test_without_its_weight_a_reward_moves_no_advantage(words, settings) -> None:
+    training = Training(settings(*words, "advantage.reward_weight=0", "kl.coef=0.5"))
+    with torch.no_grad():
+        for parameter in training.parts.agent.policy_net.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    rollout = training.parts.rollout(0)
+    batch = rollout.collect()
+    rollout.close()
+    learned = []
+    for factor in (1, 3):
+        charged = batch.clone()
+        charged["next", "reward"] *= factor
+        torch.manual_seed(1)
+        training.parts.charge_kl(charged)
+        training.parts.estimate_advantage(charged)
+        learned.append(charged)
+    one, other = learned
+    assert (one["next", "reward"] - other["next", "reward"]).abs().min() > 0.01
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-5)
+    moved = one["advantage"] - one["advantage"].mean()
+    if words[0] != "kl.placement=loss":
+        assert moved.abs().max() > 1e-3, "the penalty does"
