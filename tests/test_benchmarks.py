@@ -69,6 +69,7 @@ def test_ranges_finds_what_is_exact_and_what_is_not():
     assert ranges.cell([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
 
 
+@pytest.mark.integration
 def test_a_cell_of_the_controllers_is_run_once(monkeypatch, tmp_path, capsys):
     ran = []
 

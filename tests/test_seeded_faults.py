@@ -81,15 +81,14 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "reward scaled before the penalty": (
         "klrl/control/advantage.py",
-        'reward = after.get("reward") * reward_scale',
-        'raw = after.get("reward_raw", after.get("reward"))\n'
-        '        reward = raw * reward_scale + (after.get("reward") - raw)',
+        "reward = weighted_reward(charged, raw, config.reward_weight) * reward_scale",
+        "reward = weighted_reward(raw, raw, config.reward_weight) * reward_scale + (charged - raw)",
     ),
     "score compared after the penalty": (
         "klrl/train/advantage.py",
-        "    compared = BASELINES[baseline](score, group_size)[:, None].expand_as(kl_to_go)\n",
+        "    compared = weight * BASELINES[baseline](score, group_size)\n",
         "    score = shaped(score, kl_to_go[:, 0], coef)\n"
-        "    compared = BASELINES[baseline](score, group_size)[:, None].expand_as(kl_to_go)\n"
+        "    compared = weight * BASELINES[baseline](score, group_size)\n"
         "    coef = 0.0\n",
     ),
     "kl_old_new turned round": (

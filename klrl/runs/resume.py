@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def stored_config(
 def _settings(run: Path) -> dict[str, Any]:
     """The settings as stored, with interpolations resolved."""
     try:
-        settings = OmegaConf.to_container(OmegaConf.create(settings_text(run)), resolve=True)
+        stored = OmegaConf.load(StringIO(settings_text(run)))
+        settings = OmegaConf.to_container(stored, resolve=True)
     # OmegaConf raises OSError for a file that holds a single number.
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(

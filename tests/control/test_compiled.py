@@ -371,6 +371,7 @@ def test_wrong_inputs_are_refused() -> None:
             check_inputs(example, [wrong])
 
 
+@pytest.mark.integration
 def test_a_package_has_another_name_for_everything_that_matters(settings, monkeypatch) -> None:
     def key(*words: str, rows: int | None = None) -> str:
         experiment, batch = made(settings, *words)
@@ -478,6 +479,7 @@ def test_what_another_user_could_have_written_is_not_loaded(
     assert loaded == []
 
 
+@pytest.mark.integration
 def test_a_package_is_loaded_where_new_files_are_the_groups_too(
     settings, package, loaded, monkeypatch, tmp_path
 ) -> None:
@@ -564,6 +566,7 @@ def test_torchs_own_warnings_end_no_build(mode: str, cache) -> None:
     assert "failed" not in line
 
 
+@pytest.mark.integration
 def test_torchs_compiler_still_warns_of_its_own_code() -> None:
     """Once this fails, ``script_method`` goes from compiled.py, and this test with it."""
     code = "import torch.utils.mkldnn"

@@ -45,6 +45,7 @@ WRONG = {
 RIGHT = {"k2_of_sequences": "loss", "split": "split"}
 
 
+@pytest.mark.integration
 def test_five_wrong_losses_are_found_and_two_right_ones_pass_in_a_minute() -> None:
     start = time.process_time()
     for name, (expected, words) in WRONG.items():

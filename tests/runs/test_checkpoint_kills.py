@@ -35,6 +35,7 @@ def kill(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.integration
 def test_a_kill_at_any_file_operation_leaves_a_whole_entry() -> None:
     total = operations_of_a_save()
     assert total > 30
