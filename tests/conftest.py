@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,13 +41,22 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test writes below a folder of its own, with one thread and a seeded generator."""
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test writes below a folder of its own, with one thread and a seeded generator.
+
+    Modules that it imported from there are forgotten: the next test may have others of their names.
+    """
     import torch
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

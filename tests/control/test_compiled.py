@@ -545,7 +545,7 @@ def command(*words: str, python: tuple[str, ...] = (), **environment: str):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("mode", ["aot", "jit"])
+@pytest.mark.parametrize("mode", ["aot", pytest.param("jit", marks=pytest.mark.slow)])
 def test_a_broken_compiler_ends_no_run_and_the_manifest_says_eager(mode: str, cache) -> None:
     done = command(f"learner.compile={mode}", CXX=shutil.which("false") or "false")
     assert done.returncode == 0, done.stderr
@@ -556,7 +556,7 @@ def test_a_broken_compiler_ends_no_run_and_the_manifest_says_eager(mode: str, ca
     assert not list(cache.glob("*"))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["aot", "jit"])
 def test_torchs_own_warnings_end_no_build(mode: str, cache) -> None:
     done = command(f"learner.compile={mode}", python=("-W", "error"))

@@ -1,4 +1,4 @@
-"""``make soak``, small: twelve runs in one process; and that what grows is told."""
+"""``make soak``, small: eight runs in one process; and that what grows is told."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_sample_counts_what_this_process_holds(tmp_path) -> None:
 
 
 @pytest.mark.integration
-def test_twelve_runs_in_one_process() -> None:
-    trends = soak("many runs", 12)
+def test_eight_runs_in_one_process() -> None:
+    trends = soak("many runs", 8)
     assert [t.name for t in trends] == ["memory MB", "files", "threads", "temporary files"]
     assert all(t.flat for t in trends), trends

@@ -89,9 +89,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(words, settings) -> None:
     "words",
     [
         ["reference=ema", "controller=adaptive", "kl=legacy"],
-        ["reference=periodic", "controller=dual", "loss=klpen_held"],
-        ["controller=held", "controller.target=1e-3"],
-        ["controller=schedule", "kl.placement=split", "kl.estimator=exact"],
+        ["reference=periodic", "controller=held", "controller.target=1e-3", "loss=klpen_held"],
         ["controller=dual", "kl.placement=split", "kl.estimator=exact", "kl.divergence=js"],
     ],
     ids=lambda words: words[0],

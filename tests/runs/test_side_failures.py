@@ -22,6 +22,12 @@ pytestmark = pytest.mark.timeout(300)
 WANDB = [word for word in QUICK if word != "logger=none"] + ["logger=wandb"]
 
 
+@pytest.fixture(autouse=True)
+def _own_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a test starts has a wandb of its own, not that of an earlier test."""
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
+
+
 def python(*words: str, **more) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, **more)
 
@@ -68,10 +74,10 @@ def test_a_sweep_goes_on_too_and_says_so_once() -> None:
 @pytest.mark.parametrize(
     ("redirected", "failures"),
     [
-        (">&-", 0),
-        ("2>&-", 0),
+        pytest.param(">&-", 0, marks=pytest.mark.slow),
+        pytest.param("2>&-", 0, marks=pytest.mark.slow),
         (">&- 2>&- <&-", 0),
-        (">/dev/full", 1),
+        pytest.param(">/dev/full", 1, marks=pytest.mark.slow),
         (">/dev/full 2>/dev/full", 2),
     ],
 )

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 @pytest.mark.parametrize(
     ("signum", "code", "logger"),
     [
-        (signal.SIGINT, 130, "none"),
+        pytest.param(signal.SIGINT, 130, "none", marks=pytest.mark.slow),
         (signal.SIGTERM, 143, "wandb"),
         (signal.SIGHUP, 129, "none"),
         pytest.param(signal.SIGUSR1, 138, "none", marks=pytest.mark.slow),

@@ -21,6 +21,7 @@ from tests.conftest import QUICK
 
 #: 100 iterations of 64 frames; evaluated and saved every tenth.
 JOB = [w for w in QUICK if w != "eval.every=0"] + ["frames=6400", "eval.every=10"]
+JOB += ["learner.compile=false"]
 COST = Cost(start=3.0, job=2.0, iteration=0.1, evaluation=0.5, checkpoint=0.2, memory=10)
 
 
