@@ -8,6 +8,7 @@ objective, a sum over distinct episodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from klrl.kl.charge import on_last, shaped, to_go
 
 DOUBLE = torch.float64
+#: Episodes of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
+EPISODES = 1296
 #: (observations, actions) -> a network from observations [..., observations] to logits.
 MakeNetwork = Callable[[int, int], nn.Module]
 
@@ -167,7 +170,7 @@ class Problem:
     Attributes:
         policy: pi_theta, and pi_old too.
         ref: pi_ref, the same network with other probabilities.
-        everything: each episode as often as it is probable.
+        everything: each episode as often as it is probable, times a whole number.
     """
 
     def __init__(self, kind: Kind, seed: int, make: MakeNetwork = tabular) -> None:
@@ -302,10 +305,11 @@ def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
 
 
 def _everything(kind: Kind, counts: Tensor) -> Episodes:
-    """All draws of a start and one ticket per step: each episode as often as it is probable."""
+    """All draws of a start and one ticket per step, so often that they are EPISODES or more."""
     actions = torch.arange(kind.actions)
     action_of = torch.stack([actions.repeat_interleave(row) for row in counts])
-    return _walk(kind, _draws(kind.starts, kind.tickets, kind.steps), action_of)
+    draws = _draws(kind.starts, kind.tickets, kind.steps)
+    return _walk(kind, draws.repeat(math.ceil(EPISODES / len(draws)), 1), action_of)
 
 
 @cache

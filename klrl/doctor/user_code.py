@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -84,7 +85,8 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
                 f"{setting}: returned {type(network).__name__}; return a network (nn.Module) from "
                 "observations [..., observations] to logits [..., actions]"
             )
-        network = network.to(DOUBLE)
+        with told(setting):
+            network = deepcopy(network).to(DOUBLE)  # policy and reference may be given the same
         eye = torch.eye(observations, dtype=DOUBLE)
         with told(setting):
             logits, again = network(eye), network(eye)
@@ -119,8 +121,8 @@ def settings_of(words: list[str]) -> dict[str, Any]:
         constants = {"true": True, "false": False, "null": None}
         try:
             values[name] = constants[text] if text in constants else ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            values[name] = text
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            values[name] = text  # all that literal_eval may raise
     return values
 
 

@@ -286,9 +286,7 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
 def _value(numbers: Numbers, coef: float, name: str) -> Any:
     if name == "coef":
         return coef
-    if name in ("actions", "mask"):
-        return getattr(numbers.episodes, name).clone()  # the user's code may write into it
-    return getattr(numbers, name)
+    return getattr(numbers, name).clone()  # the user's code may write into it
 
 
 def _scalar(name: str, value: Any, term: str = "") -> Tensor:
@@ -354,10 +352,14 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
 
 
 def _signature(name: str, value: Any) -> Mapping[str, inspect.Parameter]:
-    """Its arguments; those of a class are its ``__init__``'s, since metaclasses hide them."""
+    """Its arguments; a class's are its ``__init__``'s, a module's its ``forward``'s.
+
+    Metaclasses hide the first, ``nn.Module.__call__`` the second.
+    """
     try:
         if not inspect.isclass(value):
-            return inspect.signature(value).parameters
+            called = value.forward if isinstance(value, nn.Module) else value
+            return inspect.signature(called).parameters
         parameters = list(inspect.signature(value.__init__).parameters.values())[1:]
         return {p.name: p for p in parameters}
     except (TypeError, ValueError) as error:

@@ -58,7 +58,7 @@ REFUSED = [
     (["nan_gradient"], "its gradient is nan; look for"),
     (["no_gradient"], "its value has no gradient in the policy; look for detach()"),
     (["elsewhere"], "its value has no gradient in the policy"),
-    (["shape"], "returned a tensor of shape (32, 1); return one number"),
+    (["shape"], "returned a tensor of shape (1312, 1); return one number"),
     (["number_back"], "returned float; return a tensor"),
     (["asks"], "asks for values, which the doctor does not have; it gives log_probs,"),
     (["no_coef"], "takes no coef; take it, or give --placement reward"),
@@ -150,5 +150,7 @@ def test_settings_are_literals_or_texts() -> None:
     words = ["a=1e-3", "b=true", "c=null", "d=text", "e=[1, 2]", "f="]
     expected = {"a": 1e-3, "b": True, "c": None, "d": "text", "e": [1, 2], "f": ""}
     assert settings_of(words) == expected
+    unhashable, deep = "{[]: 1}", "-" * 100_000 + "1"  # a TypeError, a MemoryError of literal_eval
+    assert settings_of([f"a={unhashable}", f"b={deep}"]) == {"a": unhashable, "b": deep}
     with pytest.raises(ConfigError, match="1a=2: write NAME=VALUE"):
         settings_of(["1a=2"])
