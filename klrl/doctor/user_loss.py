@@ -286,7 +286,8 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
 def _value(numbers: Numbers, coef: float, name: str) -> Any:
     if name == "coef":
         return coef
-    return getattr(numbers, name).clone()  # the user's code may write into it
+    holder = numbers.episodes if name == "actions" else numbers
+    return getattr(holder, name).clone()  # the user's code may write into it
 
 
 def _scalar(name: str, value: Any, term: str = "") -> Tensor:

@@ -193,6 +193,11 @@ def leave_one_out(log_probs, ref_log_probs, rewards, mask, coef):
     gain = advantages * (log_probs * mask).sum(1)
     return penalty(log_probs, ref_log_probs, mask, coef) - gain.mean()
 
+def of_actions(logits, ref_logits, tokens, mask, coef):
+    chosen = tokens[..., None]
+    log_probs, ref_log_probs = (x.gather(-1, chosen)[..., 0] for x in (logits, ref_logits))
+    return penalty(log_probs, ref_log_probs, mask, coef)
+
 @functools.cache
 def one_network(observations, actions):
     return network(observations, actions)
@@ -217,6 +222,7 @@ def mine(tmp_path: Path) -> Path:
         ("single", {}),
         ("instance", {}),
         ("in_place", {}),
+        ("of_actions", {}),
         ("leave_one_out", {}),
         ("half_forward", everywhere("mixture")),
         ("flipped", {kind: ["return_sign", "sign"] for kind in (ONE, THREE, MANY)}),
