@@ -120,7 +120,7 @@ def _check_divergence(c: JobConfig) -> None:
 
 def _check_reward_weight(c: JobConfig) -> None:
     """Without the reward, the penalty must be there."""
-    charged = getattr(c.kl, "coef", 0) > 0 or c.controller.name == "schedule"
+    charged = getattr(c.kl, "coef", 0) > 0 or getattr(c.controller, "end", 0) > 0  # of schedule
     if c.advantage.reward_weight == 0 and (c.kl.name == "none" or not charged):
         what = "kl=none" if c.kl.name == "none" else "kl.coef=0"
         raise ConfigError(

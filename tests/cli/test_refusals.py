@@ -99,6 +99,10 @@ WRONG = [
         "advantage.reward_weight=0: with kl=none there is nothing to learn from; use kl=retrieve",
     ),
     (["advantage.reward_weight=0", "kl.coef=0"], "with kl.coef=0 there is nothing to learn from"),
+    (
+        ["advantage.reward_weight=0", "kl.coef=0", "controller=schedule", "controller.end=0"],
+        "with kl.coef=0 there is nothing to learn from",
+    ),
     (["optim.lr_floor=1"], "above optim.lr=0.001"),
     (["loss.beta=1e9"], "start inside the bounds"),
     (["kl.coef=0.1,0.2"], "add -m"),
