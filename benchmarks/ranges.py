@@ -21,7 +21,7 @@ from torch.distributions import Categorical, Normal
 
 from benchmarks.results import table
 from klrl.doctor.episodes import chains
-from klrl.doctor.estimates import DISTANCES, DOUBLE, cosine, error, grad
+from klrl.doctor.estimates import DISTANCES, DOUBLE, cosine, error, grad, policy_at
 from klrl.doctor.tokens import STEPS, TOKENS, moments
 from klrl.kl.charge import to_go
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
@@ -88,17 +88,6 @@ def forgotten_ratio(seeds: int) -> Iterator[list[str]]:
             without = grad((old.exp() * ESTIMATORS["k2"](log_p - log_q)).sum(), theta)
             errors.append(error(without, true))
         yield [f"{distance}", cell(errors)]
-
-
-def policy_at(distance: float, theta: Tensor, direction: Tensor) -> Tensor:
-    """log pi_old with KL(old||new) = distance along a direction of the logits, by bisection."""
-    low, high, log_p = 0.0, 4.0, theta.log_softmax(0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        log_old = (theta + middle * direction).log_softmax(0)
-        kl = float((log_old.exp() * (log_old - log_p)).sum())
-        low, high = (middle, high) if kl < distance else (low, middle)
-    return log_old
 
 
 # --------------------------------------------------------------------------------------- sampling

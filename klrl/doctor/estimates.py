@@ -150,7 +150,7 @@ def forgotten_ratio_lines() -> Iterator[Line]:
     true = grad((log_p.exp() * (log_p - log_q)).sum(), theta)
     errors = []
     for distance in DISTANCES:
-        log_old = _policy_at(distance, theta.detach(), direction)
+        log_old = policy_at(distance, theta.detach(), direction)
         loss = (log_old.exp() * ESTIMATORS["k2"](log_p - log_q)).sum()
         errors.append(error(grad(loss, theta), true))
         expected = _forgotten_ratio(log_p.detach(), log_q, log_old)
@@ -170,7 +170,7 @@ def _forgotten_ratio(log_p: Tensor, log_q: Tensor, log_old: Tensor) -> float:
     return float((without - exact).norm() / exact.norm())
 
 
-def _policy_at(distance: float, theta: Tensor, direction: Tensor) -> Tensor:
+def policy_at(distance: float, theta: Tensor, direction: Tensor) -> Tensor:
     """log pi_old with KL(old||new) = distance, by bisection along a direction of the logits."""
     low, high = 0.0, 4.0
     log_p = theta.log_softmax(0)
