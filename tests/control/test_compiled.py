@@ -21,6 +21,7 @@ from klrl.control.update import ControlSteps
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training, start
 from tests.conftest import QUICK
+from tests.rollouts import moved_rollout
 
 CPU = torch.device("cpu")
 
@@ -47,12 +48,7 @@ def made(settings, *words: str):
     torch.manual_seed(0)
     config = settings("kl.coef=0.3", "optim.lr=0.003", "learner.epochs=1", *words)
     experiment = Training(config)
-    with torch.no_grad():
-        for parameter in experiment.parts.agent.modules.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    rollout = experiment.parts.rollout(0)
-    batch = rollout.collect()
-    rollout.close()
+    batch = moved_rollout(experiment, by=0.1)
     experiment.parts.charge_kl(batch)
     experiment.parts.estimate_advantage(batch)
     return experiment, batch

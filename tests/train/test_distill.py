@@ -10,6 +10,7 @@ import torch
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
+from tests.rollouts import moved_rollout
 from tests.runs.commands import exits, rows_of
 
 pytestmark = pytest.mark.integration
@@ -50,12 +51,7 @@ def test_a_student_of_another_width_learns_the_teachers_policy() -> None:
 )
 def test_without_its_weight_a_reward_moves_no_advantage(words, settings) -> None:
     training = Training(settings(*words, "advantage.reward_weight=0", "kl.coef=0.5"))
-    with torch.no_grad():
-        for parameter in training.parts.agent.policy_net.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    rollout = training.parts.rollout(0)
-    batch = rollout.collect()
-    rollout.close()
+    batch = moved_rollout(training, by=0.3)
     learned = []
     for factor in (1, 3):
         charged = batch.clone()

@@ -12,6 +12,7 @@ import torch
 from klrl.control.kl import DIVERGENCE, ERROR
 from klrl.train.loop import Training
 from tests.conftest import QUICK
+from tests.rollouts import moved_rollout
 from tests.runs.commands import exits, rows_of, timeless
 
 pytestmark = pytest.mark.integration
@@ -69,12 +70,7 @@ def test_the_charged_rollout_is_the_rewards_less_coef_times_the_divergence(setti
     """Of a Gaussian js, step by step; the stated error is that of its draws."""
     words = ("kl.placement=split", "kl.divergence=js", "kl.samples_mc_js=64")
     training = Training(settings(*EXACT, *words))
-    with torch.no_grad():
-        for parameter in training.parts.agent.modules.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    rollout = training.parts.rollout(0)
-    batch = rollout.collect()
-    rollout.close()
+    batch = moved_rollout(training, by=0.3)
     raw = batch["next", "reward"].clone()
     measured = training.parts.charge_kl(batch)
     shaped = raw - 0.5 * batch[DIVERGENCE].unsqueeze(-1)
