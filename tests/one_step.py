@@ -242,10 +242,10 @@ def reference_kl(estimator: str, divergence: str, theta: Tensor) -> Tensor:
 def loss_terms(config: JobConfig, theta: Tensor, value: Tensor, rollout: Numbers) -> Numbers:
     """The terms of the loss of a minibatch of all rows, as they are minimised."""
     c, (estimator, charge) = config.loss, charge_of(config)
-    advantage = rollout["advantage"]
+    advantage, spread = rollout["advantage"], 1.0
     if c.normalize_advantage:
-        spread = (COUNTS * (advantage - mean(advantage)) ** 2).sum() / (B - 1)
-        advantage = (advantage - mean(advantage)) / spread.sqrt()
+        spread = ((COUNTS * (advantage - mean(advantage)) ** 2).sum() / (B - 1)).sqrt()
+        advantage = (advantage - mean(advantage)) / spread
     gain = known(GAIN, "loss", c.name)
     w = (log_p(theta) - log_p(OLD)).exp()
     terms = {
@@ -257,7 +257,7 @@ def loss_terms(config: JobConfig, theta: Tensor, value: Tensor, rollout: Numbers
         distance = critic_distance(c, value, rollout["value_target"])
         terms["critic"] = c.critic_coeff * mean(distance)
     if estimator is not None and charge.loss:
-        terms["kl_ref"] = COEF * reference_kl(estimator, divergence_of(config), theta)
+        terms["kl_ref"] = COEF / spread * reference_kl(estimator, divergence_of(config), theta)
     return terms
 
 

@@ -126,7 +126,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
         "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
     },
-    # (config, reference_estimator, divergence) -> PolicyLoss
+    # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
     "loss": {
         "klpen": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
         "klpen_held": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),

@@ -44,7 +44,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     ) -> None:
         self.config, self.agent = config, agent
         self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
-            config.loss, reference_estimator, divergence
+            config.loss, reference_estimator, divergence, config.env.reward_scale
         )
         self.parameters = agent.networks.in_order()
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(

@@ -17,18 +17,20 @@ from klrl.kl.estimators import ESTIMATORS, as_mask, masked_mean, sequence_mean
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
-def normalized(advantage: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(A - mean) / std over the minibatch [B]; the spread is floored at 1e-6, as in TorchRL.
+def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(A - mean) / spread over the minibatch [B], 0 at padding, and that spread, a scalar.
 
-    0 at padding, whatever it holds.
+    The spread is the standard deviation, floored at 1e-6, as in TorchRL.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)
-        return (advantage - mean) / std.clamp_min(1e-6)
+        spread = std.clamp_min(1e-6)
+        return (advantage - mean) / spread, spread
     mask = as_mask(mask, advantage)
     centred = (advantage - masked_mean(advantage, mask)).masked_fill(~mask, 0.0)
     std = (centred.square().sum() / (mask.sum() - 1).clamp_min(1)).sqrt()
-    return centred / std.clamp_min(1e-6)
+    spread = std.clamp_min(1e-6)
+    return centred / spread, spread
 
 
 def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:

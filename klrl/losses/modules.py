@@ -187,7 +187,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         beta_update: ``iteration``, or ``forward`` for TorchRL's rule (in training with gradient).
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
-        ref_kl_coef: weight of KL(policy||reference), per nat; may be moved.
+        ref_kl_coef: weight of KL(policy||reference), per nat, beside the advantage that the loss
+            sees (``normalize_advantage`` does not divide it, as in TorchRL); may be moved.
         ref_kl_coeff: the other spelling of it.
         ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
         **kwargs: as TorchRL's: samples_mc_kl, entropy_bonus, samples_mc_entropy, entropy_coeff,
@@ -308,7 +309,8 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         critic_network: the critic.
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
-        ref_kl_coef: weight of KL(policy||reference), per nat; may be moved.
+        ref_kl_coef: weight of KL(policy||reference), per nat, beside the advantage that the loss
+            sees (``normalize_advantage`` does not divide it, as in TorchRL); may be moved.
         ref_kl_coeff: the other spelling of it.
         ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
         **kwargs: as TorchRL's ClipPPOLoss; old spellings are taken.

@@ -86,6 +86,9 @@ class PolicyLoss(ABC):
         reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
             where it does not.
         divergence: what ``exact`` is of policy and reference; the estimators are the reverse KL's.
+        reward_scale: what rewards were multiplied by before advantages were estimated. The KL in
+            the loss is multiplied by it too, and divided by the spread that ``normalize_advantage``
+            divides by: ``kl.coef`` is reward per nat wherever the KL is charged.
 
     Attributes:
         kl_old: the KL(old||new) of a minibatch that is asked for: exact; sampled, an estimate with
@@ -96,7 +99,8 @@ class PolicyLoss(ABC):
             long ones) or both.
         dtarg: that target, nats per position; infinite where there is none.
         measures: what :class:`LossTerms` holds: ``gain``, ``distance``, ``entropy`` and, where it
-            is charged, ``kl_ref``; then ``kl_old`` and ``policy_entropy``, which are only observed.
+            is charged, ``kl_ref`` in units of the advantage; then ``kl_old`` and
+            ``policy_entropy``, which are only observed.
     """
 
     kl_old: str
@@ -109,9 +113,10 @@ class PolicyLoss(ABC):
         config: LossConfig,
         reference_estimator: str | None = None,
         divergence: Divergence = REVERSE,
+        reward_scale: float = 1.0,
     ) -> None:
         self.config, self.reference_estimator = config, reference_estimator
-        self.divergence = divergence
+        self.divergence, self.reward_scale = divergence, reward_scale
         self._reduce = terms.REDUCTIONS[config.reduction]
         charged = () if reference_estimator is None else ("kl_ref",)
         self.measures = ("gain", "distance", "entropy", *charged, "kl_old", "policy_entropy")
@@ -133,9 +138,12 @@ class PolicyLoss(ABC):
             ValueError: the loss charges the exact KL(policy||reference), and there is none.
         """
         c, s = self.config, scored.without_padding()
-        advantage = s.advantage
+        advantage, kl_ref = s.advantage, self._kl_ref(s)
+        if kl_ref is not None and self.reward_scale != 1.0:
+            kl_ref = kl_ref * self.reward_scale
         if c.normalize_advantage:
-            advantage = terms.normalized(advantage, s.mask)
+            advantage, spread = terms.normalized(advantage, s.mask)
+            kl_ref = None if kl_ref is None else kl_ref / spread
         gain = self.gain(s, advantage, beta)
         distance = self._distance(s)
         # One reduction of the sum over terms: eager mode pays for each operation, not its numbers.
@@ -143,7 +151,6 @@ class PolicyLoss(ABC):
         if self.entropy_bonus:
             gained = torch.add(gained, s.entropy, alpha=self.entropy_bonus)
         charged: tuple[Tensor, ...] = (gain, distance, s.entropy)
-        kl_ref = self._kl_ref(s)
         if kl_ref is not None:
             gained = penalized(gained, kl_ref, kl_coef)
             charged = (*charged, kl_ref)
@@ -229,8 +236,9 @@ class KLPENLoss(PolicyLoss):
         config: KLPENConfig,
         reference_estimator: str | None = None,
         divergence: Divergence = REVERSE,
+        reward_scale: float = 1.0,
     ) -> None:
-        super().__init__(config, reference_estimator, divergence)
+        super().__init__(config, reference_estimator, divergence, reward_scale)
         self.kl_old = config.kl_old
         self.line_search, self.dtarg = config.line_search, config.dtarg
 
@@ -255,8 +263,9 @@ class ClipLoss(PolicyLoss):
         config: ClipConfig,
         reference_estimator: str | None = None,
         divergence: Divergence = REVERSE,
+        reward_scale: float = 1.0,
     ) -> None:
-        super().__init__(config, reference_estimator, divergence)
+        super().__init__(config, reference_estimator, divergence, reward_scale)
         self.target_kl = config.target_kl
 
     def beta_rule(self) -> BetaRule:

@@ -32,7 +32,7 @@ MASKED = {
     "loss, sum": (lambda m: functional.total(VALUE, m), torch.tensor(6.0)),
     "loss, sequence": (lambda m: functional.sequence(VALUE, m), torch.tensor(3.0)),
     "loss, normalized": (
-        lambda m: functional.normalized(VALUE, m),
+        lambda m: functional.normalized(VALUE, m)[0],
         torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ import torch
 from klrl.control.distributions import Categorical
 from klrl.control.score import score
 from klrl.losses.functional import reference_kl
-from klrl.losses.policy import KLPENLoss
+from klrl.losses.policy import ClipLoss, KLPENLoss
 from tests.conftest import QUICK
-from tests.losses.test_functional import KLPEN
+from tests.losses.test_functional import CLIP, KLPEN
+from tests.losses.test_policy import numbers
 from tests.runs.commands import exits, rows_of
 
 DOUBLE = torch.float64
@@ -91,6 +93,59 @@ def test_the_loss_adds_coef_times_the_kl_of_its_minibatch(estimator: str) -> Non
     torch.testing.assert_close(terms.total, 0.4 * by_hand)
     means = dict(zip(loss.measures, loss.measure(terms.measured).tolist(), strict=True))
     assert loss.weighted(means, 0.4)["kl_ref"] == pytest.approx((0.4 * by_hand).item())
+
+
+@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
+@pytest.mark.parametrize("kind", [ClipLoss, KLPENLoss])
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_scaling_the_advantage_scales_all_of_the_loss(kind, estimator: str, masked: bool) -> None:
+    """kl.coef is reward per nat: what multiplies the rewards multiplies the KL beside them.
+
+    From advantages of mean 0 that were estimated from rewards times s, and divided by their spread
+    s * std, the gradient is that of the rewards as they are, divided by std.
+    """
+    config = replace(KLPEN if kind is KLPENLoss else CLIP, entropy_bonus=False, critic_coeff=0.0)
+    scale, coef, zero = 0.1, torch.tensor(0.4, dtype=DOUBLE), torch.zeros((), dtype=DOUBLE)
+    plain = numbers(3, 4)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]).bool()
+    mask = mask if masked else torch.ones_like(mask)
+    real = plain.advantage.detach()[mask]
+    std, mean = torch.std_mean(real)
+    plain = replace(plain, advantage=plain.advantage.detach() - mean, mask=mask if masked else None)
+
+    def gradients(normalize: bool, factor: float, reward_scale: float) -> list[torch.Tensor]:
+        settings = replace(config, normalize_advantage=normalize)
+        loss = kind(settings, estimator, reward_scale=reward_scale)
+        scored = replace(plain, advantage=factor * plain.advantage)
+        total = loss(scored, zero, coef).total
+        leaves = [plain.log_prob, plain.exact_ref]
+        return list(torch.autograd.grad(total, leaves, materialize_grads=True))
+
+    unscaled = gradients(normalize=False, factor=1.0, reward_scale=1.0)
+    assert sum(float(g.abs().sum()) for g in unscaled) > 0.1
+    scaled = gradients(normalize=False, factor=scale, reward_scale=scale)
+    for one, other in zip(scaled, unscaled, strict=True):
+        torch.testing.assert_close(one, scale * other, rtol=1e-12, atol=1e-15)
+    normalized = gradients(normalize=True, factor=scale, reward_scale=scale)
+    for one, other in zip(normalized, unscaled, strict=True):
+        torch.testing.assert_close(one, other / std, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.integration
+def test_a_runs_kl_in_the_loss_is_scaled_as_its_rewards_are() -> None:
+    """At the first minibatch, whose policy does not depend on the scale, times the scale."""
+    words = (*QUICK, "frames=64", "learner.epochs=1", "learner.minibatches=1", "kl.coef=0.4")
+    placed = ("kl.placement=split", "kl.estimator=exact", "loss.normalize_advantage=false")
+    other = ("reference=checkpoint", "reference.path=teacher")
+    assert exits(*QUICK, "optim.lr=0.05", "hydra.run.dir=teacher") == 0
+    found = {}
+    for scale in (1.0, 0.1):
+        given = (f"env.reward_scale={scale}", f"hydra.run.dir=run{scale}")
+        assert exits(*words, *placed, *other, *given) == 0
+        (row,) = rows_of(Path(f"run{scale}"))
+        found[scale] = row["loss/kl_ref"]
+        assert found[scale] == pytest.approx(0.4 * scale * row["kl/ref/exact"], rel=1e-4)
+    assert found[1.0] > 1e-4
 
 
 def test_split_has_the_gradient_of_the_whole_episodes_kl() -> None:
