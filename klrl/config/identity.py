@@ -11,7 +11,7 @@ from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
 #: Incremented when equal settings give other rows than before; a release alone does not change it.
-#: 1: 0.1.0. 2: the KL in the loss is scaled as the rewards beside it are; evaluation has start states of its own.
+#: 1: 0.1.0. 2: the KL in the loss is scaled as the rewards beside it are.
 NUMERICS = 2
 
 
