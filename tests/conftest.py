@@ -74,10 +74,10 @@ def _own_logging() -> Iterator[None]:
 @pytest.fixture
 def settings() -> Callable[..., object]:
     """Compose a typed config from words as on the command line."""
-    from klrl.__main__ import compose
     from klrl.config.checks import to_config
+    from klrl.config.compose import Composer
 
-    return lambda *words: to_config(compose([*QUICK, *words]))
+    return lambda *words: to_config(Composer().explained([*QUICK, *words]))
 
 
 #: A run of a second: two iterations of Pendulum, no wandb.

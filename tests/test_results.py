@@ -114,13 +114,13 @@ def test_the_csv_has_every_seed(tmp_path: Path) -> None:
 def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
     from klrl.config.checks import to_config
     from klrl.config.combinations import check_all_read
-    from klrl.config.compose import compose, keys
+    from klrl.config.compose import Composer, keys
 
-    jobs = jobs_of(sweep)
+    jobs, composer = jobs_of(sweep), Composer()
     assert len({name for name, _ in jobs}) == len(jobs)
     for _, words in (jobs[0], jobs[-1]):
         words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]
-        check_all_read(to_config(compose(words)), keys(words))
+        check_all_read(to_config(composer.explained(words)), keys(words))
 
 
 def test_a_folders_name_gives_its_words_back() -> None:

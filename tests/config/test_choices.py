@@ -295,10 +295,12 @@ def test_settings_that_were_changed_in_python_are_checked() -> None:
         check_config(config)
 
 
-def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
+def test_composing_once_and_merging_gives_what_hydra_gives(monkeypatch) -> None:
     """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
+    from klrl.config import compose as module
     from klrl.config.compose import Composer, compose
 
+    monkeypatch.setattr(module, "_COMPOSED", {})
     composer = Composer()
     jobs = [
         ["env=hopper", "kl.coef=0.3", "seed=4"],
@@ -309,7 +311,21 @@ def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     for words in jobs:
         mine, hydras = (to_config(cfg) for cfg in (composer.explained(words), compose(words)))
         assert mine == hydras
-    assert len(composer._composed) == 2
+    assert len(module._COMPOSED) == 2
+    Composer().explained(jobs[0])
+    assert len(module._COMPOSED) == 2, "another command of this process composes nothing anew"
+
+
+def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
+    from klrl.config import compose as module
+
+    conf = tmp_path / "conf"
+    shutil.copytree(module.conf_dir(), conf)
+    monkeypatch.setattr(module, "conf_dir", lambda: conf)
+    assert module.job_config(["kl=legacy"]).kl.coef == 0.1
+    text = (conf / "kl/legacy.yaml").read_text("utf-8")
+    (conf / "kl/legacy.yaml").write_text(text.replace("coef: 0.1", "coef: 0.7"), "utf-8")
+    assert module.job_config(["kl=legacy"]).kl.coef == 0.7
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from klrl.__main__ import compose, main
+from klrl.__main__ import main
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
+from klrl.config.compose import Composer
 from klrl.language.base_model import Recipe, build
 
 QUICK_MODEL = Recipe(
@@ -43,7 +44,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def job(model: str) -> Callable[..., LanguageConfig]:
-    return lambda *words: to_config(compose([*QUICK, f"actor.model={model}", *words]))
+    composer = Composer()
+    return lambda *words: to_config(composer.explained([*QUICK, f"actor.model={model}", *words]))
 
 
 @pytest.fixture

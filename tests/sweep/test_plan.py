@@ -13,7 +13,7 @@ from klrl.base.errors import ConfigError
 from klrl.cli.plan import main as plan_main
 from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
 from klrl.config.checks import to_config
-from klrl.config.compose import compose
+from klrl.config.compose import Composer
 from klrl.sweep import plan
 from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
 from klrl.sweep.probe import Cost
@@ -26,7 +26,7 @@ COST = Cost(start=3.0, job=2.0, iteration=0.1, evaluation=0.5, checkpoint=0.2, m
 
 
 def planned(*words: str, done: int = 0) -> Planned:
-    return Planned("job", words, to_config(compose([*JOB, *words])), done)
+    return Planned("job", words, to_config(Composer().explained([*JOB, *words])), done)
 
 
 def test_a_jobs_time_is_the_sum_of_its_parts() -> None:
