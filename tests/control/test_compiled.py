@@ -449,8 +449,24 @@ def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("what", ["package", "digest", "folder", "cache"])
-@pytest.mark.parametrize("fault", ["owner", "mode"])
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("package", "owner"),
+        ("digest", "mode"),
+        ("folder", "mode"),
+        ("cache", "owner"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("package", "mode"),
+                ("digest", "owner"),
+                ("folder", "owner"),
+                ("cache", "mode"),
+            )
+        ),
+    ],
+)
 def test_what_another_user_could_have_written_is_not_loaded(
     what, fault, settings, kept, loaded, no_build
 ) -> None:

@@ -35,7 +35,7 @@ def test_a_sample_counts_what_this_process_holds(tmp_path) -> None:
     assert 10 < before["memory MB"] < 100_000
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_eight_runs_in_one_process() -> None:
     trends = soak("many runs", 8)
     assert [t.name for t in trends] == ["memory MB", "files", "threads", "temporary files"]

@@ -171,7 +171,7 @@ def test_the_run_that_goes_on_writes_format_2_and_drops_the_old_entry() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("run", ["run", "new"])
+@pytest.mark.parametrize("run", [pytest.param("run", marks=pytest.mark.slow), "new"])
 def test_a_read_only_run_folder_is_evaluated(run, tmp_path) -> None:
     if run == "new":
         parts = {"agent": Held(load("agent")["agent"])}
