@@ -1,0 +1,337 @@
+"""Compiled updates on disk: built once, found again, loaded only where all is well."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from klrl.control import compiled
+from klrl.control.compiled import choose, package_key
+from klrl.runs.folder import RunFolder
+from klrl.train.loop import Training, start
+from tests.conftest import QUICK
+from tests.control.updates import CPU, learn, made, minibatch
+
+
+@pytest.fixture
+def no_build(monkeypatch):
+    """Building a package fails."""
+
+    def refuse(*_):
+        raise AssertionError("nothing is to be built here")
+
+    monkeypatch.setattr(compiled, "build_package", refuse)
+
+
+#: Categorical, clipped, with KL in the loss.
+PACKAGED = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exact")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """The package of PACKAGED with 8 minibatches, built once."""
+    from klrl.__main__ import compose
+    from klrl.config.checks import to_config
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("package")
+    words = (*QUICK, *PACKAGED, "learner.minibatches=8", "learner.compile=false")
+    steps = Training(to_config(compose(list(words)))).parts.learner.steps
+    problem, example = steps.foresee()
+    path = folder / f"{package_key(problem, example)}.pt2"
+    compiled.build_package(problem, example, path)
+    return path
+
+
+@pytest.fixture
+def kept(package: Path, cache: Path) -> Path:
+    """The same in the cache of this test."""
+    return copied(package, cache)
+
+
+def copied(package: Path, cache: Path) -> Path:
+    """A package and its SHA-256, in a cache."""
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copy(package.with_name(f"{package.name}.sha256"), cache)
+    return Path(shutil.copy(package, cache))
+
+
+@pytest.mark.integration
+def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
+    settings, package, cache, monkeypatch
+) -> None:
+    """``aot``: what is called for is built where foresee() said that it would be."""
+    calls = []
+
+    def build(problem, example, path: Path) -> None:
+        calls.append(path)
+        copied(package, path.parent)
+
+    monkeypatch.setattr(compiled, "build_package", build)
+    built, _, told = learn(settings, "aot", *PACKAGED)
+    assert calls == [cache / package.name]
+    assert "kept in" in told[-1]
+    again, _, told = learn(settings, "aot", *PACKAGED)
+    assert len(calls) == 1
+    assert told == [f"update: package {package.name[:8]} found in the cache"]
+    assert torch.equal(again, built)
+    calls[0].write_bytes(package.read_bytes()[:1000])
+    mended, _, _ = learn(settings, "aot", *PACKAGED)
+    assert len(calls) == 2
+    assert torch.equal(mended, built)
+
+
+@pytest.mark.integration
+def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
+    """104 updates to 1e-5."""
+    eager, theirs, _ = learn(settings, "false", *PACKAGED)
+    built, mine, _ = learn(settings, "aot", *PACKAGED)
+    torch.testing.assert_close(built, eager, rtol=1e-5, atol=1e-5)
+    for name in theirs:
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.integration
+def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, monkeypatch) -> None:
+    """208 steps, far from paying for a build; a compiler is not needed to load what is there."""
+    packaged, _, _ = learn(settings, "aot", *PACKAGED)
+    eager, _, _ = learn(settings, "false", *PACKAGED)
+    assert not torch.equal(packaged, eager), "else this test could not tell one from the other"
+    monkeypatch.setattr(compiled, "_compiler", lambda: None)
+    found, _, told = learn(settings, "auto", *PACKAGED)
+    assert told == [f"update: package {kept.name[:8]} found in the cache"]
+    assert torch.equal(found, packaged)
+    told = learn(settings, "auto", *PACKAGED, "loss.clip_epsilon=0.3")[2]
+    assert told == ["update: eager"], "the package is of another step"
+
+    kept.write_bytes(kept.read_bytes()[:1000])
+    cut, _, told = learn(settings, "auto", *PACKAGED)
+    assert told == [
+        f"update: eager; package {kept.name[:8]} is not used: it is damaged, its SHA-256 is "
+        "another, learner.compile=aot builds it anew"
+    ]
+    assert torch.equal(cut, eager)
+    kept.unlink()
+    without, _, told = learn(settings, "auto", *PACKAGED)
+    assert told == ["update: eager"]
+    assert torch.equal(without, eager)
+
+
+@pytest.mark.integration
+def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
+    settings, kept, no_build
+) -> None:
+    """The package of half a rollout is another one, and is not there."""
+    experiment, batch = made(settings, *PACKAGED, "learner.minibatches=8", "learner.compile=auto")
+    assert experiment.parts.learner.steps.mode == "aot"
+    lines: list[str] = []
+    experiment.parts.learner.steps.say = lines.append
+    experiment.parts.learner.update(batch[:1], 0.0)
+    assert lines[-1].endswith("failed: AssertionError: nothing is to be built here")
+
+
+def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    experiment, _ = made(settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refuse)
+        chosen = choose("auto", experiment.config, CPU, lambda: cache / "x.pt2")
+    assert (chosen.mode, chosen.why) == ("false", None)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["false", "aot"])
+def test_a_resumed_run_goes_on_as_it_began(mode, settings, kept, no_build, tmp_path, capfd) -> None:
+    """Eager where it began without the package, which is there by now; and the other way round."""
+    whole = kept.read_bytes()
+    if mode == "false":
+        kept.unlink()
+    config = settings(*PACKAGED, "learner.minibatches=8", "learner.compile=auto", "frames=64")
+    said = {"false": "update: eager", "aot": f"update: package {kept.name[:8]} found in the cache"}
+    folder = tmp_path / "run"
+    start(config, RunFolder(folder))
+    kept.write_bytes(whole)
+    start(replace(config, frames=128), RunFolder(folder), resume=True)
+    assert json.loads((folder / "manifest.json").read_text())["compile"] == mode
+    assert capfd.readouterr().out.count(said[mode]) == 2
+
+
+@pytest.mark.integration
+def test_a_package_has_another_name_for_everything_that_matters(settings, monkeypatch) -> None:
+    def key(*words: str, rows: int | None = None) -> str:
+        experiment, batch = made(settings, *words)
+        problem, arguments = minibatch(experiment, batch)
+        arguments[4] = arguments[4][:rows]
+        return package_key(problem, arguments)
+
+    base = key()
+    assert key() == base
+    tensors = ("seed=5", "optim.lr=0.001", "kl.coef=0.9", "loss.beta=3", "loss.dtarg=0.02")
+    assert key(*tensors) == base, "these come as tensors, or are not read"
+    others = [
+        key("loss.critic_coeff=0.7"),
+        key("loss.entropy_coeff=0.02"),
+        key("optim.max_grad_norm=0.9"),
+        key("optim=adamw"),
+        key("loss=clip"),
+        key("actor.hidden=[8,8]"),
+        key("actor.activation=relu"),
+        key("actor.share_trunk=true"),
+        key("actor.share_trunk=true", "loss.separate_losses=true"),
+        key("kl.placement=loss"),
+        key("kl.placement=loss", "kl.estimator=k3"),
+        key("kl.placement=loss", "kl.estimator=exact"),
+        key("kl.placement=loss", "kl.estimator=exact", "kl.divergence=forward"),
+        key("kl.placement=loss", "kl.estimator=exact", "kl.divergence=js"),
+        key("actor=tanh_normal"),
+        key("env=cartpole"),
+        key(rows=16),
+    ]
+    monkeypatch.setattr(compiled, "_processor", lambda: "another")
+    others.append(key())
+    assert len({base, *others}) == len(others) + 1
+
+
+def eager_line(settings, mode: str, *words: str) -> str:
+    """What is said last of an update that has to be the eager one."""
+    eager = learn(settings, "false", *words)[0]
+    parameters, _, lines = learn(settings, mode, *words)
+    assert torch.equal(parameters, eager)
+    return lines[-1]
+
+
+@pytest.fixture
+def loaded(monkeypatch) -> list[str]:
+    """The packages that torch was asked to load."""
+    paths: list[str] = []
+    loader = torch._C._aoti.AOTIModelPackageLoader
+
+    def load(path: str, *more):
+        paths.append(path)
+        return loader(path, *more)
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", load)
+    return paths
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9, "digest"])
+def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
+    place, settings, kept, package, loaded, monkeypatch
+) -> None:
+    file = kept.with_name(f"{kept.name}.sha256") if place == "digest" else kept
+    data = bytearray(file.read_bytes())
+    data[10 if place == "digest" else int(len(data) * place)] ^= 1
+    file.write_bytes(data)
+    damaged = f"package {kept.name[:8]} is not used: it is damaged, its SHA-256 is another"
+    line = eager_line(settings, "auto", *PACKAGED)
+    assert line == f"update: eager; {damaged}, learner.compile=aot builds it anew"
+    assert loaded == []
+    monkeypatch.setattr(compiled, "build_package", lambda *_: copied(package, kept.parent))
+    lines = learn(settings, "aot", *PACKAGED)[2]
+    assert lines[0] == damaged
+    assert lines[-1].startswith("update: compiled in ")
+    assert loaded == [str(kept)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("package", "owner"),
+        ("digest", "mode"),
+        ("folder", "mode"),
+        ("cache", "owner"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                ("package", "mode"),
+                ("digest", "owner"),
+                ("folder", "owner"),
+                ("cache", "mode"),
+            )
+        ),
+    ],
+)
+def test_what_another_user_could_have_written_is_not_loaded(
+    what, fault, settings, kept, loaded, no_build
+) -> None:
+    places = {
+        "package": kept,
+        "digest": kept.with_name(f"{kept.name}.sha256"),
+        "folder": kept.parent,
+        "cache": kept.parent.parent,
+    }
+    path = places[what]
+    if fault == "mode":
+        path.chmod(path.stat().st_mode | 0o020)
+        why = "can be written by others (chmod go-w)"
+    elif os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        why = "belongs to another user (uid 12345)"
+    else:
+        pytest.skip("only root can give a file away")
+    line = eager_line(settings, "auto", *PACKAGED)
+    assert f"{path} {why}" in line
+    assert eager_line(settings, "aot", *PACKAGED).startswith("update: eager; ")
+    assert loaded == []
+
+
+@pytest.mark.integration
+def test_a_package_is_loaded_where_new_files_are_the_groups_too(
+    settings, package, loaded, monkeypatch, tmp_path
+) -> None:
+    """With umask 002, which distributions set for users that are alone in their group."""
+
+    def compile_(*_, package_path: str, **__) -> None:
+        Path(package_path).write_bytes(package.read_bytes())
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_)
+    before = os.umask(0o002)
+    try:
+        lines = learn(settings, "aot", *PACKAGED)[2]
+    finally:
+        os.umask(before)
+    assert lines[-1].startswith("update: compiled in ")
+    assert len(loaded) == 1
+
+
+def test_the_cache_is_this_users_alone(monkeypatch, tmp_path) -> None:
+    from klrl.base.cache import cache_dir, private_folder
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        private_folder(cache_dir() / "update")
+    finally:
+        os.umask(before)
+    for folder in (cache_dir(), cache_dir() / "update"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("unusable", ["a file", "read only", "full"])
+def test_without_a_usable_cache_it_is_eager_and_says_so(
+    unusable, settings, monkeypatch, tmp_path
+) -> None:
+    def full(*_, package_path: str, **__):
+        Path(package_path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    if unusable == "a file":
+        (tmp_path / "cache").write_text("")
+    where = "/proc/self" if unusable == "read only" else tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(where))
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", full)
+    line = eager_line(settings, "aot")
+    assert line.startswith("update: eager; learner.compile=aot failed: ")
+    reason = {"a file": "NotADirectoryError", "read only": "FileNotFoundError", "full": "No space"}
+    assert reason[unusable] in line
+    assert not [path for path in tmp_path.rglob("*") if "pt2" in path.name]
