@@ -94,7 +94,7 @@ def test_it_measures_and_writes_nothing(capsys, monkeypatch) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "SECONDS", 0.1)
+    monkeypatch.setattr(plan, "_probe", lambda *_: COST)
     with pytest.raises(SystemExit):
         klrl_main(["-m", "sweep=a", *QUICK, "seed=0,1"])
     capsys.readouterr()
