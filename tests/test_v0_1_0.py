@@ -218,7 +218,8 @@ def test_a_resumed_run_is_resumed_again(call) -> None:
     call("klrl", "resume=klpen_held", "frames=512")
     assert [json.loads(line)["iteration"] for line in lines("klpen_held")] == list(range(1, 9))
     assert name_of(stored_config(Path("klpen_held")).loss) == "klpen_held"
-    assert len(manifest("klpen_held")["resumed"]) == 2
+    told = manifest("klpen_held")
+    assert (len(told["resumed"]), told["numerics"]) == (2, 1), "its first rows are of 0.1.0"
 
 
 def test_a_run_is_the_reference_and_the_start_of_a_new_one(call) -> None:
@@ -258,13 +259,28 @@ def test_runs_and_a_sweep_are_reported(call) -> None:
 # --------------------------------------------------------------------------------------- sweeps
 
 
-def test_a_sweep_is_restarted(call) -> None:
+def _sweep_words() -> list[str]:
+    words = shlex.split(json.loads((SWEEP / "sweep.json").read_text())["command"])
+    assert words[:3] == ["python", "-m", "klrl"]
+    return words[3:]
+
+
+def test_a_sweep_is_not_mixed_with_other_numbers(call) -> None:
+    """0.1.0 is numerics 1; its jobs stay as they are, and the remedy is said."""
+    before = {path: path.read_bytes() for path in SWEEP.rglob("*") if path.is_file()}
+    told = call("klrl", *_sweep_words(), code=2)
+    assert "as klrl 0.1.0 ran it, and this version computes other numbers" in told
+    assert "(numerics 1, now 2); give another sweep=NAME" in told
+    assert {path: path.read_bytes() for path in SWEEP.rglob("*") if path.is_file()} == before
+
+
+def test_a_sweep_is_restarted_where_the_numbers_are_the_same(call, monkeypatch) -> None:
+    """What 0.1.0 stored is understood: with its numerics the sweep goes on where it stopped."""
+    monkeypatch.setattr("klrl.config.identity.NUMERICS", 1)
     jobs = json.loads((SWEEP / "sweep.json").read_text(encoding="utf-8"))["jobs"]
     finished = [job["name"] for job in jobs if job["status"] == "finished"]
     written = {name: (SWEEP / name / "manifest.json").read_bytes() for name in finished}
-    words = shlex.split(json.loads((SWEEP / "sweep.json").read_text())["command"])
-    assert words[:3] == ["python", "-m", "klrl"]
-    told = call("klrl", *words[3:])
+    told = call("klrl", *_sweep_words())
     assert "6 jobs, 3 finished before, 1 to resume, 2 to start" in told
     ran = [line.split()[1] for line in told.splitlines() if line.startswith("[")]
     assert ran == ["seed=1,loss=clip", "seed=2,loss=klpen", "seed=2,loss=clip"]
@@ -279,11 +295,11 @@ def test_a_sweep_is_restarted(call) -> None:
         assert_last_row(SWEEP / name, EXPECTED["sweep"][name])
     jobs = json.loads((SWEEP / "sweep.json").read_text(encoding="utf-8"))["jobs"]
     assert [job["status"] for job in jobs] == ["finished"] * 6
-    again = call("klrl", *words[3:])
+    again = call("klrl", *_sweep_words())
     assert "6 jobs, 6 finished before" in again
 
 
 def test_a_changed_setting_is_another_job_than_the_stored_one(call) -> None:
-    words = shlex.split(json.loads((SWEEP / "sweep.json").read_text())["command"])[3:]
+    words = _sweep_words()
     words[words.index("optim.lr=0.01")] = "optim.lr=0.02"
     assert "optim.lr=0.01 (not 0.02)" in call("klrl", *words, code=2)

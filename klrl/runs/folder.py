@@ -224,7 +224,7 @@ class RunFolder:
     def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
         """Write the manifest of a run that starts or resumes; returns it.
 
-        ``klrl``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists the others.
+        ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists the others.
 
         Args:
             config: the job.
@@ -244,7 +244,8 @@ class RunFolder:
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
-            "numerics": key.numerics,
+            # A resumed run has rows of both: it is none of those that today's numbers give.
+            "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
             "git_commit": _git_commit(),
             "python": platform.python_version(),
