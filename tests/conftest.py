@@ -60,6 +60,20 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.fixture(autouse=True)
+def _own_processes() -> Iterator[None]:
+    """A test that fails before it has stopped its runs leaves none of them."""
+    yield
+    commands = sys.modules.get("tests.runs.commands")
+    for process in () if commands is None else commands.CHILDREN:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+    if commands is not None:
+        commands.CHILDREN.clear()
+
+
+@pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
     """Hydra's ``--info`` leaves a handler that writes to what was stdout then: it goes."""
     root = logging.getLogger()

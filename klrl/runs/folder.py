@@ -224,7 +224,8 @@ class RunFolder:
     def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
         """Write the manifest of a run that starts or resumes; returns it.
 
-        ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists the others.
+        ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists
+        the others.
 
         Args:
             config: the job.

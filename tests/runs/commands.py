@@ -38,14 +38,21 @@ def exits(*words: str) -> int:
     return int(stop.value.code or 0)
 
 
-def child(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(
+#: Processes of the test that is running; a test that fails leaves none behind (conftest.py).
+CHILDREN: list[subprocess.Popen] = []
+
+
+def child(*words: str, **environment: str) -> subprocess.Popen:
+    """``python -m klrl WORDS``, its output and errors in one pipe."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "klrl", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "WANDB_MODE": "offline"},
+        env={**os.environ, "WANDB_MODE": "offline", **environment},
     )
+    CHILDREN.append(process)
+    return process
 
 
 def wandb_records(job: Path) -> dict[str, list[dict]]:

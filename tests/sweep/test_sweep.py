@@ -28,6 +28,7 @@ from klrl.sweep.jobs import Job, make_jobs
 from klrl.sweep.launchers import launch
 from klrl.sweep.run import command_of
 from tests.conftest import QUICK
+from tests.runs.commands import child
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -57,16 +58,6 @@ def changed(run: RunFolder) -> int:
 def told(folder: str = "outputs/a") -> dict[str, str]:
     jobs = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["jobs"]
     return {job["name"]: job["status"] for job in jobs}
-
-
-def child(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "klrl", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "WANDB_MODE": "offline", "COLUMNS": "200"},
-    )
 
 
 def wait_for(condition, seconds: float = 120) -> None:
@@ -142,7 +133,7 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
 def test_a_killed_sweep_started_again_runs_exactly_the_unfinished_jobs(capfd) -> None:
     swept = ("kl.coef=0,0.1,1", "seed=0,1,2,3", "frames=256")
     names = [f"kl.coef={c},seed={s}" for c in ("0", "0.1", "1") for s in range(4)]
-    process = child("-m", "sweep=a", *QUICK, *swept, "checkpoint.every=1")
+    process = child("-m", "sweep=a", *QUICK, *swept, "checkpoint.every=1", COLUMNS="200")
     sixth = RunFolder(Path("outputs/a") / names[5])
     wait_for(lambda: sixth.metrics.exists() and len(sixth.metrics.read_bytes().splitlines()) >= 2)
     process.kill()
@@ -305,7 +296,7 @@ def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> No
 )
 def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, signum) -> None:
     words = ("seed=0,1,2,3", "frames=20000", f"launcher={launcher}")
-    process = child("-m", "sweep=a", *QUICK, *words)
+    process = child("-m", "sweep=a", *QUICK, *words, COLUMNS="200")
     at_once = 2 if launcher == "joblib" else 1
     wait_for(lambda: sum(run.metrics.exists() for run in jobs_of().values()) >= at_once)
     process.send_signal(signum)
