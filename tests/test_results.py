@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.shipped import best_of_n, forgetting, page, transforms
+from benchmarks.shipped import best_of_n, forgetting, frontier, page, transforms
 from benchmarks.shipped.__main__ import RESULTS
-from benchmarks.shipped.best_of_n import best_of, chances, kl_bound
+from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
 from benchmarks.shipped.sweeps import Sweep, by_labels, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
 from klrl.config.overrides import expand, job_name, quote_paths, split_overrides, swept_keys
@@ -57,24 +57,71 @@ def test_best_of_n_takes_no_more_than_there_are() -> None:
         chances(np.zeros(2), 3)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 64])
-def test_the_kl_of_best_of_n_without_ties_is_the_integral(n) -> None:
-    """The rank u of the chosen one has density n u^(n - 1) against the base model's 1."""
-    u = (np.arange(400_000) + 0.5) / 400_000
-    density, log_density = n * u ** (n - 1), log(n) + (n - 1) * np.log(u)
-    assert kl_bound(n) == pytest.approx(np.mean(density * log_density), abs=1e-5)
-
-
-def test_ties_only_lower_the_kl() -> None:
-    """Three responses of the base model, two of them with one proxy; n drawn with replacement."""
-    base, proxy, n = np.array([0.5, 0.3, 0.2]), np.array([0.0, 1.0, 1.0]), 4
+@pytest.mark.parametrize("n", range(1, 5))
+def test_the_kl_of_best_of_n_is_that_of_every_draw(n) -> None:
+    """Responses of probability .5, .3 and .2, the last two with one proxy; ties by lot."""
+    base, proxy = np.array([0.5, 0.3, 0.2]), np.array([0.0, 1.0, 1.0])
     chosen = np.zeros(3)
     for drawn in itertools.product(range(3), repeat=n):
         best = [i for i in drawn if proxy[i] == max(proxy[list(drawn)])]
         for i in best:
             chosen[i] += np.prod(base[list(drawn)]) / len(best)
     assert chosen.sum() == pytest.approx(1)
-    assert 0 < (chosen * np.log(chosen / base)).sum() < kl_bound(n) < log(n)
+    kept = chosen > 0
+    expected = (chosen[kept] * np.log(chosen[kept] / base[kept])).sum()
+    samples = np.repeat(proxy, [5, 3, 2])
+    other = np.arange(10.0)  # a prompt without ties
+    p = ((np.arange(10) + 1) / 10) ** n - (np.arange(10) / 10) ** n
+    prompts = [expected, (p * np.log(10 * p)).sum()]
+    assert best_of_n_kl(samples[None], n) == pytest.approx(expected)
+    assert best_of_n_kl(np.stack([samples, other]), n) == pytest.approx(np.mean(prompts))
+    assert expected <= log(n) - (n - 1) / n
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64])
+def test_the_kl_of_best_of_n_without_ties_is_the_known_bound(n) -> None:
+    """log n - (n - 1) / n (Beirami et al. 2024), which many samples without ties come near."""
+    found = best_of_n_kl(np.arange(100_000.0)[None], n)
+    assert found == pytest.approx(log(n) - (n - 1) / n, abs=1e-3)
+
+
+# ------------------------------------------------------------------------------------- optimum
+
+
+@pytest.mark.parametrize("c", [0.05, 0.3, 2.0])
+def test_the_optimum_is_the_base_tilted_by_the_score(c) -> None:
+    """Responses of probability .5, .3 and .2; their mean over two equal prompts is theirs."""
+    base = np.array([0.5, 0.3, 0.2])
+    proxy, gold = np.array([0.0, 1.0, 0.4]), np.array([0.2, 0.0, 1.0])
+    pi = base * np.exp(proxy / c) / (base * np.exp(proxy / c)).sum()
+    samples, meant = (np.repeat(x, [5, 3, 2])[None].repeat(2, 0) for x in (proxy, gold))
+    found = tilted(samples, meant, c)
+    assert found.proxy == pytest.approx(pi @ proxy)
+    assert found.gold == pytest.approx(pi @ gold)
+    assert found.kl == pytest.approx(pi @ np.log(pi / base))
+    # max over pi of E[proxy] - c KL(pi || base) is c log E_base[exp(proxy / c)].
+    assert found.proxy - c * found.kl == pytest.approx(c * log(base @ np.exp(proxy / c)))
+
+
+def test_the_optimums_effective_samples() -> None:
+    """1 / sum w^2: all where the score says nothing, the tied best where c is small."""
+    proxy = np.array([[0.0, 0.0, 1.0, 1.0, 1.0, 0.5]])
+    assert tilted(proxy, proxy, 1e9).effective == pytest.approx(6)
+    assert tilted(proxy, proxy, 1e-3).effective == pytest.approx(3)
+    # The prompt with the fewest of ten is what counts: the lowest tenth.
+    few = np.vstack([np.zeros((9, 6)), np.arange(6.0)])
+    assert tilted(few, few, 1e-3).effective == pytest.approx(1)
+
+
+def test_the_line_of_the_optimum_ends_where_samples_are_few() -> None:
+    """Evenly spread scores without ties: 1 / sum w^2 falls with c and reaches 1."""
+    scores = np.linspace(0, 1, 64)[None]
+    rows = frontier.optimum([(scores, scores)] * 3)
+    counts = [row.values["effective"].min() for row in rows]
+    assert min(counts) >= frontier.LEAST
+    assert 1 < len(rows) < len(frontier.TEMPERATURES)
+    following = frontier.TEMPERATURES[len(rows)]
+    assert tilted(scores, scores, following).effective < frontier.LEAST
 
 
 # -------------------------------------------------------------------------------------- tables
