@@ -11,14 +11,13 @@ from benchmarks.shipped import (
     estimators,
     forgetting,
     frontier,
+    klpen_clip,
     transforms,
 )
 from benchmarks.shipped.page import Result, write_index, write_result
 
-RESULTS: dict[int, Result] = {
-    module.RESULT.number: module.RESULT
-    for module in (beta_rules, transforms, estimators, forgetting, frontier, controllers)
-}
+_MODULES = (beta_rules, transforms, estimators, forgetting, frontier, controllers, klpen_clip)
+RESULTS: dict[int, Result] = {module.RESULT.number: module.RESULT for module in _MODULES}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,7 +41,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     told = "; ".join(f"{number}: {result.title}" for number, result in RESULTS.items())
     parser.add_argument("numbers", nargs="*", type=int, choices=[*RESULTS], help=told)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
-    parser.add_argument("--draw", action="store_true", help="no runs; write from those there are")
+    parser.add_argument(
+        "--draw", action="store_true", help="no runs; write from those there are"
+    )
     return parser.parse_args(argv)
 
 

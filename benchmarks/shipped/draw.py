@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.shipped.tables import Row
+from benchmarks.shipped.tables import Row, interval
 from klrl.report.charts import curve
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
@@ -52,12 +52,9 @@ def panels(path: Path, rows: int, columns: int, height: float = HEIGHT) -> Itera
 
 
 def dots(axes: Any, x: float, row: Row, key: str, colour: str, **look: Any) -> None:
-    """The interquartile mean with its interval, and every seed beside it."""
-    found = row.estimate(key)
-    spread = [
-        [found.value - _or(found.low, found.value)],
-        [_or(found.high, found.value) - found.value],
-    ]
+    """The mean with its interval, and every seed beside it."""
+    found, (low, high) = row.estimate(key), interval(row, key)
+    spread = [[found.value - _or(low, found.value)], [_or(high, found.value) - found.value]]
     style = {"fmt": "o", "markersize": 7, "capsize": 3, "zorder": 3, **look}
     axes.errorbar([x], [found.value], yerr=np.abs(spread), color=colour, **style)
     values = np.asarray(row.values[key])
@@ -74,7 +71,7 @@ def line(
     aside: float = 0.0,
     **look: Any,
 ) -> None:
-    """The interquartile means of several rows joined, their intervals, every seed as a dot.
+    """The means of several rows joined, their intervals, every seed as a dot.
 
     Args:
         axes: to draw on.
@@ -85,10 +82,11 @@ def line(
         aside: how far the dots stand beside their place; 1 where places are 1 apart.
         look: of the line and its markers.
     """
-    found = [row.estimate(key) for row in rows]
-    middle = np.array([e.value for e in found])
+    middle = np.array([row.estimate(key).value for row in rows])
+    ends = [interval(row, key) for row in rows]
     low, high = (
-        np.array([_or(getattr(e, end), e.value) for e in found]) for end in ("low", "high")
+        np.array([_or(each, value) for each, value in zip(column, middle, strict=True)])
+        for column in zip(*ends, strict=True)
     )
     style = {"marker": "o", "markersize": 6, "capsize": 3, "zorder": 3, **look}
     axes.errorbar(x, middle, yerr=np.abs([middle - low, high - middle]), color=colour, **style)
@@ -101,7 +99,7 @@ def line(
 def learning_curve(
     axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
 ) -> None:
-    """A metric against frames: the interquartile mean over seeds, and its interval as a band."""
+    """A metric against frames: the mean over seeds, and its interval as a band."""
     points = curve(Setting("", list(runs), runs[0].settings), metric)
     assert points, f"{metric} was not recorded"
     x = [point.x / 1000 for point in points]
