@@ -238,6 +238,17 @@ def toy_plays(run, words=(), *, episodes, sampled=False) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("number", sorted(RESULTS))
+def test_a_page_says_what_it_concludes_and_what_it_cannot(number) -> None:
+    result = RESULTS[number]
+    readme = result.folder / "README.md"
+    if not readme.exists():
+        pytest.skip("its runs have not been made")
+    by_hand, _, measured = readme.read_text(encoding="utf-8").partition(page.START)
+    assert by_hand.startswith(f"# {result.title}\n\n{result.question}\n\n**What it says")
+    assert f"{page.LIMITS}\n\n{result.limits}\n" in measured
+
+
+@pytest.mark.parametrize("number", sorted(RESULTS))
 def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> None:
     result = RESULTS[number]
     count = 0

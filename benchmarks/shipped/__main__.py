@@ -41,9 +41,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     told = "; ".join(f"{number}: {result.title}" for number, result in RESULTS.items())
     parser.add_argument("numbers", nargs="*", type=int, choices=[*RESULTS], help=told)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
-    parser.add_argument(
-        "--draw", action="store_true", help="no runs; write from those there are"
-    )
+    parser.add_argument("--draw", action="store_true", help="no runs; write from those there are")
     return parser.parse_args(argv)
 
 

@@ -26,8 +26,8 @@ END = "<!-- end of measured -->"
 LIMITS = "## What it cannot say"
 INTERVAL = (
     "Each cell: mean over {seeds} seeds [its 95 % interval by Student's t], interquartile mean "
-    "(IQM), and the worst seed where one can be named. The interval assumes that the seeds show what may "
-    "happen: no rare bad ones. figures.csv has every seed."
+    "(IQM), and the worst seed where one can be named. The interval assumes that the seeds show "
+    "what may happen: no rare bad ones. figures.csv has every seed."
 )
 RANGE = (
     "Each cell: the lowest and the highest of {seeds} seeds, and their mean; so few seeds bear no "
