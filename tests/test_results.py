@@ -160,9 +160,17 @@ def test_the_interval_of_a_cell_is_students() -> None:
     assert cell(row, Measure("x", "", "", ",.4f", "")) == expected
 
 
+def test_an_interval_ends_where_the_measure_does() -> None:
+    share = Measure("x", "", "", worst="", bounds=(0.0, 1.0))
+    text = cell(Row({}, {"x": np.array([0.0, 1.0, 1.0, 1.0, 1.0])}), share)
+    low, high = (float(end) for end in text.partition("[")[2].partition("]")[0].split(","))
+    assert (low >= 0, high) == (True, 1.0)
+
+
 def test_below_five_seeds_a_cell_has_the_range_and_no_interval(tmp_path: Path) -> None:
     row, measure = Row({}, {"x": np.array([1.0, 2.0, 6.0])}), Measure("x", "", "")
     assert cell(row, measure) == "1.00 to 6.00, mean 3.00"
+    assert cell(Row({}, {"x": np.array([1.0, 1.001, 1.002])}), measure) == "1.00"
     write_csv([row], [measure], tmp_path / "t.csv")
     (line,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
     assert (line["low"], line["high"]) == ("", "")

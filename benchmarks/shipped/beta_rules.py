@@ -30,7 +30,7 @@ RULES = {
 }
 TARGET = 0.01
 MEASURES = (
-    Measure("in_band", "in band", "share of iterations"),
+    Measure("in_band", "in band", "share of iterations", bounds=(0.0, 1.0)),
     Measure("return", "evaluation return", "per episode", ",.0f"),
 )
 _COMMON = (f"loss.dtarg={TARGET}", "logger=none", "eval.every=0", "seed=0,1,2,3,4")

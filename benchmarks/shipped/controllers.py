@@ -27,7 +27,7 @@ CONTROLLERS = {"held": GREEN, "dual": ORANGE, "adaptive": BLUE, "fixed": BLACK}
 COEF, TARGET, NEAR, FRAMES = 0.3, 0.3, 0.25, 300_000
 MEASURES = (
     Measure("ratio", "mean KL / target", "last half", ",.2f", "far"),
-    Measure("near", "within 25 %", "share of iterations, last half"),
+    Measure("near", "within 25 %", "share of iterations, last half", bounds=(0.0, 1.0)),
     Measure("return", "evaluation return", "per episode", ",.0f"),
 )
 
@@ -60,7 +60,8 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
         f"{FRAMES:,} frames. All start at `kl.coef={COEF}`; `held`, `dual` and `adaptive` have "
         f"`controller.target={TARGET}` nats per frame, `fixed` has no target and stands beside "
         "them. KL(policy||reference) is the closed form of each rollout. Evaluation: "
-        f"{EPISODES} deterministic episodes of the last policy."
+        f"{EPISODES} deterministic episodes of the last policy. In the picture, a KL above "
+        f"{2.5 * TARGET:g} leaves its panel."
     )
     alt = "KL(policy||reference) and kl.coef over frames, for four controllers, and the target"
     return [Section("Figures", note, rows, MEASURES, "controllers.png", alt)]

@@ -21,7 +21,7 @@ BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
 #: Inches; 1100 pixels wide, of which a README shows about 830.
 WIDTH, HEIGHT, DPI = 10.0, 3.6, 110
 #: Entries in a row of the legend.
-LEGEND = 5
+LEGEND = 6
 
 
 @contextmanager
@@ -99,14 +99,17 @@ def line(
 def learning_curve(
     axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
 ) -> None:
-    """A metric against frames: the mean over seeds, and its interval as a band."""
+    """A metric against frames: the mean over seeds, and a thin line per seed."""
+    for run in runs:
+        axes.plot(*_curve([run], metric), style, color=colour, linewidth=0.6, alpha=0.35)
+    axes.plot(*_curve(runs, metric), style, color=colour, linewidth=1.6, **look)
+
+
+def _curve(runs: Sequence[Run], metric: str) -> tuple[list[float], list[float]]:
+    """Thousand frames, and the mean over runs at each."""
     points = curve(Setting("", list(runs), runs[0].settings), metric)
     assert points, f"{metric} was not recorded"
-    x = [point.x / 1000 for point in points]
-    estimates = [point.y for point in points]
-    axes.plot(x, [y.value for y in estimates], style, color=colour, linewidth=1.6, **look)
-    low, high = ([_or(getattr(y, end), y.value) for y in estimates] for end in ("low", "high"))
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    return [point.x / 1000 for point in points], [point.y.value for point in points]
 
 
 def _or(value: float | None, otherwise: float) -> float:

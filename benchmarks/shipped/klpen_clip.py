@@ -102,7 +102,9 @@ def _draw(path: Path, groups: dict[tuple[str, ...], list[Run]], rows: Sequence[R
             kl.set(title=env, xlabel="thousand frames", ylabel="KL(old||new), nats per frame")
             kl.set_yscale("log")
             curve.set(xlabel="thousand frames", ylabel="training return")
-            reward.set(ylabel="return: deterministic (full), training (hollow)")
+            for name, face in (("deterministic", "grey"), ("training", "white")):
+                reward.plot([], [], "o", color="grey", markerfacecolor=face, label=name)
+            reward.set(ylabel="return at the end")
             reward.set_xticks([x + 0.25 for x in range(len(LOSSES))], LOSSES)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ class Measure:
         form: of a number, as Python's format() takes it.
         worst: which seed is the worst: the "low" one, the "high" one, the one "far" from 1, or ""
             where none is better than another.
+        bounds: of what it can be; its interval ends there.
     """
 
     key: str
@@ -33,6 +35,7 @@ class Measure:
     unit: str
     form: str = ",.2f"
     worst: str = "low"
+    bounds: tuple[float, float] = (-inf, inf)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def markdown(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
 def cell(row: Row, measure: Measure) -> str:
     """``0.99 [0.98, 1.00], IQM 0.99, worst 0.97``; below five seeds ``0.97 to 1.00, mean 0.99``.
 
-    Blank where the row does not have the measure; one number where all seeds agree.
+    Blank where the row does not have the measure; one number where all seeds print alike.
     """
     if measure.key not in row.values:
         return ""
@@ -89,19 +92,22 @@ def cell(row: Row, measure: Measure) -> str:
     mean = told(values.mean())
     if values.min() == values.max():
         return mean
-    low, high = interval(row, measure.key)
+    low, high = interval(row, measure.key, measure.bounds)
     if low is None or high is None:
-        return f"{told(values.min())} to {told(values.max())}, mean {mean}"
+        least, most = told(values.min()), told(values.max())
+        return mean if least == most else f"{least} to {most}, mean {mean}"
     text = f"{mean} [{told(low)}, {told(high)}], IQM {told(float(iqm(values)))}"
     return f"{text}, worst {told(worst(values, measure.worst))}" if measure.worst else text
 
 
-def interval(row: Row, key: str) -> tuple[float, float] | tuple[None, None]:
-    """The report's interval of a measure; (None, None) below :data:`ENOUGH` seeds."""
+def interval(
+    row: Row, key: str, bounds: tuple[float, float] = (-inf, inf)
+) -> tuple[float, float] | tuple[None, None]:
+    """The report's interval of a measure, within bounds; Nones below :data:`ENOUGH` seeds."""
     found = row.estimate(key)
     if found.seeds < ENOUGH or found.low is None or found.high is None:
         return None, None
-    return found.low, found.high
+    return max(found.low, bounds[0]), min(found.high, bounds[1])
 
 
 def write_csv(rows: Sequence[Row], measures: Sequence[Measure], path: Path) -> None:
@@ -118,5 +124,5 @@ def write_csv(rows: Sequence[Row], measures: Sequence[Measure], path: Path) -> N
                 bad = worst(values, m.worst) if m.worst else ""
                 seeds = " ".join(f"{value:.7g}" for value in values)
                 labels = [row.labels.get(name, "") for name in names]
-                middle = [values.mean(), *interval(row, m.key), iqm(values)]
+                middle = [values.mean(), *interval(row, m.key, m.bounds), iqm(values)]
                 writer.writerow([*labels, m.key, m.unit, *middle, bad, seeds])
