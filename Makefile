@@ -75,7 +75,7 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-lm: $(READY) .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (20 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(READY) ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-6: one of them
+results: $(READY) ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-7: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
 
 results-%: $(READY)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import controllers, ranges, results
+from benchmarks import ranges, results
 from benchmarks.memory import frames_done, size_near
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
 from benchmarks.rounds import Failed, rounds, run_line
@@ -41,11 +41,6 @@ def test_cpu_time_counts_a_child_alive_and_ended():
     assert ended >= 0.45
 
 
-def test_how_near_a_controller_holds_by_hand():
-    """The last half is .76, 1.24, 1.3, .7: two of four within 25 %."""
-    assert controllers.held([9, 9, 9, 0, 0.76, 1.24, 1.3, 0.7]) == pytest.approx((1.0, 0.5))
-
-
 def test_ranges_enumerates_every_response_once():
     """sum pi = 1; two others of 1 token (p .25) or 2: E[3 / (n + L)] by hand."""
     responses, mask = ranges.all_responses()
@@ -67,30 +62,6 @@ def test_ranges_finds_what_is_exact_and_what_is_not():
     assert whole == "1.0000 [1.0000, 1.0000]"
     assert float(token.split("[")[1].split(",")[0]) < 0.99
     assert ranges.cell([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
-
-
-@pytest.mark.integration
-def test_a_cell_of_the_controllers_is_run_once(monkeypatch, tmp_path, capsys):
-    ran = []
-
-    def run(cell):
-        ran.append(cell)
-        ratio = [0.0, 1.0] if cell.seed == 0 else [0.0, 1.4]
-        return {"identity": cell.identity, "ratio": ratio, "return": -200.0, "seconds": 1.0}
-
-    words = ["--envs", "pendulum", "--controllers", "held", "--seeds", "0", "1"]
-    monkeypatch.setattr(controllers, "run", run)
-    monkeypatch.setattr(sys, "argv", ["controllers", *words, "--folder", str(tmp_path)])
-    controllers.main()
-    controllers.main()
-    assert [(cell.env, cell.controller, cell.seed) for cell in ran] == [
-        *[("pendulum", "held", 0), ("pendulum", "held", 1)]
-    ]
-    row = "| held | 1.00, 1.00 | 1.40, 0.00 | 1.20, 0.50 | no | -200 |"
-    assert capsys.readouterr().out.count(row) == 2
-    monkeypatch.setattr(controllers, "TARGET", 0.2)
-    controllers.main()
-    assert len(ran) == 4, "the settings changed"
 
 
 def test_a_report_leaves_the_first_iteration_out(monkeypatch):

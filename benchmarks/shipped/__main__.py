@@ -11,14 +11,13 @@ from benchmarks.shipped import (
     estimators,
     forgetting,
     frontier,
+    klpen_clip,
     transforms,
 )
 from benchmarks.shipped.page import Result, write_index, write_result
 
-RESULTS: dict[int, Result] = {
-    module.RESULT.number: module.RESULT
-    for module in (beta_rules, transforms, estimators, forgetting, frontier, controllers)
-}
+_MODULES = (beta_rules, transforms, estimators, forgetting, frontier, controllers, klpen_clip)
+RESULTS: dict[int, Result] = {module.RESULT.number: module.RESULT for module in _MODULES}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

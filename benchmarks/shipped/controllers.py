@@ -1,4 +1,4 @@
-"""Result 6: how fixed, adaptive and dual coefficients hold KL(policy||reference) at one target."""
+"""Result 6: how four controllers of kl.coef hold KL(policy||reference) at one target."""
 
 from __future__ import annotations
 
@@ -7,34 +7,42 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shipped.draw import BLACK, BLUE, ORANGE, dots, learning_curve, panels
+from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, dots, learning_curve, panels
 from benchmarks.shipped.page import Result, Section
-from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
+from benchmarks.shipped.sweeps import (
+    EPISODES,
+    Labelled,
+    Plays,
+    Sweep,
+    by_labels,
+    closing_return,
+)
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import column
 from klrl.report.runs import Run
+from klrl.report.statistics import Array
 
-ENVS = {"pendulum": 200_000, "hopper": 100_000}
-CONTROLLERS = {"fixed": BLACK, "adaptive": BLUE, "dual": ORANGE}
-COEF, TARGET, NEAR, EPISODES = 0.3, 0.3, 0.25, 50
+ENVS = ("pendulum", "hopper", "half_cheetah")
+CONTROLLERS = {"held": GREEN, "dual": ORANGE, "adaptive": BLUE, "fixed": BLACK}
+COEF, TARGET, NEAR, FRAMES = 0.3, 0.3, 0.25, 300_000
 MEASURES = (
     Measure("ratio", "mean KL / target", "last half", ",.2f", "far"),
-    Measure("near", "within 25 %", "share of iterations, last half"),
+    Measure("near", "within 25 %", "share of iterations, last half", bounds=(0.0, 1.0)),
     Measure("return", "evaluation return", "per episode", ",.0f"),
 )
 
 
 def _sweeps() -> list[Sweep]:
     found = []
-    for env, frames in ENVS.items():
+    for env in ENVS:
         words = (
-            *(f"env={env}", f"frames={frames}", f"kl.coef={COEF}"),
+            *(f"env={env}", f"frames={FRAMES}", f"kl.coef={COEF}"),
             *("logger=none", "eval.every=0"),
         )
         labels = {"env": env, "controller": "fixed"}
         seeds = ("seed=0,1,2,3,4",)
         fixed = Sweep(f"results/controllers/{env}_fixed", (*words, *seeds), labels)
-        held = ("controller=adaptive,dual", f"controller.target={TARGET}")
+        held = ("controller=held,dual,adaptive", f"controller.target={TARGET}")
         moved = (*words, *held, *seeds)
         found += [fixed, Sweep(f"results/controllers/{env}", moved, {"env": env})]
     return found
@@ -49,21 +57,30 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     ]
     _draw(folder / "controllers.png", groups, rows)
     note = (
-        f"All start at `kl.coef={COEF}`; `adaptive` and `dual` have `controller.target={TARGET}` "
-        "nats per frame, `fixed` has no target and stands beside it. KL(policy||reference) is the "
-        f"closed form of each rollout. Evaluation: {EPISODES} deterministic episodes."
+        f"{FRAMES:,} frames. All start at `kl.coef={COEF}`; `held`, `dual` and `adaptive` have "
+        f"`controller.target={TARGET}` nats per frame, `fixed` has no target and stands beside "
+        "them. KL(policy||reference) is the closed form of each rollout. Evaluation: "
+        f"{EPISODES} deterministic episodes of the last policy. In the picture, a KL above "
+        f"{2.5 * TARGET:g} leaves its panel."
     )
-    alt = "KL(policy||reference) and kl.coef over frames, for three controllers, and the target"
+    alt = "KL(policy||reference) and kl.coef over frames, for four controllers, and the target"
     return [Section("Figures", note, rows, MEASURES, "controllers.png", alt)]
 
 
 def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
-    halves = [column(run, "kl/ref/exact")[run.rows // 2 :] / TARGET for run in runs]
-    return {
-        "ratio": np.array([half.mean() for half in halves]),
-        "near": np.array([(np.abs(half - 1) <= NEAR).mean() for half in halves]),
-        "return": np.array([plays(run, episodes=EPISODES)["eval/return"] for run in runs]),
-    }
+    ratio, share = np.array([nearness(column(run, "kl/ref/exact")) for run in runs]).T
+    returns = np.array([closing_return(run, plays) for run in runs])
+    return {"ratio": ratio, "near": share, "return": returns}
+
+
+def nearness(kl: Array) -> tuple[float, float]:
+    """Mean KL / target over the last half, and the share of its iterations within 25 %.
+
+    Args:
+        kl: [iterations] KL(policy||reference), nats per frame.
+    """
+    ratio = kl[len(kl) // 2 :] / TARGET
+    return float(ratio.mean()), float((np.abs(ratio - 1) <= NEAR).mean())
 
 
 def _draw(path: Path, groups: dict[tuple[str, ...], list[Run]], rows: Sequence[Row]) -> None:
@@ -91,13 +108,20 @@ RESULT = Result(
     name="controllers",
     title="Controllers of kl.coef: how they hold KL(policy||reference)",
     question=(
-        "A coefficient that stays gives whatever KL it gives. Do the two that move reach a target "
-        "and stay there?"
+        "A coefficient that stays gives whatever KL it gives. Do the three that move reach a "
+        "target and stay there?"
     ),
     chosen=(
         f"The start at `kl.coef={COEF}` and the target were chosen for pendulum in an earlier "
-        "measurement on seeds 0 to 2 ([kl.md](../../kl.md)), which are among those shown; for "
-        "hopper nothing was chosen."
+        "measurement on seeds 0 to 2, which are among those shown. The gains of `held`, its "
+        "defaults, were chosen on seeds from 100 on; for `dual` and `adaptive` nothing was chosen, "
+        "they have their defaults. The frames are enough for hopper's KL to rise from 0, overshoot "
+        "and come back; with 100k it does not."
+    ),
+    limits=(
+        "One target, one start and one length: a controller that is slow here, as `adaptive` is, "
+        "may do in a longer run or from a better start. How well a KL is held says nothing about "
+        "whether it is worth holding: returns compare only between controllers with the same KL."
     ),
     sweeps=_sweeps(),
     make=make,

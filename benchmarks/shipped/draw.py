@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.shipped.tables import Row
+from benchmarks.shipped.tables import Row, interval
 from klrl.report.charts import curve
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
@@ -21,7 +21,7 @@ BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK = COLOURS
 #: Inches; 1100 pixels wide, of which a README shows about 830.
 WIDTH, HEIGHT, DPI = 10.0, 3.6, 110
 #: Entries in a row of the legend.
-LEGEND = 5
+LEGEND = 6
 
 
 @contextmanager
@@ -52,12 +52,9 @@ def panels(path: Path, rows: int, columns: int, height: float = HEIGHT) -> Itera
 
 
 def dots(axes: Any, x: float, row: Row, key: str, colour: str, **look: Any) -> None:
-    """The interquartile mean with its interval, and every seed beside it."""
-    found = row.estimate(key)
-    spread = [
-        [found.value - _or(found.low, found.value)],
-        [_or(found.high, found.value) - found.value],
-    ]
+    """The mean with its interval, and every seed beside it."""
+    found, (low, high) = row.estimate(key), interval(row, key)
+    spread = [[found.value - _or(low, found.value)], [_or(high, found.value) - found.value]]
     style = {"fmt": "o", "markersize": 7, "capsize": 3, "zorder": 3, **look}
     axes.errorbar([x], [found.value], yerr=np.abs(spread), color=colour, **style)
     values = np.asarray(row.values[key])
@@ -74,7 +71,7 @@ def line(
     aside: float = 0.0,
     **look: Any,
 ) -> None:
-    """The interquartile means of several rows joined, their intervals, every seed as a dot.
+    """The means of several rows joined, their intervals, every seed as a dot.
 
     Args:
         axes: to draw on.
@@ -85,10 +82,11 @@ def line(
         aside: how far the dots stand beside their place; 1 where places are 1 apart.
         look: of the line and its markers.
     """
-    found = [row.estimate(key) for row in rows]
-    middle = np.array([e.value for e in found])
+    middle = np.array([row.estimate(key).value for row in rows])
+    ends = [interval(row, key) for row in rows]
     low, high = (
-        np.array([_or(getattr(e, end), e.value) for e in found]) for end in ("low", "high")
+        np.array([_or(each, value) for each, value in zip(column, middle, strict=True)])
+        for column in zip(*ends, strict=True)
     )
     style = {"marker": "o", "markersize": 6, "capsize": 3, "zorder": 3, **look}
     axes.errorbar(x, middle, yerr=np.abs([middle - low, high - middle]), color=colour, **style)
@@ -101,14 +99,17 @@ def line(
 def learning_curve(
     axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
 ) -> None:
-    """A metric against frames: the interquartile mean over seeds, and its interval as a band."""
+    """A metric against frames: the mean over seeds, and a thin line per seed."""
+    for run in runs:
+        axes.plot(*_curve([run], metric), style, color=colour, linewidth=0.6, alpha=0.35)
+    axes.plot(*_curve(runs, metric), style, color=colour, linewidth=1.6, **look)
+
+
+def _curve(runs: Sequence[Run], metric: str) -> tuple[list[float], list[float]]:
+    """Thousand frames, and the mean over runs at each."""
     points = curve(Setting("", list(runs), runs[0].settings), metric)
     assert points, f"{metric} was not recorded"
-    x = [point.x / 1000 for point in points]
-    estimates = [point.y for point in points]
-    axes.plot(x, [y.value for y in estimates], style, color=colour, linewidth=1.6, **look)
-    low, high = ([_or(getattr(y, end), y.value) for y in estimates] for end in ("low", "high"))
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    return [point.x / 1000 for point in points], [point.y.value for point in points]
 
 
 def _or(value: float | None, otherwise: float) -> float:

@@ -138,6 +138,12 @@ RESULT = Result(
         f"`kl.coef={COEF}` is the default of every job; learning rate, batch and epochs are the "
         "experiment's own, chosen earlier on seeds 100 and 101."
     ),
+    limits=(
+        "Three seeds do not rank rewards, nor settings that lie near each other: a difference is "
+        "one only where the ranges are apart. One coefficient, one small task, responses of a few "
+        "tokens: the errors of a wrong or partial gradient grow with KL and length "
+        "([kl.md](../../kl.md) has them by enumeration)."
+    ),
     sweeps=_sweeps(),
     make=make,
     seeds=3,

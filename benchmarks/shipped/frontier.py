@@ -1,4 +1,4 @@
-"""Result 5: gold score against KL when a flawed reward is optimised, best-of-n beside it.
+"""Result 5: gold score against KL when a flawed reward is optimised; best-of-n and the optimum.
 
 Gao, Schulman and Hilton 2022, "Scaling laws for reward model overoptimization".
 """
@@ -10,47 +10,61 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shipped.best_of_n import base_scores, best_of, kl_bound
-from benchmarks.shipped.draw import BLUE, ORANGE, line, panels
+from benchmarks.shipped.best_of_n import base_scores, best_of, best_of_n_kl, tilted
+from benchmarks.shipped.draw import BLACK, BLUE, ORANGE, line, panels
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import final
 from klrl.report.runs import Run
+from klrl.report.statistics import Array
 
 COEFS = ("0", "0.02", "0.05", "0.1", "0.2", "0.5")
 SAMPLES, SEEDS = 20_480, (0, 1, 2)
 #: Best-of-n: candidates; prompts of the evaluation split; samples of the base model for each.
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, DRAWN = 1024, 128
+#: The optimum: c of E[proxy] - c * KL; it is not shown where a tenth of the prompts have fewer
+#: effective samples than LEAST.
+TEMPERATURES = (2.0, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02)
+LEAST = 10
 MEASURES = (
     Measure("proxy", "proxy", "per response", ",.3f"),
     Measure("gold", "gold", "per response", ",.3f"),
     Measure("kl", "KL(policy||base)", "nats per response", ",.3f", ""),
+    Measure("effective", "effective samples", f"of {DRAWN}", ",.0f", ""),
 )
 NAME = "results/frontier"
+SETTING = "kl.coef, n or c"
+NOTE = (
+    f"Trained: `env.reward=proxy`, {SAMPLES:,} samples; scores of {PROMPTS} responses sampled to "
+    "the evaluation split by the last policy, KL in closed form, mean over the last tenth of the "
+    "training. The other two are made of the base model's own responses, "
+    f"{DRAWN} to each of the same {PROMPTS} prompts; their seeds are those of the samples. "
+    "Best-of-n: of n responses the one with the highest proxy, ties by lot; n = 1 is the base "
+    "model. Its KL is exact for the distribution of the samples: the proxy has few values, so that "
+    "many responses tie, and the usual bound log n - (n - 1) / n (Beirami et al. 2024, arXiv "
+    "2401.01879) is far above it. Optimum: the base model tilted by exp(proxy / c), which has the "
+    "highest E[proxy] - c * KL of all policies, by self-normalised weights w of the samples, KL = "
+    f"sum w log({DRAWN} w). Effective samples: 1 / sum w^2, a tenth of the prompts have fewer; "
+    "with few of them the scores are biased towards the base model's, and the line ends "
+    f"where they are below {LEAST}. c is in proxy score per nat; `kl.coef` stands beside a score "
+    "that is normalised over its group, so that the two are not on one scale. The proxy counts the "
+    "digits that were asked for and lets any others stand ([language.md](../../language.md))."
+)
 
 
 def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     groups = by_labels(runs, "kl.coef")
     tuned = [
-        Row({"policy": "trained", "kl.coef or n": coef}, _values(groups[(coef,)], plays))
-        for coef in COEFS
+        Row({"policy": "trained", SETTING: coef}, _values(groups[(coef,)], plays)) for coef in COEFS
     ]
-    chosen = _best_of_n()
-    _draw(folder / "frontier.png", tuned, chosen)
-    note = (
-        f"Trained: `env.reward=proxy`, {SAMPLES:,} samples; scores of {PROMPTS} responses sampled "
-        "to the evaluation split by the last policy, KL in closed form, mean over the last tenth "
-        f"of the training. Best-of-n: of n responses of the base model the one with the highest "
-        f"proxy, from {DRAWN} to each of the same {PROMPTS} prompts, the expectation over the "
-        "choice of n taken exactly; its KL is the upper bound log n - (n - 1) / n (Beirami et al. "
-        "2024, arXiv 2401.01879). n = 1 is the base model; its seeds are those of the samples. "
-        "The proxy counts the digits that were asked for and lets any others stand "
-        "([language.md](../../language.md))."
-    )
-    alt = "Gold and proxy score against the root of the KL: training at several kl.coef, best-of-n"
-    return [Section("Figures", note, [*tuned, *chosen], MEASURES, "frontier.png", alt)]
+    kept = OUTPUTS / NAME
+    scores = [base_scores(PROMPTS, DRAWN, s, kept / f"base_scores_{s}.npz") for s in SEEDS]
+    chosen, best = best_of_n(scores), optimum(scores)
+    _draw(folder / "frontier.png", tuned, chosen, best)
+    alt = "Gold and proxy score against the root of the KL: training, best-of-n and the optimum"
+    return [Section("Figures", NOTE, [*tuned, *chosen, *best], MEASURES, "frontier.png", alt)]
 
 
 def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
@@ -62,28 +76,48 @@ def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
     }
 
 
-def _best_of_n() -> list[Row]:
-    kept = OUTPUTS / NAME
-    scores = [base_scores(PROMPTS, DRAWN, s, kept / f"base_scores_{s}.npz") for s in SEEDS]
+def best_of_n(scores: Sequence[tuple[Array, Array]]) -> list[Row]:
+    """A row per n, from the (proxy, gold) [prompts, samples] of each seed."""
     rows = []
     for n in CANDIDATES:
         proxy, gold = np.array([best_of(*each, n) for each in scores]).T
-        values = {"proxy": proxy, "gold": gold, "kl": np.full(len(SEEDS), kl_bound(n))}
-        rows.append(Row({"policy": "best-of-n", "kl.coef or n": str(n)}, values))
+        kl = np.array([best_of_n_kl(each, n) for each, _ in scores])
+        labels = {"policy": "best-of-n", SETTING: str(n)}
+        rows.append(Row(labels, {"proxy": proxy, "gold": gold, "kl": kl}))
     return rows
 
 
-def _draw(path: Path, tuned: Sequence[Row], chosen: Sequence[Row]) -> None:
+def optimum(scores: Sequence[tuple[Array, Array]]) -> list[Row]:
+    """A row per c, from the largest down, as long as there are samples enough."""
+    rows: list[Row] = []
+    for c in TEMPERATURES:
+        found = [tilted(*each, c) for each in scores]
+        if min(each.effective for each in found) < LEAST:
+            break
+        names = ("proxy", "gold", "kl", "effective")
+        values = {name: np.array([getattr(each, name) for each in found]) for name in names}
+        rows.append(Row({"policy": "optimum", SETTING: f"{c:g}"}, values))
+    return rows
+
+
+def _draw(path: Path, tuned: Sequence[Row], chosen: Sequence[Row], best: Sequence[Row]) -> None:
     with panels(path, 1, 2, height=4.2) as axes:
         for each, key in zip(axes[0], ("gold", "proxy"), strict=True):
+            # From the base model, where KL is 0: best-of-n with n = 1.
+            path_of = [chosen[0], *best]
+            x = [_root(row) for row in path_of]
+            y = [row.estimate(key).value for row in path_of]
+            each.plot(x, y, color=BLACK, linewidth=1.4, label="optimum, c from large to small")
             for rows, colour, marker, title in (
                 (tuned, BLUE, "o", "trained, by kl.coef"),
-                (chosen, ORANGE, "s", "best-of-n (KL: upper bound)"),
+                (chosen, ORANGE, "s", "best-of-n"),
             ):
-                x = [np.sqrt(max(row.estimate("kl").value, 0)) for row in rows]
+                x = [_root(row) for row in rows]
                 line(each, x, rows, key, colour, marker=marker, label=title)
                 for place, row in zip(x, rows, strict=True):
-                    mark = row.labels["kl.coef or n"]
+                    mark = row.labels[SETTING]
+                    if rows is chosen and mark in ("16", "32"):
+                        continue  # their KL is almost that of the largest n
                     text = mark if rows is tuned else f"n={mark}"
                     each.annotate(
                         text,
@@ -99,18 +133,31 @@ def _draw(path: Path, tuned: Sequence[Row], chosen: Sequence[Row]) -> None:
             )
 
 
+def _root(row: Row) -> float:
+    return float(np.sqrt(max(row.estimate("kl").value, 0)))
+
+
 RESULT = Result(
     number=5,
     name="frontier",
-    title="Reward against KL with a reward that can be hacked, best-of-n beside it",
+    title="Reward against KL with a reward that can be hacked, best-of-n and the optimum beside it",
     question=(
         "A policy learns from a flawed reward, the proxy. How do proxy and gold score move as it "
-        "leaves the base model, and does training beat simply choosing the best of n?"
+        "leaves the base model, how far is it from the best that this KL allows, and does training "
+        "beat simply choosing the best of n?"
     ),
     chosen=(
         "Samples and the range of `kl.coef` are those of an earlier measurement on seeds 0 to 2 "
         "([language.md](../../language.md)), which are the seeds shown; the learning rate, batch "
         "and epochs are the experiment's own, chosen on seeds 100 and 101."
+    ),
+    limits=(
+        "One small task whose proxy has about twenty values: that best-of-n costs little KL here, "
+        "and comes so near the optimum, is due to its many ties. Samples of the base model do not "
+        "show what it says less than once in "
+        f"{DRAWN} responses, which training can reach. The optimum is that of the proxy; a policy "
+        "above its gold score is no contradiction. How far training stays below it after "
+        f"{SAMPLES:,} samples is no limit of the method. Three seeds bear no intervals."
     ),
     sweeps=[
         Sweep(

@@ -12,19 +12,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers.common import versions
 from benchmarks.results import ROOT, cpu_name, machine
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep
-from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
+from benchmarks.shipped.tables import ENOUGH, Measure, Row, markdown, write_csv
 from klrl.report.measures import seconds
 
 FOLDER = ROOT / "docs" / "results"
 START = "<!-- measured: written by benchmarks/shipped -->"
 END = "<!-- end of measured -->"
-STATISTICS = (
-    "Each cell: interquartile mean over the seeds [its 95 % bootstrap interval], the worst seed. "
-    "With {seeds} seeds the interval is narrower than the truth deserves. figures.csv has every "
-    "seed."
+LIMITS = "## What it cannot say"
+INTERVAL = (
+    "Each cell: mean over {seeds} seeds [its 95 % interval by Student's t], interquartile mean "
+    "(IQM), and the worst seed where one can be named. The interval assumes that the seeds show "
+    "what may happen: no rare bad ones. figures.csv has every seed."
+)
+RANGE = (
+    "Each cell: the lowest and the highest of {seeds} seeds, and their mean; so few seeds bear no "
+    "interval. figures.csv has every seed."
 )
 
 
@@ -59,6 +66,7 @@ class Result:
         title: of its page.
         question: what it is to answer; the first lines of a new page.
         chosen: how its settings were chosen.
+        limits: what the runs cannot say.
         sweeps: its runs, in the order in which they must be made.
         make: draws into the folder and returns the sections.
         prepare: called before the sweeps.
@@ -70,6 +78,7 @@ class Result:
     title: str
     question: str
     chosen: str
+    limits: str
     sweeps: Sequence[Sweep]
     make: Callable[[Path, Sequence[Labelled], Plays], list[Section]]
     prepare: Callable[[], None] | None = None
@@ -88,6 +97,7 @@ def write_result(result: Result) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     plays = Plays(result.sweeps[0].folder.parent / "plays.json")
     sections = result.make(folder, runs, plays)
+    check_seeds(sections, result.seeds)
     about = {
         "number": result.number,
         "title": result.title,
@@ -102,6 +112,21 @@ def write_result(result: Result) -> Path:
     start = f"# {result.title}\n\n{result.question}\n"
     replace_measured(folder / "README.md", _measured(result, sections, about), start)
     return folder
+
+
+def check_seeds(sections: Sequence[Section], seeds: int) -> None:
+    """Every setting has all its seeds in every measure.
+
+    Raises:
+        SystemExit: one does not.
+    """
+    for section in sections:
+        for row in section.rows:
+            for key, values in row.values.items():
+                count = int(np.isfinite(values).sum())
+                if count != seeds:
+                    setting = ",".join(f"{name}={label}" for name, label in row.labels.items())
+                    raise SystemExit(f"{key} of {setting} has {count} seeds of {seeds}")
 
 
 def _write_figures(sections: Sequence[Section], path: Path) -> None:
@@ -127,8 +152,11 @@ def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]
             parts.append(markdown(section.rows, section.measures))
     told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     commands = [f"python {shlex.join(sweep.command(1))}" for sweep in result.sweeps]
+    statistics = INTERVAL if result.seeds >= ENOUGH else RANGE
     parts += [
-        STATISTICS.format(seeds=result.seeds),
+        statistics.format(seeds=result.seeds),
+        LIMITS,
+        result.limits,
         "## How",
         f"    make results-{result.number}",
         "which runs, one after the other or two at a time, and then draws:",

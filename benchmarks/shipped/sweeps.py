@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.results import ROOT
+from klrl.report.measures import column
 from klrl.report.runs import Run, find_runs
 
 #: Below the working folder, as every run.
 OUTPUTS = Path("outputs")
+#: Episodes of a closing evaluation.
+EPISODES = 100
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,20 @@ class Sweep:
             raise SystemExit(code)
 
     def runs(self) -> list[Labelled]:
-        """The finished runs, in the order of their folders' names."""
+        """Its runs, in the order of their folders' names.
+
+        Raises:
+            SystemExit: a run did not finish: leaving out what diverged would flatter its setting.
+        """
         found = find_runs([str(self.folder)])
-        if found.skipped:
-            raise SystemExit("\n".join(found.skipped))
-        return [
-            Labelled(run, {**self.labels, **words_of(run.path.name)})
+        ended = [
+            f"{run.path}: {run.status}; a result is made of all runs, finished"
             for run in found.runs
-            if run.status == "finished"
+            if run.status != "finished"
         ]
+        if found.skipped or ended:
+            raise SystemExit("\n".join([*found.skipped, *ended]))
+        return [Labelled(run, {**self.labels, **words_of(run.path.name)}) for run in found.runs]
 
 
 @dataclass(frozen=True)
@@ -130,3 +138,15 @@ class Plays:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps(self._known, indent=1))
         return self._known[key]
+
+
+def closing_return(run: Run, plays: Plays) -> float:
+    """Mean return of :data:`EPISODES` deterministic episodes of the last policy.
+
+    That of the last row where the run recorded it; else played now. Either way all runs of a task
+    have the same start states.
+    """
+    episodes, value = (column(run, f"eval/{name}")[-1] for name in ("episodes", "return"))
+    if episodes >= EPISODES:
+        return float(value)
+    return plays(run, episodes=EPISODES)["eval/return"]

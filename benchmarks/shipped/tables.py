@@ -1,15 +1,19 @@
-"""Values of seeds as table rows: interquartile mean, interval and the worst seed; CSV, Markdown."""
+"""Values of seeds as table rows: mean, interval, interquartile mean, the worst; CSV, Markdown."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import numpy as np
 
-from klrl.report.statistics import Array, Estimate, estimate
+from klrl.report.statistics import Array, Estimate, estimate, iqm
+
+#: With fewer seeds a table shows their range, and no interval.
+ENOUGH = 5
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Measure:
         form: of a number, as Python's format() takes it.
         worst: which seed is the worst: the "low" one, the "high" one, the one "far" from 1, or ""
             where none is better than another.
+        bounds: of what it can be; its interval ends there.
     """
 
     key: str
@@ -30,6 +35,7 @@ class Measure:
     unit: str
     form: str = ",.2f"
     worst: str = "low"
+    bounds: tuple[float, float] = (-inf, inf)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def worst(values: Array, kind: str) -> float:
 
 
 def markdown(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
-    """A line per row: its labels, then ``IQM [interval], worst`` of each measure."""
+    """A line per row: its labels, then a :func:`cell` for each measure."""
     names = list(rows[0].labels)
     titles = [f"{m.title}, {m.unit}" if m.unit else m.title for m in measures]
     lines = [[*names, *titles], ["---"] * (len(names) + len(measures))]
@@ -71,21 +77,37 @@ def markdown(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
 
 
 def cell(row: Row, measure: Measure) -> str:
-    """``0.99 [0.98, 1.00], 0.97``; blank where the row does not have the measure."""
+    """``0.99 [0.98, 1.00], IQM 0.99, worst 0.97``; below five seeds ``0.97 to 1.00, mean 0.99``.
+
+    Blank where the row does not have the measure; one number where all seeds print alike.
+    """
     if measure.key not in row.values:
         return ""
-    found = row.estimate(measure.key)
 
     def told(value: float) -> str:
         text = format(value, measure.form)
         return text if text.strip("-0.,") else text.lstrip("-")  # no "-0.00"
 
-    text = told(found.value)
-    if found.low is not None and found.high is not None:
-        text += f" [{told(found.low)}, {told(found.high)}]"
-    if measure.worst:
-        text += f", {told(worst(row.values[measure.key], measure.worst))}"
-    return text
+    values = np.asarray(row.values[measure.key], float)
+    mean = told(values.mean())
+    if values.min() == values.max():
+        return mean
+    low, high = interval(row, measure.key, measure.bounds)
+    if low is None or high is None:
+        least, most = told(values.min()), told(values.max())
+        return mean if least == most else f"{least} to {most}, mean {mean}"
+    text = f"{mean} [{told(low)}, {told(high)}], IQM {told(float(iqm(values)))}"
+    return f"{text}, worst {told(worst(values, measure.worst))}" if measure.worst else text
+
+
+def interval(
+    row: Row, key: str, bounds: tuple[float, float] = (-inf, inf)
+) -> tuple[float, float] | tuple[None, None]:
+    """The report's interval of a measure, within bounds; Nones below :data:`ENOUGH` seeds."""
+    found = row.estimate(key)
+    if found.seeds < ENOUGH or found.low is None or found.high is None:
+        return None, None
+    return max(found.low, bounds[0]), min(found.high, bounds[1])
 
 
 def write_csv(rows: Sequence[Row], measures: Sequence[Measure], path: Path) -> None:
@@ -93,15 +115,14 @@ def write_csv(rows: Sequence[Row], measures: Sequence[Measure], path: Path) -> N
     names = list(dict.fromkeys(name for row in rows for name in row.labels))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*names, "measure", "unit", "iqm", "low", "high", "worst", "seeds"])
+        writer.writerow([*names, "measure", "unit", "mean", "low", "high", "iqm", "worst", "seeds"])
         for row in rows:
             for m in measures:
                 if m.key not in row.values:
                     continue
-                values, found = np.asarray(row.values[m.key], float), row.estimate(m.key)
+                values = np.asarray(row.values[m.key], float)
                 bad = worst(values, m.worst) if m.worst else ""
                 seeds = " ".join(f"{value:.7g}" for value in values)
                 labels = [row.labels.get(name, "") for name in names]
-                writer.writerow(
-                    [*labels, m.key, m.unit, found.value, found.low, found.high, bad, seeds]
-                )
+                middle = [values.mean(), *interval(row, m.key, m.bounds), iqm(values)]
+                writer.writerow([*labels, m.key, m.unit, *middle, bad, seeds])
