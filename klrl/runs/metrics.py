@@ -230,6 +230,7 @@ _DECLARED = (
         "{episode}s",
         "how many did not end within the steps that they were given, and do not count",
         digits=0,
+        domain="control",
     ),
     Metric(
         "eval/best_return",

@@ -153,10 +153,16 @@ def test_an_environment_without_a_limit_gets_the_steps_that_there_are(counting) 
 
 
 def test_more_episodes_than_copies_are_the_same_episodes(settings, monkeypatch) -> None:
-    run = Training(settings("env.kwargs.max_episode_steps=10"))
+    run = Training(settings("+env.kwargs.max_episode_steps=10"))
     together = play(run, size=Size(7)).returns
     monkeypatch.setattr("klrl.control.evaluate.MAX_COPIES", 3)
     assert play(run, size=Size(7)).returns == pytest.approx(together, rel=1e-6)
+
+
+def scale_of(run: Training) -> float:
+    """Sigma of the action."""
+    with torch.no_grad():
+        return float(run.parts.agent.policy_net(torch.zeros(1, 1))[1])
 
 
 @pytest.mark.parametrize("device", ["numpy", "torch"])
@@ -165,8 +171,7 @@ def test_sampled_actions_are_draws_of_the_policy(counting, monkeypatch, device) 
     run = counting((1,), limit=5)
     if device == "torch":
         monkeypatch.setattr("klrl.control.acting.runs_in_numpy", lambda net: False)
-    params = run.parts.agent.policy_net(torch.zeros(1, 1))
-    scale = float(params[1])
+    scale = scale_of(run)
     before = torch.get_rng_state()
     result = play(run, size=Size(4_000), sampled=True)
     assert torch.equal(torch.get_rng_state(), before)
@@ -182,7 +187,7 @@ def test_noise_goes_on_from_block_to_block(counting, monkeypatch) -> None:
     """The sum of 600 draws: with the noise of 250 steps again and again it would spread more."""
     run = counting((600,), limit=600)
     returns = play(run, size=Size(400), sampled=True).returns
-    scale = float(run.parts.agent.policy_net(torch.zeros(1, 1))[1])
+    scale = scale_of(run)
     assert np.std(returns, ddof=1) == pytest.approx(scale * np.sqrt(600), rel=0.15)
 
 
