@@ -73,16 +73,16 @@ def test_rows_hold_an_evaluation_of_the_start_and_the_closing_one(capsys) -> Non
 
 
 class Spoil(Callback):
-    """Makes a policy worse after the fifth iteration: it pushes to one side."""
+    """Makes a cartpole policy worse after the fifth iteration: it pushes to one side."""
 
     def iterated(self, training, row, batch) -> None:
         if training.counters.iteration == 5:
             with torch.no_grad():
-                training.parts.agent.policy_net.head.bias.fill_(9.0)
+                training.parts.agent.policy_net.head.bias.copy_(torch.tensor([99.0, -99.0]))
 
 
 def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> None:
-    klrl.run(*WORDS, folder="run", callbacks=[Spoil()])
+    klrl.run(*WORDS, "env=cartpole", folder="run", callbacks=[Spoil()])
     rows = rows_of("run")
     best = max(rows[i]["eval/return"] for i in (0, 3))
     assert played("run", "best", IN_RUN, 4)["eval/return"] == best
@@ -171,7 +171,7 @@ def test_a_best_checkpoint_that_cannot_be_read_costs_its_line_only(capsys) -> No
                 for file in Path("run/checkpoints/best").rglob("*.safetensors"):
                     file.write_bytes(b"broken")
 
-    klrl.run(*WORDS, folder="run", callbacks=[Lose()])
+    klrl.run(*WORDS, "env=cartpole", folder="run", callbacks=[Lose()])
     last = rows_of("run")[-1]
     assert "eval/return" in last
     assert "eval/best_return" not in last
