@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from math import hypot
@@ -110,7 +109,7 @@ def keep(path: Path, data: Any) -> None:
     """Write a file in one step."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 # ---------------------------------------------------------------------------------------- tables

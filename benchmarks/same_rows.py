@@ -275,7 +275,9 @@ def _parse() -> argparse.Namespace:
     what.add_argument("--against-tree", type=Path, metavar="TREE", help="run them with both trees")
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout (default: this one)")
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative (default 0)")
-    parser.add_argument("--ignore", nargs="+", default=[], metavar="PREFIX", help="metrics, as eval/")
+    parser.add_argument(
+        "--ignore", nargs="+", default=[], metavar="PREFIX", help="metrics, as eval/"
+    )
     parser.add_argument("--first", type=int, default=1, help="differences told per job (default 1)")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="these jobs, and what they need")
     parser.add_argument("--slow", action="store_true", help="with a compiled job and one on Ray")

@@ -54,8 +54,8 @@ def parser() -> Parser:
     parser = Parser(
         prog="klrl evaluate",
         description=(
-            "Play a run's policy from start states that its own evaluations did not have; a language "
-            "policy answers its evaluation split."
+            "Play a run's policy from start states that its own evaluations did not have; a "
+            "language policy answers its evaluation split."
         ),
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
@@ -68,7 +68,10 @@ def parser() -> Parser:
     )
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     parser.add_argument(
-        "--seed", type=partial(_at_least, 0), default=0, help="another set of start states (default 0)"
+        "--seed",
+        type=partial(_at_least, 0),
+        default=0,
+        help="another seed, another set of start states (default 0)",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,10 +1,11 @@
 """The recorded metrics, each declared once: name, title, unit, digits, panel.
 
-One row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first update. KLs
-and entropies are in nats per frame, means over the rollout; rewards are per frame, before any scaling for the learner. For language a frame is a
-token (means over valid tokens), an episode is a response, and the x-axis counts samples, that is
-responses; the suffix ``_seq`` means a sum over a response, averaged over responses. Every row
-satisfies reward/shaped == reward/raw - kl/ref/penalty.
+One row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first. KLs and
+entropies are in nats per frame, means over the rollout; rewards are per frame, before any scaling
+for the learner. For language a frame is a token (means over valid tokens), an episode is a
+response, and the x-axis counts samples, that is responses; the suffix ``_seq`` means a sum over a
+response, averaged over responses. Every row of an iteration satisfies
+reward/shaped == reward/raw - kl/ref/penalty.
 
 To add a metric, declare it in :data:`METRICS` and write it into the rows: the progress line,
 ``curves.png``, wandb, the report and ``klrl.report.diff`` read the declaration.
@@ -180,7 +181,7 @@ _DECLARED = (
         "eval/return",
         "{evaluation} {score}",
         "{score} per {episode}",
-        "mean {score} of the fresh {episode}s that ended; in the last row of the closing evaluation",
+        "mean {score} of fresh {episode}s; in the last row that of the closing evaluation",
         digits=None,
         panel="score",
         short="{evaluation}",

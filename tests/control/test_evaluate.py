@@ -16,10 +16,10 @@ from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
 
-CPU = torch.device("cpu")
+CPU, FOUR = torch.device("cpu"), Size(4)
 
 
-def play(run: Training, starts: Starts = IN_RUN, size: Size = Size(4), **how) -> Evaluation:
+def play(run: Training, starts: Starts = IN_RUN, size: Size = FOUR, **how) -> Evaluation:
     return evaluate_policy(
         run.parts.agent, run.config.env, starts=starts, size=size, device=CPU, **how
     )

@@ -22,7 +22,7 @@ from tests.conftest import QUICK
 #: 100 iterations of 64 frames; saved, and evaluated with 20 episodes, every tenth.
 JOB = [w for w in QUICK if w != "eval.every=0"] + ["frames=6400", "eval.every=10", "eval.final=0"]
 JOB += ["learner.compile=false"]
-COST = Cost(start=3.0, job=2.0, iteration=0.1, episode=0.025, checkpoint=0.2, memory=10, longest=200)
+COST = Cost(3.0, job=2.0, iteration=0.1, episode=0.025, checkpoint=0.2, memory=10, longest=200)
 
 
 def planned(*words: str, done: int = 0) -> Planned:
