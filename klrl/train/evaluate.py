@@ -38,9 +38,9 @@ class Starts:
 
 
 #: ``best`` is chosen from these ...
-IN_RUN = Starts("evaluate in the run")
+IN_RUN = Starts("in-run")
 #: ... and told from these.
-CLOSING = Starts("evaluate at the end")
+CLOSING = Starts("closing")
 
 
 class Scores(NamedTuple):

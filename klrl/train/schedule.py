@@ -77,8 +77,8 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     """The evaluations of a run; they follow from its settings alone.
 
     Without ``eval.every``, all evaluations during the run take at most ``eval.share`` of as many
-    steps as the training. A step of an evaluation is a part of a frame of training, which adds the
-    update: whatever the environment, a share of steps is at least the share of the CPU time.
+    steps as the training. A step costs less than a frame of training, which adds the update; where
+    a slow simulator has few copies left to be stepped together, a little more (hopper: 1.1).
 
     Args:
         config: the job.
@@ -104,7 +104,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 def _count(evals: EvalConfig, steps: int, longest: int) -> int:
     """How many evaluations ``steps`` are enough for; 0 where not for one at each end."""
     most = fitting(Size(evals.episodes, evals.steps), longest)
-    least = max(_FEWEST, int(_LEAST * most))
+    least = min(most, max(_FEWEST, int(_LEAST * evals.episodes)))
     for count in range(evals.evaluations, 2, -1):
         if steps // count >= least * longest:
             return count
