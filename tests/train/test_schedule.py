@@ -20,7 +20,10 @@ def test_the_main_job_is_evaluated_ten_times() -> None:
     assert sorted(main.iterations) == [0, 11, 22, 33, 44, 54, 65, 76, 87, 98]
     assert (fitting(main.size, 200), main.size.steps) == (15, 3010)
     assert fitting(main.closing, 200) == 100
-    assert main.told(CONTROL, 200) == "evaluation: 10 during the run of 15 to 20, 100 episodes at the end"
+    assert (
+        main.told(CONTROL, 200)
+        == "evaluation: 10 during the run of 15 to 20, 100 episodes at the end"
+    )
 
 
 @pytest.mark.parametrize("env", ["pendulum", "half_cheetah", "hopper", "cartpole"])
