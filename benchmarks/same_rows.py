@@ -4,10 +4,12 @@
     python -m benchmarks.same_rows --record FOLDER --tree ../before    # the same in two steps
     python -m benchmarks.same_rows --against FOLDER
 
-All numbers of metrics.jsonl must be equal, times left out. Where they are not, job, iteration and
-metric of the first difference are told, with both values, and the exit code is 1. The last line
-names choices in conf/ and values of settings that no job has: in ``small_jobs.py``, add a word to a
-job, or a reason to ``LEFT_OUT``. Words of jobs must be valid in both versions.
+All numbers of metrics.jsonl must be equal, times left out, and what --ignore names: with "--ignore
+eval/" a row that holds an evaluation alone, before the first iteration, counts as none. Where they
+are not, job, iteration and metric of the first difference are told, with both values, and the exit
+code is 1. The last line names choices in conf/ and values of settings that no job has: in
+``small_jobs.py``, add a word to a job, or a reason to ``LEFT_OUT``. Words of jobs must be valid in
+both versions.
 """
 
 from __future__ import annotations
@@ -217,6 +219,18 @@ def compare(recorded: Rows, found: Rows, tolerance: float, first: int) -> bool:
     return not different
 
 
+def ignoring(rows: Rows, prefixes: Sequence[str]) -> Rows:
+    """Rows less the metrics that begin so; where nothing but its place is left, less the row."""
+    if not prefixes:
+        return rows
+    kept = {
+        name: [{k: v for k, v in row.items() if not k.startswith(tuple(prefixes))} for row in lines]
+        for name, lines in rows.items()
+    }
+    places = {"iteration", "frames", "samples"}
+    return {name: [row for row in lines if row.keys() - places] for name, lines in kept.items()}
+
+
 # -------------------------------------------------------------------------------------------- main
 
 
@@ -235,6 +249,7 @@ def main() -> None:
         else:
             recorded, _ = _run(jobs, args.against_tree, args.at_once)
         rows, stored = _run(jobs, args.tree, args.at_once)
+        recorded, rows = (ignoring(each, args.ignore) for each in (recorded, rows))
         same = compare(recorded, rows, args.tolerance, args.first)
     if not args.only:
         missing = not_covered(jobs, stored, ROOT / "conf")
@@ -260,6 +275,9 @@ def _parse() -> argparse.Namespace:
     what.add_argument("--against-tree", type=Path, metavar="TREE", help="run them with both trees")
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout (default: this one)")
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative (default 0)")
+    parser.add_argument(
+        "--ignore", nargs="+", default=[], metavar="PREFIX", help="metrics, as eval/"
+    )
     parser.add_argument("--first", type=int, default=1, help="differences told per job (default 1)")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="these jobs, and what they need")
     parser.add_argument("--slow", action="store_true", help="with a compiled job and one on Ray")

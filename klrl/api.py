@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.config import GROUPS, LANGUAGE, JobConfig
+from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, to_config
 from klrl.config.compose import (
     allow_env_kwargs,
@@ -92,7 +92,10 @@ class Run(os.PathLike[str]):
 
     @property
     def rows(self) -> list[Row]:
-        """One dictionary per iteration, from ``metrics.jsonl``; see docs/runs.md."""
+        """One dictionary per iteration, from ``metrics.jsonl``; see docs/runs.md.
+
+        The first is of iteration 0 where the run was evaluated before its first update.
+        """
         metrics = RunFolder(self.folder).metrics
         return read_rows(metrics) if metrics.is_file() else []
 
@@ -128,12 +131,11 @@ class Run(os.PathLike[str]):
             how: ``sampled``, ``which``, ``seed``, ``device``.
 
         Returns:
-            ``returns`` (one per episode), ``row`` (``eval/return``, ``eval/return_std``).
+            ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
+            ``eval/return_se``, ``eval/episodes``), ``told``.
         """
         from klrl.train.evaluate import evaluate_run
 
-        if how.get("sampled") and self.config.domain != LANGUAGE:
-            raise ConfigError("sampled=True: for language runs; a control policy plays its mode")
         return evaluate_run(self.folder, overrides, episodes=episodes, **how)
 
     def figure(self) -> Figure:

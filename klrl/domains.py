@@ -6,7 +6,7 @@ No torch: a domain's functions are named here, and imported on first use.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ class Domain:
         unit: a mean KL is a mean over these.
         episode: the name of an episode.
         score: the name of an episode's return.
+        drawn: what is said before the score of a rollout, whose actions are always sampled.
         evaluation: the name of an evaluation.
+        mode: how a policy is played in one, unless its actions are sampled.
         digits: significant digits of a printed score.
         plays: episodes (responses) of ``klrl evaluate`` by default.
         functions: method below -> "module:function".
@@ -37,7 +39,9 @@ class Domain:
     unit: str
     episode: str
     score: str
+    drawn: str
     evaluation: str
+    mode: str
     digits: int
     plays: int
     functions: Mapping[str, str] = field(compare=False, repr=False)
@@ -46,6 +50,17 @@ class Domain:
     def module(self) -> str:
         """The module of its parts."""
         return self.functions["parts"].partition(":")[0]
+
+    def how(self, config: JobConfig) -> str:
+        """How a run is evaluated, in words."""
+        if not config.eval.sampled:
+            return self.mode
+        temperature = getattr(config.collector, "temperature", None)
+        return "sampled" if temperature is None else f"sampled at temperature {temperature:g}"
+
+    def evaluated(self, *, sampled: bool) -> Domain:
+        """The domain as it names the evaluations of a run."""
+        return replace(self, evaluation="sampled evaluation") if sampled else self
 
     def preflight(
         self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
@@ -76,9 +91,11 @@ CONTROL = Domain(
     unit="frame",
     episode="episode",
     score="return",
+    drawn="",
     evaluation="evaluation",
+    mode="deterministic",
     digits=5,
-    plays=20,
+    plays=100,
     functions={
         "preflight": "klrl.control.preflight:check_job",
         "parts": "klrl.control.parts:ControlParts",
@@ -92,8 +109,10 @@ LANGUAGE = Domain(
     axis="samples",
     unit="token",
     episode="response",
-    score="reward",
+    score="score",
+    drawn="sampled ",
     evaluation="greedy evaluation",
+    mode="greedy",
     digits=4,
     plays=512,
     functions={
@@ -109,7 +128,7 @@ DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}
 
 def domain_of(config: JobConfig) -> Domain:
     """The domain of a job."""
-    return DOMAINS[config.domain]
+    return DOMAINS[config.domain].evaluated(sampled=config.eval.sampled)
 
 
 def recorded_domain(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> Domain:
@@ -122,4 +141,4 @@ def recorded_domain(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
     name = manifest.get("domain")
     if name is None:
         return LANGUAGE if LANGUAGE.axis in {*manifest, *metrics} else CONTROL
-    return DOMAINS[str(name)]
+    return DOMAINS[str(name)].evaluated(sampled=manifest.get("evaluation") == "sampled")

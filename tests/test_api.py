@@ -63,6 +63,7 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     result = run.evaluate(4, seed=3)
     assert len(result.returns) == 4
     assert result.row["eval/return"] == pytest.approx(sum(result.returns) / 4)
+    assert run.evaluate(4, seed=3, sampled=True).returns != result.returns
     heavier = run.evaluate(4, "env.kwargs.g=14", seed=3)
     assert heavier.returns != result.returns
     titles = [axes.get_title() for axes in run.figure().axes]
@@ -73,7 +74,6 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     ("call", "said"),
     [
         (lambda run: run.evaluate(0), "episodes=0: give a whole number >= 1"),
-        (lambda run: run.evaluate(3, sampled=True), "sampled=True: for language runs; a control"),
         (lambda run: run.evaluate(1.5), "episodes=1.5: give a whole number >= 1"),
         (lambda run: run.evaluate(3, seed=-1), "seed=-1: give a whole number >= 0"),
         (lambda run: run.evaluate(3, device="tpu"), "device=tpu: choose auto"),

@@ -10,6 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from benchmarks.same_rows import (
+    ignoring,
     compare,
     differences,
     picked,
@@ -201,3 +202,12 @@ def test_the_choices_of_a_job_are_those_that_hydra_makes() -> None:
         "optim": "adamw",
     }
     assert names["clip_resumed"] == {}
+
+
+def test_what_is_ignored_is_in_neither() -> None:
+    start = {"iteration": 0, "samples": 0, "eval/return": 1.0}
+    rows = {"main": [start, *changed(2, eval_return=3.0)]}
+    assert ignoring(rows, ["eval/"]) == {"main": ROWS}
+    assert ignoring(rows, []) == rows
+    only = ignoring(rows, ["eval/", "loss/"])
+    assert [list(row) for row in only["main"]] == [["iteration", "frames", "kl/ref/exact"]] * 2

@@ -53,7 +53,10 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(
         prog="klrl evaluate",
-        description="Play a run's policy; a language policy answers its evaluation split.",
+        description=(
+            "Play a run's policy from start states that its own evaluations did not have; a "
+            "language policy answers its evaluation split."
+        ),
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
@@ -61,11 +64,14 @@ def parser() -> Parser:
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument(
-        "--sampled", action="store_true", help="language: sample as in training, else greedy"
+        "--sampled", action="store_true", help="sample actions (tokens) as in training"
     )
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     parser.add_argument(
-        "--seed", type=partial(_at_least, 0), default=0, help="seed of the episodes (default 0)"
+        "--seed",
+        type=partial(_at_least, 0),
+        default=0,
+        help="another seed, another set of start states (default 0)",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -195,7 +195,7 @@ def _check_fields(path: str, value: Any) -> None:
             raise ConfigError(f"{path}.{f.name}={setting}: give a list")
         if is_dataclass(setting):
             _check_fields(f"{path}.{f.name}", setting)
-        elif f.metadata:
+        elif f.metadata.keys() - {"added"}:
             setattr(value, f.name, _checked(f"{path}.{f.name}", setting, f.metadata))
 
 

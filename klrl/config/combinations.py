@@ -364,7 +364,27 @@ _UNREAD_BOTH = (
         Unread(group, lambda c: c.kl.name == "none", f"kl=none has no {group}; drop it")
         for group in ("reference", "controller")
     ),
-    Unread("eval.episodes", lambda c: c.eval.every == 0, "eval.every=0 never evaluates; drop it"),
+    *(
+        Unread(
+            f"eval.{name}",
+            lambda c: not c.eval.on,
+            "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it",
+        )
+        for name in ("episodes", "steps", "final", "sampled")
+    ),
+    Unread(
+        "eval.share",
+        lambda c: not c.eval.on,
+        "eval.evaluations=0 never evaluates; drop it",
+    ),
+    *(
+        Unread(
+            f"eval.{name}",
+            lambda c: c.eval.every is not None,
+            "eval.every says when to evaluate, whatever it costs; drop one of the two",
+        )
+        for name in ("evaluations", "share")
+    ),
 )
 _UNREAD_CONTROL = (
     Unread(
@@ -395,6 +415,7 @@ _UNREAD_CONTROL = (
     ),
 )
 _UNREAD_LANGUAGE = (
+    Unread("eval.steps", lambda c: True, "a response is one step; set eval.episodes"),
     Unread("kl.samples_mc_js", lambda c: True, "of tokens the js is a sum; drop it"),
     *(
         Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)

@@ -349,10 +349,20 @@ class WandbConfig(LoggerConfig):
 
 @dataclass
 class EvalConfig:
-    """Deterministic episodes in separate environments during training."""
+    """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    every: int = number(ge=0)
+    every: Optional[int] = number(ge=0)  # noqa: UP045
     episodes: int = number(ge=1)
+    evaluations: int = added(number(ge=0), 10)
+    steps: int = added(number(ge=1), 10_000)
+    share: float = added(number(gt=0), 1.0)
+    final: int = added(number(ge=0), 0)
+    sampled: bool = added(field(), False)
+
+    @property
+    def on(self) -> bool:
+        """Whether a run is evaluated at all."""
+        return (self.evaluations if self.every is None else self.every) > 0
 
 
 @dataclass

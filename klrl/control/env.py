@@ -9,14 +9,14 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import FlattenObservation, TimeLimit
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
@@ -137,30 +137,52 @@ class VectorGymEnv(EnvBase):
         if self._box:
             self._low, self._high = action.low, action.high
 
-    def reset_native(self, mask: np.ndarray | None = None) -> np.ndarray:
+    @property
+    def longest_episode(self) -> int | None:
+        """Steps after which Gymnasium's TimeLimit ends an episode; None without one."""
+        env: Any = self._envs[0]
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, TimeLimit):
+                return int(env._max_episode_steps)
+            env = env.env
+        return None
+
+    def reset_native(
+        self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
+    ) -> np.ndarray:
         """Reset all copies, or those of a mask [N].
+
+        Args:
+            mask: which copies.
+            seeds: one for each copy, whether it is reset or not.
 
         Returns:
             Observations [N, D]; copies that were not reset keep their last one. The next call
             reuses their memory.
         """
-        self._call_copies(lambda: self._reset_copies(mask), "reset")
+        self._call_copies(lambda: self._reset_copies(mask, seeds), "reset")
         return self._observations
 
-    def _reset_copies(self, mask: np.ndarray | None) -> None:
+    def _reset_copies(self, mask: np.ndarray | None, seeds: Sequence[int] | None) -> None:
         first, self._next_seed = self._next_seed, None
+        if seeds is None and first is not None:
+            seeds = range(first, first + self.num_copies)
         shape = self._observations.shape[1:]
         for i, env in enumerate(self._envs):
             if mask is None or mask[i]:
                 self._place.copy = i
-                observation, _info = env.reset(seed=None if first is None else first + i)
+                observation, _info = env.reset(seed=None if seeds is None else seeds[i])
                 require_observation(observation, shape)
                 self._observations[i] = observation
 
     def step_native(
-        self, action: np.ndarray
+        self, action: np.ndarray, mask: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies with actions [N, A] or [N]; whether numbers are finite is not checked.
+        """Step copies with actions [N, A] or [N]; whether numbers are finite is not checked.
+
+        Args:
+            action: of each copy.
+            mask: which copies [N]; all else stays as it was. None: all.
 
         Returns:
             Observation [N, D], reward [N], terminated [N], truncated [N]; the next call reuses
@@ -170,14 +192,16 @@ class VectorGymEnv(EnvBase):
             # np.clip costs three times these two.
             action = np.minimum(np.maximum(action, self._low), self._high)
         self._place.step += 1
-        self._call_copies(lambda: self._step_copies(action), "step")
+        self._call_copies(lambda: self._step_copies(action, mask), "step")
         return self._observations, self._rewards, *self._ends
 
-    def _step_copies(self, action: np.ndarray) -> None:
+    def _step_copies(self, action: np.ndarray, mask: np.ndarray | None) -> None:
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
         place, shape = self._place, observations.shape[1:]
         for i, (env, chosen) in enumerate(zip(self._envs, action, strict=True)):
+            if mask is not None and not mask[i]:
+                continue
             place.copy = i
             observation, reward, terminal, timeout, _info = env.step(chosen)
             # A tenth of a microsecond, where nothing is wrong; numpy would take nearly anything.

@@ -1,86 +1,158 @@
-"""How a control policy is played: deterministic episodes in copies of the environment."""
+"""How a control policy is played: episodes in copies of the environment, stepped together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from klrl.base.errors import ConfigError
+from klrl.base.seeds import derived_seed
 from klrl.config import Config, EnvConfig
-from klrl.control.acting import make_acting
+from klrl.control.acting import Acting, make_acting
 from klrl.control.actor import Agent
 from klrl.control.env import VectorGymEnv
 from klrl.control.load import trained_agent
 from klrl.domains import CONTROL
-from klrl.train.evaluate import Evaluation, Scores, evaluation
+from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
+from klrl.train.schedule import USUAL_STEPS, Size
 
-#: A longer episode counts with its return so far: some environments never end one.
+#: Some environments never end an episode: a longer one is cut off, and does not count.
 MAX_STEPS = 10_000
-MAX_COPIES = 25
+MAX_COPIES = 100
+#: Steps for which noise is drawn at a time.
+_NOISE_STEPS = 250
 
 
 def evaluate_policy(
-    agent: Agent, config: EnvConfig, *, episodes: int, seed: int, device: torch.device
+    agent: Agent,
+    config: EnvConfig,
+    *,
+    starts: Starts,
+    size: Size,
+    sampled: bool = False,
+    device: torch.device,
 ) -> Evaluation:
-    """Play ``episodes`` deterministic episodes in fresh copies of the environment.
+    """Play episodes in fresh copies of the environment, one from each start state.
+
+    Args:
+        agent: plays.
+        config: the environment.
+        starts: the start states. An environment that ignores its seed starts where it will.
+        size: where its steps are not enough for all episodes, as many as surely fit are begun at a
+            time.
+        sampled: draw the actions, without touching torch's global generator; else take the mode.
+        device: of the agent.
 
     Raises:
         NonFiniteError: a step returned NaN or infinity.
     """
-    return evaluation(_scores(agent, config, episodes, seed, device), CONTROL, "deterministic")
+    how = "sampled" if sampled else "deterministic"
+    return evaluation(_scores(agent, config, starts, size, sampled, device), CONTROL, how)
 
 
 def _scores(
-    agent: Agent, config: EnvConfig, episodes: int, seed: int, device: torch.device
+    agent: Agent, config: EnvConfig, starts: Starts, size: Size, sampled: bool, device: torch.device
 ) -> Iterator[Scores]:
-    """Returns of episodes as they end.
-
-    Each copy plays a number of episodes that is fixed beforehand: taking the first that finish
-    would favour short ones.
-    """
+    """A wave of episodes at a time."""
+    episodes, left = size
     copies = min(episodes, MAX_COPIES)
-    quota = np.array([episodes // copies + (i < episodes % copies) for i in range(copies)])
+    if not copies:
+        return
     env = VectorGymEnv(
-        config.id, copies, kwargs=dict(config.kwargs), seed=seed, step_timeout=config.step_timeout
+        config.id, copies, kwargs=dict(config.kwargs), step_timeout=config.step_timeout
     )
-    acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
-    played, length = np.zeros(copies, int), np.zeros(copies, int)
-    total = np.zeros(copies)
+    longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
+    if sampled:
+        noise = _Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)
     try:
-        observation = env.reset_native()
-        while (played < quota).any():
-            seen = env.finite("observation", observation, "in an evaluation").numpy()
-            action = acting.action(acting.sample(0, seen))
-            observation, reward, terminated, truncated = env.step_native(action)
-            total += env.finite("reward", reward, "in an evaluation").numpy()
-            length += 1
-            done = terminated | truncated
-            counted = (done | (length >= MAX_STEPS)) & (played < quota)
-            yield Scores(total[counted].tolist())
-            # A copy that never ends plays no second episode.
-            played += np.where(done, counted, counted * quota)
-            if done.any():
-                total[done] = length[done] = 0
-                observation = env.reset_native(done)
+        while seeds:
+            wave, limit = _wave(min(len(seeds), copies), left, longest)
+            if not wave:
+                break
+            acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
+            scores, steps = _play(env, acting, seeds[:wave], limit, noise)
+            yield scores
+            seeds = seeds[wave:]
+            left = None if left is None else left - steps
     finally:
         env.close()
+
+
+def _wave(episodes: int, left: int | None, longest: int | None) -> tuple[int, int]:
+    """How many episodes are begun together, and after how many steps each is cut off.
+
+    Args:
+        episodes: most that are wanted.
+        left: steps that they may take together; None for no limit.
+        longest: steps after which the environment ends an episode; None: it does not say.
+    """
+    if left is not None:
+        episodes = min(episodes, left // (longest or USUAL_STEPS))
+    if longest is not None:
+        return episodes, longest
+    return episodes, MAX_STEPS if left is None else min(MAX_STEPS, left // max(episodes, 1))
+
+
+def _play(
+    env: VectorGymEnv, acting: Acting, seeds: Sequence[int], limit: int, noise: _Noise | None
+) -> tuple[Scores, int]:
+    """One episode from each seed, in the first copies; their scores, and the steps they took."""
+    playing = np.arange(env.num_copies) < len(seeds)
+    ended, total, steps = np.zeros_like(playing), np.zeros(env.num_copies), 0
+    observation = env.reset_native(playing, [*seeds, *[0] * (env.num_copies - len(seeds))])
+    for step in range(limit):
+        if noise is not None and step % _NOISE_STEPS == 0:
+            noise.draw(acting)
+        seen = env.finite("observation", observation, "in an evaluation").numpy()
+        action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
+        observation, reward, terminated, truncated = env.step_native(action, playing)
+        total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]
+        steps += int(playing.sum())
+        done = playing & (terminated | truncated)
+        ended |= done
+        playing &= ~done
+        if not playing.any():
+            break
+    return Scores(total[ended].tolist(), cut=int(playing.sum())), steps
+
+
+class _Noise:
+    """The noise of sampled actions, from a generator of its own.
+
+    Args:
+        seed: of the generator.
+        copies: of the environment.
+    """
+
+    def __init__(self, seed: int, copies: int) -> None:
+        self._state = torch.Generator().manual_seed(seed).get_state()
+        self._copies = copies
+
+    def draw(self, acting: Acting) -> None:
+        """Draw that of the next steps; families draw from torch's global generator."""
+        before = torch.get_rng_state()
+        try:
+            torch.set_rng_state(self._state)
+            acting.begin(_NOISE_STEPS, self._copies)
+            self._state = torch.get_rng_state()
+        finally:
+            torch.set_rng_state(before)
 
 
 def evaluate_trained(
     folder: Path,
     config: Config,
     *,
-    episodes: int,
+    starts: Starts,
+    size: Size,
     sampled: bool,
     which: str,
-    seed: int,
     device: torch.device,
 ) -> Evaluation:
     """:func:`klrl.train.evaluate.evaluate_run` of a control run; ``config`` names the task."""
-    if sampled:
-        raise ConfigError("--sampled: for language runs; a control policy plays its mode")
     agent = trained_agent(folder, which, str(device))
-    return evaluate_policy(agent, config.env, episodes=episodes, seed=seed, device=device)
+    return evaluate_policy(
+        agent, config.env, starts=starts, size=size, sampled=sampled, device=device
+    )

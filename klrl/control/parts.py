@@ -25,10 +25,11 @@ from klrl.kl.charge import ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
-from klrl.runs.metrics import Row
+from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rollout
 from klrl.train.row import Rewards
+from klrl.train.schedule import Size
 
 
 class ControlParts(Parts):
@@ -52,6 +53,7 @@ class ControlParts(Parts):
         self._copies = make_copies(
             config.env, seed=0, num_envs=1 if config.collector.elsewhere else None
         )
+        self.longest_episode = getattr(self._copies, "longest_episode", None)
         self.agent = make_agent(
             config.actor,
             self._copies,
@@ -99,15 +101,16 @@ class ControlParts(Parts):
         """What a row tells of a charged rollout."""
         return rewards_of(batch, self.kl)
 
-    def evaluation(self) -> Row:
-        """Deterministic episodes in fresh environments."""
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Episodes in fresh environments."""
         return evaluate_policy(
             self.agent,
             self.config.env,
-            episodes=self.config.eval.episodes,
-            seed=derived_seed(self.config.seed, "eval"),
+            starts=starts,
+            size=size,
+            sampled=self.config.eval.sampled,
             device=self.device,
-        ).row
+        )
 
     # --------------------------------------------------------------------------------- parts
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.language.causal_lm import model_device
@@ -17,10 +17,13 @@ from klrl.language.policy import Policy
 from klrl.language.rollout import decoding_of, respond, texts_of
 from klrl.language.sampler import CacheSampler
 from klrl.language.tasks import Task, make_task
-from klrl.train.evaluate import Evaluation, Scores, evaluation
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Scores, Starts, evaluation
+from klrl.train.schedule import Size
 
 #: Prompts answered at a time.
 AT_A_TIME = 256
+#: Between two sets of prompts of an endless task; no evaluation is longer.
+_APART = 10**9
 
 
 def evaluate_policy(
@@ -28,34 +31,38 @@ def evaluate_policy(
     policy: Policy,
     task: Task,
     *,
-    episodes: int,
+    starts: Starts,
+    size: Size,
     sampled: bool = False,
-    seed: int = 0,
 ) -> Evaluation:
-    """Answer the first prompts of the evaluation split, once each.
+    """Answer prompts of the evaluation split, once each.
 
     Args:
         config: the job: longest response, temperature.
         policy: answers.
         task: asks and scores.
-        episodes: prompts; no more than there are in a file.
+        starts: which prompts, see :func:`places`; its seed is that of the samples too.
+        size: how many; no more than there are in a file.
         sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
-        seed: of the samples.
 
     Raises:
         ConfigError: a response may fill the model's context.
         RewardError: the reward function failed.
     """
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+    asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
+    place = places(starts, asked_for, task.evaluations)
     prompts = task.stream(policy.causal.tokenizer, limit, "eval")
+    prompts.served = place.start
     # One response a prompt shares nothing.
     sampler = CacheSampler(policy.model, policy.special, shared=False)
     decoding = decoding_of(config, greedy=not sampled)
-    generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
+    generator = torch.Generator(model_device(policy.model))
+    generator.manual_seed(derived_seed(starts.seed, starts.use))
 
     def scores() -> Iterator[Scores]:
         """Of :data:`AT_A_TIME` responses at a time."""
-        left = min(episodes, task.evaluations or episodes)
+        left = len(place)
         while left:
             asked = prompts.take(min(left, AT_A_TIME))
             left -= len(asked.prompts)
@@ -68,12 +75,37 @@ def evaluate_policy(
     return evaluation(scores(), LANGUAGE, how)
 
 
-def evaluate_trained(
-    folder: Path, config: LanguageConfig, *, which: str, device: torch.device, **how: Any
-) -> Evaluation:
-    """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task.
+def places(starts: Starts, count: int, among: int | None) -> range:
+    """The numbers of an evaluation's prompts.
 
-    ``how`` goes to :func:`evaluate_policy`.
+    Of a file, evaluations during a run take the first half, the closing one the second half, and
+    ``klrl evaluate`` begins at the first, whatever its seed. A file of one prompt has no halves.
+
+    Args:
+        starts: which set.
+        count: most prompts.
+        among: prompts in the file; None for an endless task.
     """
+    if among is None:
+        known = {IN_RUN: 0, CLOSING: 1}
+        first = known.get(starts, len(known) + starts.seed) * _APART
+        return range(first, first + count)
+    half = (among + 1) // 2
+    first, end = {IN_RUN: (0, half), CLOSING: (min(half, among - 1), among)}.get(starts, (0, among))
+    return range(first, min(first + count, end))
+
+
+def evaluate_trained(
+    folder: Path,
+    config: LanguageConfig,
+    *,
+    starts: Starts,
+    size: Size,
+    sampled: bool,
+    which: str,
+    device: torch.device,
+) -> Evaluation:
+    """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task."""
     task = make_task(config.env, config.seed)
-    return evaluate_policy(config, trained_policy(folder, which, str(device)), task, **how)
+    policy = trained_policy(folder, which, str(device))
+    return evaluate_policy(config, policy, task, starts=starts, size=size, sampled=sampled)

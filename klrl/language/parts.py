@@ -33,11 +33,12 @@ from klrl.language.vocabulary import NextTokens
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
-from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
+from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts
 from klrl.train.row import Rewards
+from klrl.train.schedule import Size
 
 
 class LanguageParts(Parts):
@@ -53,6 +54,7 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
+    longest_episode = 1  # a response is one sample
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, device_of(config.device))
@@ -117,10 +119,12 @@ class LanguageParts(Parts):
         """What a row tells of a charged rollout."""
         return rewards_of(batch, self.kl)
 
-    def evaluation(self) -> Row:
-        """Greedy responses to the evaluation split."""
-        episodes = self.config.eval.episodes
-        return evaluate_policy(self.config, self.policy, self.task, episodes=episodes).row
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Responses to prompts of the evaluation split."""
+        sampled = self.config.eval.sampled
+        return evaluate_policy(
+            self.config, self.policy, self.task, starts=starts, size=size, sampled=sampled
+        )
 
     def callbacks(self) -> Sequence[Callback]:
         """Shows some responses."""

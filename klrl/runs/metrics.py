@@ -1,10 +1,11 @@
 """The recorded metrics, each declared once: name, title, unit, digits, panel.
 
-One row of ``metrics.jsonl`` is one iteration. KLs and entropies are in nats per frame, means over
-the rollout; rewards are per frame, before any scaling for the learner. For language a frame is a
-token (means over valid tokens), an episode is a response, and the x-axis counts samples, that is
-responses; the suffix ``_seq`` means a sum over a response, averaged over responses. Every row
-satisfies reward/shaped == reward/raw - kl/ref/penalty.
+One row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first. KLs and
+entropies are in nats per frame, means over the rollout; rewards are per frame, before any scaling
+for the learner. For language a frame is a token (means over valid tokens), an episode is a
+response, and the x-axis counts samples, that is responses; the suffix ``_seq`` means a sum over a
+response, averaged over responses. Every row of an iteration satisfies
+reward/shaped == reward/raw - kl/ref/penalty.
 
 To add a metric, declare it in :data:`METRICS` and write it into the rows: the progress line,
 ``curves.png``, wandb, the report and ``klrl.report.diff`` read the declaration.
@@ -105,6 +106,38 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
     return "0" if text in ("-0", "+0") else text
 
 
+def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
+    """What an evaluation scored, for a person to read.
+
+    Args:
+        row: with its ``eval/...``.
+        domain: of the policy.
+        how: it was played: deterministic, greedy, or sampled at a temperature.
+        seconds: that it took.
+    """
+    cut = int(row.get("eval/cut", 0))
+    if "eval/return" not in row:
+        return f"no {domain.score}: none of {cut} {domain.episode}s ended ({how})"
+    played = [how]
+    if "eval/episodes" in row:  # 0.1.0 did not record it
+        count = int(row["eval/episodes"])
+        over = "standard error over " if "eval/return_se" in row else ""
+        played.insert(0, f"{over}{count} {domain.episode}{'s' * (count != 1)}")
+    if cut:
+        played.append(f"{cut} more did not end and {'does' if cut == 1 else 'do'} not count")
+    if seconds is not None:
+        played.append(f"{seconds:.1f} s")
+    gold = f", gold {number(row['eval/gold'], domain.digits)}" if "eval/gold" in row else ""
+    return f"{domain.score} {with_error(row, 'eval/return', domain)}{gold} ({', '.join(played)})"
+
+
+def with_error(row: Row, name: str, domain: Domain) -> str:
+    """A score with its standard error, as in ``-160.8 +- 9.1``."""
+    value, error = row[name], row.get(f"{name}_se")
+    text = number(value, domain.digits)
+    return text if error is None else f"{text} +- {number(error, 2)}"
+
+
 def fill(text: str, domain: Domain) -> str:
     """``nats per {unit}`` -> ``nats per frame``."""
     return text.format_map(vars(domain))
@@ -137,24 +170,25 @@ _DECLARED = (
     ),
     Metric(
         "reward/episode",
-        "training {score}",
+        "{drawn}training {score}",
         "{score} per {episode}",
         "mean unshaped {score} of the {episode}s that ended in this rollout",
         digits=None,
         panel="score",
-        short="{score}",
+        short="{drawn}{score}",
     ),
     Metric(
         "eval/return",
         "{evaluation} {score}",
         "{score} per {episode}",
-        "mean {score} of fresh {episode}s in which the policy takes its likeliest actions",
+        "mean {score} of fresh {episode}s; in the last row that of the closing evaluation",
         digits=None,
         panel="score",
+        short="{evaluation}",
     ),
     Metric(
         "reward/gold",
-        "training gold score",
+        "{drawn}training gold score",
         "gold score per {episode}",
         "mean gold score, where the reward is a proxy of it",
         digits=None,
@@ -174,8 +208,44 @@ _DECLARED = (
         "eval/return_std",
         "spread of the {evaluation} {score}",
         "{score} per {episode}",
-        "standard deviation over the {episode}s of the evaluation",
+        "standard deviation over the {episode}s of the evaluation, with n below",
         digits=None,
+    ),
+    Metric(
+        "eval/return_se",
+        "standard error of the {evaluation} {score}",
+        "{score} per {episode}",
+        "of eval/return: s / sqrt(n), with n - 1 below s",
+        digits=2,
+    ),
+    Metric(
+        "eval/episodes",
+        "{episode}s of the {evaluation}",
+        "{episode}s",
+        "how many ended, and count in eval/return",
+        digits=0,
+    ),
+    Metric(
+        "eval/cut",
+        "unfinished {episode}s of the {evaluation}",
+        "{episode}s",
+        "how many did not end within the steps that they were given, and do not count",
+        digits=0,
+        domain="control",
+    ),
+    Metric(
+        "eval/best_return",
+        "{evaluation} {score} of the best checkpoint",
+        "{score} per {episode}",
+        "in the closing evaluation, from start states that did not choose it",
+        digits=None,
+    ),
+    Metric(
+        "eval/best_return_se",
+        "standard error of the {evaluation} {score} of the best checkpoint",
+        "{score} per {episode}",
+        "of eval/best_return",
+        digits=2,
     ),
     Metric(
         "reward/episode_length",
@@ -316,6 +386,7 @@ _DECLARED = (
         for axis, domain in (("frames", "control"), ("samples", "language"))
     ),
     Metric("time/iteration", "time", "seconds", "of this iteration"),
+    Metric("time/evaluation", "evaluation time", "seconds", "of the evaluations in this row"),
 )
 
 #: name -> metric

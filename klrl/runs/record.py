@@ -15,7 +15,7 @@ from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
 from klrl.runs.guard import Guard
 from klrl.runs.loggers import Logger, Opened, Samples
-from klrl.runs.metrics import Row, metrics_of
+from klrl.runs.metrics import Row, metrics_of, told_evaluation, with_error
 from klrl.runs.progress import Progress, duration
 from klrl.runs.rows import RowFile, read_rows
 
@@ -191,6 +191,19 @@ class _SamplesFile:
             self._file.close()
 
 
+def _evaluated(row: Row, config: JobConfig) -> list[str]:
+    """What the last row tells of evaluations: of the policy, and of the best one."""
+    if "eval/return" not in row and "eval/cut" not in row:
+        return []
+    domain, best = domain_of(config), "eval/best_return"
+    lines = [told_evaluation(row, domain, domain.how(config), row.get("time/evaluation"))]
+    if best in row:
+        last = row[best] == row.get("eval/return")
+        told = "the last one" if last else f"{domain.score} {with_error(row, best, domain)}"
+        lines.append(f"best checkpoint: {told} (chosen from other start states)")
+    return lines
+
+
 def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     """The closing lines of a finished run."""
     domain = domain_of(config)
@@ -198,13 +211,9 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
 
     rows = read_rows(files.metrics, say=_silent)
     last = rows[-1] if rows else {}
-    passed = duration(sum(r["time/iteration"] for r in rows))
+    passed = duration(sum(r.get("time/iteration", 0.0) for r in rows))
     lines = [f"finished {frames:,} {domain.axis} in {passed}"]
-    evaluated = [row["eval/return"] for row in rows if "eval/return" in row]
-    if evaluated:
-        score = metrics["eval/return"]
-        now, best = score.show(evaluated[-1]), score.show(max(evaluated))
-        lines.append(f"  {score.title} {now} (best {best})")
+    lines += [f"  {line}" for line in _evaluated(last, config)]
     if "kl/ref/exact" in last:
         names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
         shown = [metrics[name] for name in names if name in last]

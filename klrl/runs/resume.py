@@ -22,7 +22,7 @@ from klrl.runs.find import check_not_running, find_run
 from klrl.runs.folder import settings_text
 
 #: Settings that a resume may change; all others define the run.
-CHANGEABLE = ("frames", "device", "threads", "eval.every", "eval.episodes", "checkpoint.every")
+CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every")
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:

@@ -24,6 +24,7 @@ from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import Job, flat_settings, make_jobs, status_of
 from klrl.sweep.probe import Cost
 from klrl.sweep.run import check_launcher, named
+from klrl.train.schedule import fitting, schedule
 
 #: Seconds of iterations for which each kind of job is measured.
 SECONDS = 5.0
@@ -171,7 +172,7 @@ def _probe(job: Planned, copies: int) -> Cost:
             last = (err.strip().splitlines() or ["it printed no error"])[-1]
             raise ConfigError(f"{job.name}: fails when it is tried: {last}; run it by itself")
         costs.append(Cost(**json.loads(out.strip().splitlines()[-1])))
-    numbers = ("start", "job", "iteration", "evaluation", "checkpoint")
+    numbers = ("start", "job", "iteration", "episode", "checkpoint")
     return replace(costs[0], **{name: mean(getattr(c, name) for c in costs) for name in numbers})
 
 
@@ -221,12 +222,16 @@ def job_seconds(job: Planned, cost: Cost) -> float:
     config = job.config
     share = 1 - job.done / config.frames
     iterations = config.iterations * share
-    evaluations = iterations / config.eval.every if config.eval.every else 0.0
+    planned = schedule(config, cost.longest)
+    evaluations = len(planned.iterations) * share
     checkpoints = 1 + iterations / config.checkpoint.every + _IMPROVED * evaluations
+    # The closing evaluation is made twice: of the last policy and of the best.
+    closing = fitting(planned.closing, cost.longest) * (2 if planned.iterations else 1)
+    episodes = evaluations * fitting(planned.size, cost.longest) + closing
     return (
         cost.job
         + iterations * cost.iteration
-        + evaluations * cost.evaluation
+        + episodes * cost.episode
         + checkpoints * cost.checkpoint
     )
 

@@ -14,7 +14,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,19 +43,21 @@ class Cost:
         start: imports, and all else that only the first job of a process pays.
         job: build, open and close, once per job.
         iteration: one rollout with its update and row.
-        evaluation: one evaluation.
+        episode: one episode (response) of an evaluation.
         checkpoint: one checkpoint.
         memory: the process's peak memory, bytes.
         children: the peak memory of the largest child process (wandb's service), bytes.
+        longest: steps of the longest episode; None: not known.
     """
 
     start: float
     job: float
     iteration: float
-    evaluation: float
+    episode: float
     checkpoint: float
     memory: int = 0
     children: int = 0
+    longest: int | None = None
 
 
 class _Timer(Callback):
@@ -66,12 +68,14 @@ class _Timer(Callback):
 
     Attributes:
         evaluations, checkpoints: seconds of each.
+        episodes: that were played in the evaluations.
         stamps: when each iteration ended, and the seconds of evaluations and checkpoints before.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.evaluations: list[float] = []
+        self.episodes = 0.0
         self.checkpoints: list[float] = []
         self.stamps: list[tuple[float, float]] = []
 
@@ -82,6 +86,7 @@ class _Timer(Callback):
 
     def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
         self.evaluations.append(seconds)
+        self.episodes += row["eval/episodes"] + row.get("eval/cut", 0)
 
     def saved(self, training: Loop, which: str, seconds: float) -> None:
         self.checkpoints.append(seconds)
@@ -118,23 +123,17 @@ def measure(config: JobConfig, seconds: float) -> Measured:
     (first, before), (last, after) = timer.stamps[0], timer.stamps[-1]
     iteration = (last - first - (after - before)) / max(len(timer.stamps) - 1, 1)
     rest = ended - began - timer.extra
-    evaluations = timer.evaluations
-    if config.eval.every and not evaluations:
-        evaluations = [_seconds_of(training.parts.evaluation)]
+    if config.eval.on and not timer.episodes:
+        training.evaluate_now()
     cost = Cost(
         start=0.0,
         job=max(rest - iteration * len(timer.stamps), 0.0),
         iteration=iteration,
-        evaluation=_mean(evaluations),
+        episode=sum(timer.evaluations) / max(timer.episodes, 1),
         checkpoint=_mean(timer.checkpoints),
+        longest=training.parts.longest_episode,
     )
     return Measured(cost, len(timer.stamps), timer.extra)
-
-
-def _seconds_of(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -46,7 +46,13 @@ class Callback:
         """
 
     def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
-        """An evaluation was made; ``row`` has ``eval/return`` and its kin."""
+        """An evaluation was made.
+
+        Args:
+            training: the run.
+            row: has ``eval/return`` and its kin, unless no episode ended.
+            seconds: that it took.
+        """
 
     def saved(self, training: Loop, which: str, seconds: float) -> None:
         """A checkpoint was written: ``last`` or ``best``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,15 +15,46 @@ from klrl.config.checks import check_device_name
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
-from klrl.runs.metrics import Row, number
+from klrl.runs.metrics import Row, told_evaluation
 from klrl.runs.other_task import config_on_task
+from klrl.train.schedule import Size
+
+
+@dataclass(frozen=True)
+class Starts:
+    """A set of start states (language: prompts), the same for every run of a task.
+
+    Attributes:
+        use: what it is for.
+        seed: another seed, another set. Two sets share no start state (a seed in 2^31 by chance).
+    """
+
+    use: str
+    seed: int = 0
+
+    def seeds(self, count: int) -> list[int]:
+        """What the environment is reset with for each episode."""
+        return [derived_seed(self.seed, self.use, index) for index in range(count)]
+
+
+#: ``best`` is chosen from these ...
+IN_RUN = Starts("in-run")
+#: ... and told from these.
+CLOSING = Starts("closing")
 
 
 class Scores(NamedTuple):
-    """Of some episodes (responses): the score of each, and the gold score where there is one."""
+    """Of some episodes (responses): the score of each, and the gold score where there is one.
+
+    Attributes:
+        returns: of those that ended.
+        gold: of the same.
+        cut: how many did not end within the steps that they were given.
+    """
 
     returns: list[float]
     gold: Sequence[float] = ()
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,43 +62,59 @@ class Evaluation:
     """What a policy scored.
 
     Attributes:
-        returns: unshaped return (reward) of each episode (response), in no order.
+        returns: unshaped return (reward) of each episode (response) that ended, in the order of
+            their start states.
         domain: of the policy.
         how: how it played: deterministic, greedy, or sampled at a temperature.
         gold: the gold score of each, where it is not the reward.
+        cut: episodes that did not end, and do not count.
     """
 
     returns: list[float]
     domain: Domain
     how: str
     gold: Sequence[float] = ()
+    cut: int = 0
 
     @property
     def mean(self) -> float:
-        """Mean return."""
+        """Mean return.
+
+        Raises:
+            ValueError: no episode ended.
+        """
+        if not self.returns:
+            raise ValueError(self.told)
         return statistics.fmean(self.returns)
 
     @property
     def std(self) -> float:
-        """Standard deviation over the episodes (population)."""
+        """Standard deviation over the episodes, n below; 0 for one."""
         return statistics.pstdev(self.returns)
 
     @property
+    def error(self) -> float | None:
+        """Standard error of the mean: s / sqrt(n), with n - 1 below s; None for one episode."""
+        count = len(self.returns)
+        return statistics.stdev(self.returns) / sqrt(count) if count > 1 else None
+
+    @property
     def row(self) -> Row:
-        """``eval/return``, ``eval/return_std``, ``eval/gold`` where there is one."""
-        row: Row = {"eval/return": self.mean, "eval/return_std": self.std}
+        """``eval/return`` and its kin; without a return where no episode ended."""
+        row: Row = {"eval/episodes": len(self.returns)}
+        if self.cut:
+            row["eval/cut"] = self.cut
+        if not self.returns:
+            return row
+        row |= {"eval/return": self.mean, "eval/return_std": self.std}
+        if self.error is not None:
+            row["eval/return_se"] = self.error
         return {**row, "eval/gold": statistics.fmean(self.gold)} if self.gold else row
 
     @property
     def told(self) -> str:
         """For a person to read."""
-        row, domain = self.row, self.domain
-        value, std = (number(row[key], domain.digits) for key in ("eval/return", "eval/return_std"))
-        gold = f", gold {number(row['eval/gold'], domain.digits)}" if "eval/gold" in row else ""
-        # "sampled at temperature 1": 8 sampled responses at temperature 1.
-        first, *rest = self.how.split()
-        played = " ".join([first, f"{domain.episode}s", *rest])
-        return f"{domain.score} {value} +- {std}{gold} over {len(self.returns)} {played}"
+        return told_evaluation(self.row, self.domain, self.how)
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str) -> Evaluation:
@@ -79,10 +127,12 @@ def evaluation(scores: Iterable[Scores], domain: Domain, how: str) -> Evaluation
     """
     returns: list[float] = []
     gold: list[float] = []
+    cut = 0
     for few in scores:
         returns += few.returns
         gold += few.gold
-    return Evaluation(returns, domain, how, gold)
+        cut += few.cut
+    return Evaluation(returns, domain, how, gold, cut)
 
 
 def evaluate_run(
@@ -101,9 +151,9 @@ def evaluate_run(
         run: the run folder.
         words: another task, as in ``env.kwargs.g=14``; see :mod:`klrl.runs.other_task`.
         episodes: how many; None: :attr:`klrl.domains.Domain.plays`.
-        sampled: language: draw responses as in training; else the likeliest tokens.
+        sampled: draw actions (tokens) as in training; else take the likeliest.
         which: last or best checkpoint.
-        seed: of the episodes (samples).
+        seed: of the start states and samples; a set of its own, apart from those of training.
         device: where to put the policy.
 
     Raises:
@@ -122,9 +172,9 @@ def evaluate_run(
     return domain.evaluate(
         folder,
         config,
-        episodes=episodes or domain.plays,
+        starts=Starts("evaluate", seed),
+        size=Size(episodes or domain.plays),
         sampled=sampled,
         which=which,
-        seed=derived_seed(seed, "evaluate"),
         device=device_of(device),
     )

@@ -23,13 +23,15 @@ from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.measure import in_unit
 from klrl.kl.reference import FrozenReference, ReferenceRule
-from klrl.runs.checkpoint import Checkpoints, Counters
+from klrl.runs.checkpoint import Checkpoints, Counters, load_component
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import Row
+from klrl.runs.metrics import Row, check_row
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.learner import Learned, Learner
 from klrl.train.row import Rewards, make_row
+from klrl.train.schedule import Size, schedule
 
 
 class Rollout(Protocol):
@@ -56,12 +58,15 @@ class Parts(ABC):
         reference: pi_ref, None for ``kl=none``.
         reference_rule: what it starts as, and how it moves.
         preflight: what its checks say, to open the run with.
+        longest_episode: steps of an evaluation's longest episode; None: the environment does not
+            say.
     """
 
     kl: ReferenceKL | None
     reference: FrozenReference | None
     preflight: Sequence[str]
     learner: Learner
+    longest_episode: int | None
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
@@ -83,8 +88,8 @@ class Parts(ABC):
         """What a row tells of a charged rollout."""
 
     @abstractmethod
-    def evaluation(self) -> Row:
-        """Play the policy as it is: ``eval/return``, ``eval/return_std``."""
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Play the policy as it is; training's random numbers stay as they were."""
 
     @property
     @abstractmethod
@@ -118,6 +123,7 @@ class Training:
         parts: what the domain built.
         controller: moves ``kl.coef`` of the parts.
         counters: iterations and frames (samples) so far.
+        schedule: when the policy is evaluated.
         recorder: takes rows; there while the run is open.
 
     Raises:
@@ -135,6 +141,7 @@ class Training:
         self.controller: FixedKLController = factory(
             "controller", config.controller, config.domain
         )(config.controller, coef, config.frames)
+        self.schedule = schedule(config, self.parts.longest_episode)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []
 
@@ -165,7 +172,7 @@ class Training:
             lengths = self.load(checkpoints) if resume else None
             rollout = self._open(stack, files, group, lengths)
             if not resume:
-                self.save(checkpoints, improved=False, stopping=True)
+                self.save(checkpoints, improved=self.evaluate_start(), stopping=True)
             while self.counters.iteration < self.config.iterations:
                 started = time.perf_counter()
                 batch = rollout.collect()
@@ -178,6 +185,7 @@ class Training:
                 row = self.make_row(batch, measured, learned, time.perf_counter() - started)
                 self.move_anchor(batch, measured)
                 improved = self.evaluate(row)
+                self.evaluate_end(row, files, improved)
                 self.record(row, batch)
                 stopping = stop.requested
                 self.save(checkpoints, improved, stopping)
@@ -229,20 +237,76 @@ class Training:
         unit = getattr(self.config.controller, "unit", None)
         self.controller.update(in_unit(measured, unit), n=batch.numel())
 
+    def evaluate_start(self) -> bool:
+        """Evaluate before the first update, where that is due, in a row of its own.
+
+        Returns:
+            Whether it is the best so far.
+        """
+        row: Row = {"iteration": 0, self.domain.axis: 0}
+        improved = self.evaluate(row)
+        if 0 in self.schedule.iterations:
+            self.recorder.record(row)
+        return improved
+
     def evaluate(self, row: Row) -> bool:
         """Evaluate when it is due, add the result to the row; whether it is the best so far."""
-        every, counters = self.config.eval.every, self.counters
-        last = counters.iteration >= self.config.iterations
-        if every == 0 or (counters.iteration % every and not last):
+        counters = self.counters
+        if counters.iteration not in self.schedule.iterations:
             return False
-        began = time.perf_counter()
-        row.update(self.parts.evaluation())
-        self._tell("evaluated", dict(row), time.perf_counter() - began)
-        value = row["eval/return"]
-        if counters.best_return is not None and value <= counters.best_return:
+        self.evaluate_now(row)
+        value, best = row.get("eval/return"), counters.best_return
+        if value is None or (best is not None and value <= best):
             return False
         counters.best_return = value
         return True
+
+    def evaluate_now(self, row: Row | None = None) -> None:
+        """Evaluate as during the run, whether it is due or not; ``plan`` measures it."""
+        self._play({} if row is None else row, IN_RUN, self.schedule.size)
+
+    def evaluate_end(self, row: Row, files: RunFolder, improved: bool) -> None:
+        """After the last iteration: the closing evaluation, and that of the best policy.
+
+        Args:
+            row: the last; gets this evaluation in place of its own.
+            files: hold the best checkpoint.
+            improved: the policy is the best one.
+        """
+        last = self.counters.iteration >= self.config.iterations
+        if not last or not self.schedule.closing.episodes:
+            return
+        self._play(row, CLOSING, self.schedule.closing)
+        if self.counters.best_return is None:
+            return
+        best = row if improved else files.guard.call("best checkpoint", self._play_best, files)
+        for name in ("eval/return", "eval/return_se"):
+            if best and name in best:
+                row[name.replace("/", "/best_")] = best[name]
+
+    def _play(self, row: Row, starts: Starts, size: Size) -> None:
+        """Evaluate; the row gets ``eval/...`` in place of those it has."""
+        began = time.perf_counter()
+        result = self.parts.evaluation(starts, size)
+        seconds = time.perf_counter() - began
+        for name in [name for name in row if name.startswith("eval/")]:
+            del row[name]
+        row.update({**result.row, "time/evaluation": seconds})
+        check_row(row)
+        self._tell("evaluated", dict(row), seconds)
+
+    def _play_best(self, files: RunFolder) -> Row:
+        """The closing evaluation of the best checkpoint; the policy is as before afterwards."""
+        agent, row = self.parts.components()["agent"], Row()
+        state = agent.state_dict()
+        now = {name: each.detach().to("cpu", copy=True) for name, each in state.items()}
+        try:
+            device = self.parts.device
+            load_component(files.path, "best", "agent", agent, device, self.recorder.say)
+            self._play(row, CLOSING, self.schedule.closing)
+        finally:
+            agent.load_state_dict(now)
+        return row
 
     def record(self, row: Row, batch: TensorDictBase) -> None:
         """Show the iteration to the hooks, then write its row."""
@@ -303,6 +367,7 @@ class Training:
             device=str(self.parts.device),
             reference=None if reference is None else reference.description,
             compile=steps.mode,
+            evaluation="sampled" if self.config.eval.sampled else self.domain.mode,
         )
         stack.enter_context(keep_status(files, self.config, self.counters))
         self.recorder = stack.enter_context(
@@ -328,6 +393,8 @@ class Training:
 
     def _opening_lines(self, resume: bool) -> list[str]:
         lines = [*self.parts.preflight]
+        if self.config.eval.on:
+            lines.append(self.schedule.told(self.domain, self.parts.longest_episode))
         if resume:
             lines.append(f"resumed at {self.counters.frames:,} {self.domain.axis}")
         if self.parts.reference is not None:

@@ -35,7 +35,10 @@ QUERIES = {
     "ev": ["eval.", "evaluate"],
     "lo": ["logger.", "logger=", "loss.", "loss="],
     "fr": ["frames="],
-    "eval.": ["eval.episodes=", "eval.every="],
+    "eval.": [
+        *("eval.episodes=", "eval.evaluations=", "eval.every=", "eval.final="),
+        *("eval.sampled=", "eval.share=", "eval.steps="),
+    ],
     # Set by the choice, never by hand.
     "kl.m": [],
     "-m search.n": [],

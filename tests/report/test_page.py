@@ -88,7 +88,7 @@ def test_every_chart_is_drawn_without_a_word_or_a_request(width, scheme, browser
     assert drawn["Many-v1"]["Training return"] == [7, 0, 0, 0, 0]
     words = drawn["sort_digits"]
     assert words["Gold score against sqrt(KL(policy||reference))"] == [0, 0, 2, 0, 0]
-    assert words["Training gold score"][0] == 2
+    assert words["Sampled training gold score"][0] == 2
     # The coefficient 0 has no place on a logarithmic axis, and the page says so.
     assert words["kl.coef"][0] == 1
     said = "[...document.querySelectorAll('figure p')].map(p => p.textContent)"

@@ -208,7 +208,7 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
     assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
     assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
     of = words["settings"].index("kl.coef=0")
-    assert charts["Training gold score"]["series"][of]["points"][-1][:2] == [40, 0.2]
+    assert charts["Sampled training gold score"]["series"][of]["points"][-1][:2] == [40, 0.2]
     assert charts["Greedy evaluation gold score"]["series"][of]["points"] == [
         [40, 0.25, None, None, 1]
     ]

@@ -43,6 +43,8 @@ from tests.report.toys import Page, rows_of, write_run
 LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
 KL = ReferenceKL(0.5, "k3", "split")
 ESTIMATES = ("exact", "k1", "k2", "k3")
+#: What the loop adds to an evaluation; see tests/runs/test_evaluations.py.
+BY_THE_LOOP = dict.fromkeys(("eval/best_return", "eval/best_return_se", "time/evaluation"), 1.0)
 
 
 def row_of(
@@ -71,7 +73,7 @@ def control_row() -> dict[str, float]:
     measured = {name: torch.tensor(0.1) for name in (*ESTIMATES, "charged", "charged_error")}
     row = row_of(CONTROL, batch, control_rewards(batch, KL), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
-    return row | Evaluation([1.0, 3.0], CONTROL, "deterministic").row
+    return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1).row
 
 
 def responses() -> TensorDict:
@@ -94,7 +96,7 @@ def words_row() -> dict[str, float]:
     row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
-    return row | Evaluation([1.0], LANGUAGE, "greedy", [0.5]).row
+    return row | BY_THE_LOOP | Evaluation([1.0, 3.0], LANGUAGE, "greedy", [0.5, 0.5]).row
 
 
 @pytest.mark.parametrize("domain, row", [(CONTROL, control_row), (LANGUAGE, words_row)])
@@ -143,7 +145,7 @@ def test_texts_are_in_the_words_of_the_domain() -> None:
             "KL(policy||reference), nats per frame",
         ],
         "language": [
-            "greedy evaluation reward, reward per response",
+            "greedy evaluation score, score per response",
             "KL(policy||reference), nats per token",
         ],
     }
@@ -238,8 +240,8 @@ def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> 
         *Page(Path("there/report.html").read_text()).cells,
     ]
     assert [text for text in said if re.search(r"(?<![\w.])-0(\.0*)?(?![\w.])", text)] == []
-    assert "return 0 | KL ref 0 | KL old 0" in said[0]
-    assert "  evaluation return 0 (best 0)\n" in said[1]
+    assert "return 0 | evaluation 0 | KL ref 0 | KL old 0" in said[0]
+    assert "  return 0 (deterministic)\n" in said[1]
     assert "penalty 0 reward per frame, kl.coef 0 reward per nat\n" in said[1]
 
 
@@ -337,7 +339,8 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
     assert other not in defined
     assert defined.pop(domain.axis) == {"step_metric": None, "hidden": True}
     assert {more["step_metric"] for more in defined.values()} == {domain.axis}
-    assert [name for name, more in defined.items() if more.get("hidden")] == ["iteration"]
+    hidden = {name for name, more in defined.items() if more.get("hidden")}
+    assert hidden - {"eval/cut"} == {"iteration", "eval/episodes"}
 
 
 def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
@@ -345,7 +348,7 @@ def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
     for i in range(12):
         progress.show({"samples": i, "reward/episode": float(i)})
     assert progress.line().startswith("11/100 samples")
-    assert "| reward 6.5 |" in progress.line()  # of 2 to 11
+    assert "| sampled score 6.5 |" in progress.line()  # of 2 to 11
 
 
 def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_path) -> None:
@@ -363,8 +366,8 @@ def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_p
     heads = [" ".join(each[0]) for each in lines]
     assert heads == [
         "job state frames time return KL ref",
-        "job state samples time reward KL ref",
-        "job state frames/samples time return/reward KL ref",
+        "job state samples time score KL ref",
+        "job state frames/samples time return/score KL ref",
         "job state frames time return KL ref",
     ]
     assert lines[2][1:] == [

@@ -56,7 +56,7 @@ def test_returns_are_gymnasiums_on_that_task(run, words, kwargs) -> None:
 def test_the_command_line_takes_words_after_flags_and_names_the_task(run, capsys) -> None:
     evaluate_main([run, "--episodes", "2", "env.kwargs.g=14", "--json"])
     first = json.loads(capsys.readouterr().out)
-    assert first["episodes"] == 2
+    assert first["eval/episodes"] == 2
     evaluate_main([run, "env.kwargs.g=14", "--episodes", "2"])
     told = capsys.readouterr().out
     assert f"return {first['eval/return']:.1f}" in told

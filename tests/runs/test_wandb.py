@@ -47,7 +47,7 @@ def test_the_offline_wandb_run_holds_reward_kl_and_beta_against_frames() -> None
         "*": "frames",
     }
     hidden = [name for name, each in defined.items() if each["options"].get("hidden")]
-    assert sorted(hidden) == ["frames", "iteration"]
+    assert sorted(hidden) == ["eval/cut", "eval/episodes", "frames", "iteration"]
     assert told["run"][0]["config"]["update"]["kl"]["coef"] == 0.25
     assert told["exit"][0]["exit_code"] == 0
 

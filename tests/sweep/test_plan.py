@@ -19,10 +19,10 @@ from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, slots, sweep_
 from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
 
-#: 100 iterations of 64 frames; evaluated and saved every tenth.
-JOB = [w for w in QUICK if w != "eval.every=0"] + ["frames=6400", "eval.every=10"]
+#: 100 iterations of 64 frames; saved, and evaluated with 20 episodes, every tenth.
+JOB = [w for w in QUICK if w != "eval.every=0"] + ["frames=6400", "eval.every=10", "eval.final=0"]
 JOB += ["learner.compile=false"]
-COST = Cost(start=3.0, job=2.0, iteration=0.1, evaluation=0.5, checkpoint=0.2, memory=10)
+COST = Cost(3.0, job=2.0, iteration=0.1, episode=0.025, checkpoint=0.2, memory=10, longest=200)
 
 
 def planned(*words: str, done: int = 0) -> Planned:
@@ -30,11 +30,14 @@ def planned(*words: str, done: int = 0) -> Planned:
 
 
 def test_a_jobs_time_is_the_sum_of_its_parts() -> None:
-    """2 + 100 x 0.1 + 10 x 0.5 + (1 + 10 + 10 / 2) x 0.2 = 20.2 s."""
+    """2 + 100 x 0.1 + 10 x 20 x 0.025 + (1 + 10 + 10 / 2) x 0.2 = 20.2 s."""
     assert job_seconds(planned(), COST) == pytest.approx(20.2)
     assert job_seconds(planned("eval.every=0"), COST) == pytest.approx(2 + 10 + 11 * 0.2)
     half = job_seconds(planned(done=3200), COST)
     assert half == pytest.approx(2 + 5 + 2.5 + (1 + 5 + 2.5) * 0.2)
+    # Half of 6,400 frames are 16 episodes of 200: of the last policy, and of the best.
+    assert job_seconds(planned("eval.final=100"), COST) == pytest.approx(20.2 + 2 * 16 * 0.025)
+    assert job_seconds(planned("eval.final=3"), COST) == pytest.approx(20.2 + 2 * 3 * 0.025)
 
 
 def test_jobs_share_processes_and_pay_a_start_once() -> None:

@@ -1,0 +1,119 @@
+"""When a run is evaluated, and how much. No torch: ``klrl plan`` asks too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from klrl.config import EvalConfig, JobConfig
+from klrl.domains import Domain
+
+#: What is reckoned with for an environment that does not say how long an episode may be.
+USUAL_STEPS = 1_000
+#: Of ``eval.episodes``, what an evaluation has at least; where that is too much, fewer are made.
+_LEAST = Fraction(1, 4)
+#: Fewer episodes have no standard error.
+_FEWEST = 2
+#: The closing evaluation of a short run takes at most this share of its frames.
+_CLOSING_SHARE = Fraction(1, 2)
+
+
+class Size(NamedTuple):
+    """How much an evaluation may be.
+
+    Attributes:
+        episodes: at most so many episodes (responses).
+        steps: that they may take together; None for no limit.
+    """
+
+    episodes: int
+    steps: int | None = None
+
+
+NOTHING = Size(0, 0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The evaluations of a run.
+
+    Attributes:
+        iterations: after which of them the policy is evaluated; 0 is before the first update.
+        size: of each of these.
+        closing: of the one after the last iteration, from other start states.
+    """
+
+    iterations: frozenset[int]
+    size: Size
+    closing: Size
+
+    def told(self, domain: Domain, longest: int | None) -> str:
+        """For a person to read."""
+        few = f"0 during the run (eval.share of it is less than two {domain.episode}s at each end)"
+        during = f"{len(self.iterations)} during the run of {_told(self.size, longest)}"
+        closing = f"{_told(self.closing, longest)} {domain.episode}s at the end"
+        return f"evaluation: {during if self.iterations else few}, {closing}"
+
+
+def fitting(size: Size, longest: int | None) -> int:
+    """How many episodes fit if each is as long as it may be.
+
+    Args:
+        size: of the evaluation.
+        longest: steps of the longest episode; None: not known.
+    """
+    episodes, steps = size
+    return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
+
+
+def _told(size: Size, longest: int | None) -> str:
+    """How many episodes: those that surely fit, and those that do if they are short."""
+    least = fitting(size, longest)
+    return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"
+
+
+def schedule(config: JobConfig, longest: int | None) -> Schedule:
+    """The evaluations of a run; they follow from its settings alone.
+
+    Without ``eval.every``, all evaluations during the run take at most ``eval.share`` of as many
+    steps as the training. A step costs less than a frame of training, which adds the update; where
+    a slow simulator has few copies left to be stepped together, a little more (hopper: 1.1).
+
+    Args:
+        config: the job.
+        longest: steps of the longest episode; None: the environment does not say. 1 for language.
+    """
+    evals = config.eval
+    if not evals.on:
+        return Schedule(frozenset(), NOTHING, NOTHING)
+    longest = longest or USUAL_STEPS
+    frames = config.iterations * config.frames_per_iteration
+    closing = Size(evals.final, max(int(_CLOSING_SHARE * frames), _FEWEST * longest))
+    if evals.every is not None:
+        every = {*range(evals.every, config.iterations, evals.every), config.iterations}
+        return Schedule(frozenset(every), Size(evals.episodes, evals.steps), closing)
+    steps = int(evals.share * frames)
+    count = _count(evals, steps, longest)
+    if not count:
+        return Schedule(frozenset(), NOTHING, closing)
+    size = Size(evals.episodes, min(evals.steps, steps // count))
+    return Schedule(_evenly(count, config.iterations), size, closing)
+
+
+def _count(evals: EvalConfig, steps: int, longest: int) -> int:
+    """How many evaluations ``steps`` are enough for; 0 where not for one at each end."""
+    most = fitting(Size(evals.episodes, evals.steps), longest)
+    least = min(most, max(_FEWEST, int(_LEAST * evals.episodes)))
+    for count in range(evals.evaluations, 2, -1):
+        if steps // count >= least * longest:
+            return count
+    ends = min(evals.evaluations, 2)
+    return ends if min(most, steps // ends // longest) >= min(_FEWEST, evals.episodes) else 0
+
+
+def _evenly(count: int, last: int) -> frozenset[int]:
+    """``count`` iterations from 0 to the last; 1: the last."""
+    if count == 1:
+        return frozenset({last})
+    return frozenset(round(Fraction(last * i, count - 1)) for i in range(count))

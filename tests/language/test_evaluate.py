@@ -1,0 +1,91 @@
+"""Which prompts an evaluation asks, and that training does not notice."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from klrl.language.evaluate import evaluate_policy, places
+from klrl.runs.metrics import TIMES
+from klrl.runs.rows import read_rows
+from klrl.train.evaluate import CLOSING, IN_RUN, Starts
+from klrl.train.loop import Training
+from klrl.train.schedule import Size
+
+pytestmark = pytest.mark.integration
+TOLD = Starts("evaluate"), Starts("evaluate", 1)
+
+
+def test_an_endless_task_has_prompts_for_each_set() -> None:
+    asked = [places(starts, 512, None) for starts in (IN_RUN, CLOSING, *TOLD)]
+    assert all(len(each) == 512 for each in asked)
+    assert not any(set(a) & set(b) for a, b in combinations(asked, 2))
+
+
+@pytest.mark.parametrize(
+    ("among", "during", "closing"),
+    [(1, [0], [0]), (2, [0], [1]), (5, [0, 1, 2], [3, 4]), (9, [0, 1, 2, 3], [5, 6, 7, 8])],
+)
+def test_a_file_has_two_halves(among: int, during: list[int], closing: list[int]) -> None:
+    assert list(places(IN_RUN, 4, among)) == during
+    assert list(places(CLOSING, 4, among)) == closing
+    assert list(places(TOLD[1], 4, among)) == list(range(min(4, among)))
+
+
+def test_the_prompts_are_those_of_their_places(job) -> None:
+    run = Training(job())
+    asked: list[str] = []
+    reward = run.parts.task.reward
+
+    class Listening:
+        def __call__(self, prompts, answers):
+            asked.extend(prompt.row["digits"] for prompt in prompts)
+            return reward(prompts, answers)
+
+    object.__setattr__(run.parts.task, "reward", Listening())
+    for starts in (IN_RUN, CLOSING):
+        asked.clear()
+        result = evaluate_policy(
+            run.config, run.parts.policy, run.parts.task, starts=starts, size=Size(9, 5)
+        )
+        expected = [run.parts.task.evaluate(i).row["digits"] for i in places(starts, 5, None)]
+        assert asked == expected
+        assert len(result.returns) == 5
+        assert result.how == "greedy"
+
+
+def test_a_run_says_what_is_sampled_and_what_is_greedy(exits) -> None:
+    """Two iterations of 16 samples, evaluated before the first and after the last."""
+    words = ("eval.every=null", "eval.evaluations=2", "eval.episodes=8", "eval.share=0.5")
+    code, out, _ = exits(*words, "eval.final=12")
+    assert code == 0
+    rows = read_rows(Path("run/metrics.jsonl"))
+    assert [(row["iteration"], row.get("eval/episodes")) for row in rows] == [
+        (0, 8),
+        (1, None),
+        (2, 12),
+    ]
+    assert "evaluation: 2 during the run of 8, 12 responses at the end" in out
+    assert "| sampled score " in out
+    assert "| greedy evaluation " in out
+    assert "(standard error over 12 responses, greedy, " in out
+    code, out, _ = exits(*words, "eval.sampled=true", "hydra.run.dir=drawn")
+    assert "responses, sampled at temperature 1, " in out
+    assert "| sampled evaluation " in out
+    assert json.loads(Path("drawn/manifest.json").read_text())["evaluation"] == "sampled"
+    assert exits("hydra.run.dir=off")[0] == 0
+    for run in ("run", "drawn"):
+        assert trained(run) == trained("off")
+
+
+def trained(run: str) -> list[dict[str, float]]:
+    """The rows of iterations, less evaluations and times."""
+    rows = read_rows(Path(run, "metrics.jsonl"))
+    left = [
+        {k: v for k, v in row.items() if k not in TIMES and not k.startswith("eval/")}
+        for row in rows
+    ]
+    return [row for row in left if row["iteration"]]
