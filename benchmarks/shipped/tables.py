@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from klrl.report.statistics import Array, Estimate, estimate
+from klrl.report.statistics import Array, Estimate, bootstrap_estimate
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
 
     def estimate(self, key: str) -> Estimate:
         """Over the seeds."""
-        found = estimate(np.asarray(self.values[key], float))
+        found = bootstrap_estimate(np.asarray(self.values[key], float))
         assert found is not None, f"{key} of {dict(self.labels)}: no seed has it"
         return found
 

@@ -53,18 +53,38 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """How many iterations were recorded."""
+        """How many rows were recorded."""
         return len(next(iter(self.columns.values()), ()))
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error, or numbers that diverged, ended it."""
+        return self.status == "failed"
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """[rows] which rows are iterations: the first may be the evaluation before them."""
+        return self.columns[self.axis] > 0 if self.rows else np.zeros(0, bool)
+
+    @property
+    def end(self) -> float:
+        """How far it came, on its axis; 0 if it recorded nothing."""
+        return float(np.nanmax(self.columns[self.axis])) if self.rows else 0.0
 
     @property
     def task(self) -> str:
         """The environment; runs of different tasks are never drawn in one chart."""
-        return str(self.settings.get("env.id") or self.settings.get("env") or "task")
+        return task_of(self.settings)
 
     @property
     def axis(self) -> str:
         """The metric that is the x-axis."""
         return self.domain.axis
+
+
+def task_of(settings: Mapping[str, Any]) -> str:
+    """The name of the task that settings train on."""
+    return str(settings.get("env.id") or settings.get("env") or "task")
 
 
 @dataclass(frozen=True)
