@@ -101,7 +101,7 @@ def line(
 def learning_curve(
     axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
 ) -> None:
-    """A metric against frames: the interquartile mean over seeds, and its interval as a band."""
+    """A metric against frames: the mean over seeds, and its interval as a band."""
     points = curve(Setting("", list(runs), runs[0].settings), metric)
     assert points, f"{metric} was not recorded"
     x = [point.x / 1000 for point in points]

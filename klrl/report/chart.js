@@ -103,7 +103,8 @@ const klrlChart = (() => {
     const points = series.flatMap((s) => s.points);
     if (!points.length) return null;
     const recorded = (lists) => lists.flat().filter((v) => v !== null);
-    const ys = yBounds(chart, points, recorded(series.flatMap((s) => s.seeds)));
+    const lines = chart.front || chart.result ? series.flatMap((s) => s.seeds) : series.flatMap((s) => s.seeds.map((run) => run.slice(-1)));
+    const ys = yBounds(chart, points, recorded(lines));
     const xs = xBounds(chart, points, recorded(series.map((s) => s.places ?? [])));
     const rows = Math.max(2, Math.floor(H / 48));
     const yTicks = chart.log ? logTicks(...ys, rows) : linearTicks(...ys, rows);
@@ -124,7 +125,7 @@ const klrlChart = (() => {
         `transform="translate(15 ${(top + H - bottom) / 2}) rotate(-90)"`),
       `<g clip-path="url(#${key})">`,
       ...(chart.front ? against(series, chart.front, shown, failed, X, Y)
-        : [...series.flatMap((s) => thin(s, failed[s.i], X, Y)), ...series.flatMap((s) => line(s, X, Y, ys[0], chart.log))]),
+        : [...series.flatMap((s) => (chart.result ? thin : lastOnes)(s, failed[s.i], X, Y)), ...series.flatMap((s) => line(s, X, Y, ys[0], chart.log))]),
       `<circle class="mark" r="6" visibility="hidden"/></g>`,
     ];
     const told = `${chart.title}: ${chart.y} against ${chart.x}, ${series.length} settings. Arrow keys read the values.`;
@@ -155,21 +156,31 @@ const klrlChart = (() => {
 
   const cross = (x, y, r) => `<path class="failed" d="M${px(x - r)} ${px(y - r)}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}"`;
 
-  // The runs of a setting, a thin line each; a cross ends one that failed.
+  // The runs of a setting, a thin line each; a cross where one failed, and broken from there on.
   function thin(s, failed, X, Y) {
+    const ink = `stroke="${colour(s.i)}"`;
+    const path = (at, kind) => `<polyline class="${kind}" points="${at.map(([u, v]) => `${px(X(u))},${px(Y(v))}`).join(" ")}" ${ink}/>`;
     return s.seeds.flatMap((run, k) => {
       const at = s.points.map((p, j) => [p[0], run[j]]).filter(([, v]) => v !== null);
       if (!at.length) return [];
-      const [x, y] = at[at.length - 1], ink = `stroke="${colour(s.i)}"`;
-      const end = failed[k] ? `${cross(X(x), Y(y), 3)} ${ink}/>` : "";
-      return at.length > 1
-        ? [`<polyline class="seed" points="${at.map(([u, v]) => `${px(X(u))},${px(Y(v))}`).join(" ")}" ${ink}/>${end}`]
+      const live = failed[k] === null ? at.length : at.findIndex(([x]) => x >= failed[k]) + 1 || at.length;
+      const [x, y] = at[live - 1];
+      const end = failed[k] === null ? "" : `${cross(X(x), Y(y), 3)} ${ink}/>` + (live < at.length ? path(at.slice(live - 1), "seed after") : "");
+      return live > 1 ? [path(at.slice(0, live), "seed") + end]
         : [end || `<circle class="seed" cx="${px(X(x))}" cy="${px(Y(y))}" r="2" fill="${colour(s.i)}"/>`];
     });
   }
 
+  // The last value of each run, where its line would say no more.
+  const lastOnes = (s, failed, X, Y) => s.seeds.map((run, k) => {
+    const j = run.findLastIndex((v) => v !== null);
+    if (j < 0) return "";
+    const [x, y] = [X(s.points[j][0]), Y(run[j])];
+    return failed[k] !== null ? `${cross(x, y, 3)} stroke="${colour(s.i)}"/>` : `${shape(s.i, x, y, 2)} class="dot" fill="${colour(s.i)}"/>`;
+  });
+
   const seedMarks = (s, failed, X, Y) => s.seeds.map(([y], k) => (y === null || s.places[k] === null ? ""
-    : failed[k] ? `${cross(X(s.places[k]), Y(y), 3)}/>`
+    : failed[k] !== null ? `${cross(X(s.places[k]), Y(y), 3)}/>`
     : `${shape(s.i, X(s.places[k]), Y(y), 2)} class="dot" stroke="none" fill="${colour(s.i)}"/>`)).join("");
 
   // Settings whose box is empty are faint: the front is that of all.

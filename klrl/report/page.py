@@ -80,9 +80,9 @@ _READING = (
 )
 _POINTS = (
     "Against KL: small marks are seeds (crosses: failed ones), large marks their means, bars 95 % "
-    "intervals. Curves: thin lines are seeds (a cross where one failed; it counts on at what it "
-    "counts as in the table), thick lines means, bands 95 % intervals. Intervals from "
-    f"{ENOUGH} seeds on; they assume no rare bad seeds."
+    "intervals. Curves: thin lines are seeds (a cross where one failed, then broken: what it "
+    "counts as), thick lines means, bands 95 % intervals; below the fold marks at the end are "
+    f"seeds. Intervals from {ENOUGH} seeds on; they assume no rare bad seeds."
 )
 _FRONT = " Filled and joined: the front, where no setting has significantly more at no more KL."
 _NO_FRONT = f" No front is drawn: it takes two settings of {ENOUGH} seeds."
@@ -222,7 +222,8 @@ def _data(task: Task) -> dict[str, Any]:
     return {
         "settings": task.labels,
         "seeds": [seeds_text(setting) for setting in settings],
-        "failed": [[int(run.failed) for run in setting.runs] for setting in settings],
+        # Where each run failed; null if it did not.
+        "failed": [[run.end if run.failed else None for run in s.runs] for s in settings],
         "shown": task.shown,
         "charts": [_chart_data(chart) for chart in task.charts],
     }
@@ -241,6 +242,7 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
     return {
         **labels,
         "log": chart.log,
+        "result": chart.result,
         "floor": chart.floor,
         "front": chart.front,
         "series": series,

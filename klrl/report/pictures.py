@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from klrl.report.charts import Chart, Point
-from klrl.report.statistics import Estimate
+from klrl.report.statistics import Array, Estimate
 from klrl.runs.curves import COLOURS
 
 #: When the colours run out, line styles and markers tell settings apart, as on the page.
@@ -30,7 +30,7 @@ _LOOK = {
 def draw_charts(
     charts: Sequence[Chart],
     names: Sequence[str],
-    failed: Sequence[Sequence[bool]],
+    failed: Sequence[Sequence[float | None]],
     shown: Sequence[int],
     stem: Path,
 ) -> list[str]:
@@ -39,7 +39,7 @@ def draw_charts(
     Args:
         charts: those to draw.
         names: the settings' names.
-        failed: of each setting, which of its runs failed.
+        failed: of each setting, where each of its runs failed; None if it did not.
         shown: indices of the settings to draw; return against KL draws all.
         stem: the pictures' path, without suffix.
     """
@@ -52,7 +52,9 @@ def draw_charts(
     # Numbers of a figure's elements that do not change from one report to the next.
     look = {**_LOOK, "svg.hashsalt": stem.name}
     with matplotlib.rc_context(look):
-        size = (4.6 * columns + 0.4, 3.5 * rows + 0.25 * len(shown))
+        width = 4.6 * columns + 0.6
+        in_row = _legend_columns([names[i] for i in shown], width)
+        size = (width, 3.5 * rows + 0.22 * -(-len(shown) // in_row))
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         places = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -60,22 +62,26 @@ def draw_charts(
             _draw(axes, chart, names, failed, shown)
         for axes in places[len(charts) :]:
             axes.set_axis_off()
-        _add_legend(figure, places)
+        _add_legend(figure, places, in_row)
         paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
         figure.savefig(paths[0], dpi=150)
         figure.savefig(paths[1], metadata={"Date": None})
     return [path.name for path in paths]
 
 
-def _add_legend(figure: Any, places: Iterable[Any]) -> None:
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    """How many names stand side by side; a letter is about 0.08 inches wide, a mark four."""
+    return max(1, min(len(names), int(width / 0.08 / (max(map(len, names)) + 6))))
+
+
+def _add_legend(figure: Any, places: Iterable[Any], in_row: int) -> None:
     handles: dict[str, Any] = {}
     for axes in places:
         handles |= {
             label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
     if handles:
-        columns = 1 if max(map(len, handles)) > 45 else min(len(handles), 3)
-        below = {"loc": "outside lower center", "frameon": False, "ncols": columns}
+        below = {"loc": "outside lower center", "frameon": False, "ncols": in_row}
         figure.legend(handles.values(), handles.keys(), **below)
 
 
@@ -83,7 +89,7 @@ def _draw(
     axes: Any,
     chart: Chart,
     names: Sequence[str],
-    failed: Sequence[Sequence[bool]],
+    failed: Sequence[Sequence[float | None]],
     shown: Sequence[int],
 ) -> None:
     for i, points in chart.series.items():
@@ -137,14 +143,22 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 
 
 def _draw_point(
-    axes: Any, i: int, point: Point, failed: Sequence[bool], label: str | None, *, filled: bool
+    axes: Any,
+    i: int,
+    point: Point,
+    failed: Sequence[float | None],
+    label: str | None,
+    *,
+    filled: bool,
 ) -> None:
     """A setting against KL: its seeds, and the intervals of its mean return and mean root of KL."""
     colour = COLOURS[i % len(COLOURS)]
     shape = _SHAPES[i // len(COLOURS) % len(_SHAPES)]
     faint = 1.0 if label else 0.35
     for x, y, bad in zip(point.places, point.seeds, failed, strict=True):
-        look = {"marker": "x", "markersize": 5} if bad else {"marker": shape, "markersize": 3}
+        look = {"marker": shape, "markersize": 3}
+        if bad is not None:
+            look = {"marker": "x", "markersize": 5}
         axes.plot(x, y, color=colour, alpha=0.5 * faint, linestyle="", **look)
     style = {"color": colour, "markerfacecolor": colour if filled else "white", "label": label}
     axes.errorbar(
@@ -171,7 +185,7 @@ def _draw_line(
     chart: Chart,
     i: int,
     points: Sequence[Point],
-    failed: Sequence[bool],
+    failed: Sequence[float | None],
     label: str | None,
 ) -> None:
     """A setting's learning curve, its interval and its seeds.
@@ -192,10 +206,26 @@ def _draw_line(
         seeds = np.where(seeds > 0, seeds, np.nan)
     colour = COLOURS[i % len(COLOURS)]
     for values, bad in zip(seeds, failed, strict=True):
-        axes.plot(x, values, color=colour, alpha=0.3, linewidth=0.7)
-        if bad and np.isfinite(values).any():
+        if chart.result:
+            _draw_seed(axes, x, values, bad, colour)
+        elif np.isfinite(values).any():
             last = np.flatnonzero(np.isfinite(values))[-1]
-            axes.plot(x[last], values[last], "x", color=colour, alpha=0.7, markersize=5)
+            mark = {"marker": "." if bad is None else "x", "markersize": 5, "alpha": 0.5}
+            axes.plot(x[last], values[last], color=colour, **mark)
     line = _LINES[i // len(COLOURS) % len(_LINES)]
     axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, color=colour, label=label)
     axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_seed(
+    axes: Any, x: Sequence[float], values: Array, bad: float | None, colour: str
+) -> None:
+    """A run's thin line; a cross where it failed, and broken from there on: what it counts as."""
+    look: dict[str, Any] = {"color": colour, "alpha": 0.3, "linewidth": 0.7}
+    if bad is None:
+        axes.plot(x, values, marker="." if len(x) == 1 else None, **look)
+        return
+    live = int(np.searchsorted(x, bad)) + 1
+    axes.plot(x[:live], values[:live], **look)
+    axes.plot(x[live - 1 :], values[live - 1 :], ":", **look)
+    axes.plot(x[live - 1 : live], values[live - 1 : live], "x", color=colour, markersize=5)

@@ -76,7 +76,7 @@ def names_of(runs: Sequence[Run]) -> dict[str, str]:
     """The identity of each setting -> its name among these runs' settings of the same task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
-        tasks.setdefault(run.task, {})[identity(run)] = run.settings
+        tasks.setdefault(run.task, {})[identity(run)] = run.settings | run.typed
     return {
         key: name
         for settings in tasks.values()

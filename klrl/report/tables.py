@@ -60,12 +60,15 @@ def result_table(
     chosen = [measure for measure in measures if measure.key in RESULTS]
     for measure in chosen:
         head.append(_head(measure.metric.title, measure))
-    if chosen and chosen[0].key == "return":
+    # Of one seed they would say the same again.
+    several = any(len(line.setting.runs) > 1 for line in lines)
+    beside = several and bool(chosen) and chosen[0].key == "return"
+    if beside:
         head[3:3] = ["IQM", "worst seed"]
     rows = []
     for i, line in enumerate(lines):
         cells = [_cell(line.estimates[each.key]) for each in chosen]
-        if chosen and chosen[0].key == "return":
+        if beside:
             cells[1:1] = _beside(line.estimates["return"])
         seeds = seeds_text(line.setting)
         if i in short:

@@ -101,7 +101,7 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
         ("more", [chart for chart in curves if not chart.result]),
     ):
         if charts:
-            failed = [[run.failed for run in setting.runs] for setting in members]
+            failed = [[run.end if run.failed else None for run in s.runs] for s in members]
             path = stem.with_name(f"{stem.name}_{what}")
             pictures += draw_charts(charts, titles, failed, shown, path)
     runs = [run for setting in members for run in setting.runs]

@@ -60,6 +60,18 @@ def test_names_leave_out_what_divides_nothing_further():
     ]
 
 
+def test_a_preset_is_named_as_it_was_typed(tmp_path):
+    argv = ["python", "-m", "klrl"]
+    for i, (typed, rule) in enumerate((("klpen", "doubling"), ("klpen_held", "held"))):
+        config = {"loss": {"name": "klpen", "beta_rule": rule, "beta_max": 1.0 + i}}
+        write_run(tmp_path / f"{i}", config=config, argv=[*argv, "kl=legacy", f"loss={typed}"])
+    # A resume changed the loss after that.
+    config = {"loss": {"name": "clip"}}
+    write_run(tmp_path / "2", config=config, argv=[*argv, "loss=klpen_held"])
+    runs = find_runs([str(tmp_path)]).runs
+    assert set(names_of(runs).values()) == {"loss=klpen", "loss=klpen_held", "loss=clip"}
+
+
 def test_an_older_run_without_a_newer_setting_is_named_by_its_version():
     settings = [{"kl.coef": 0.1, "numerics": 1}, {"kl.coef": 0.1, "new": 2, "numerics": 2}]
     assert name_settings(settings) == ["numerics=1", "numerics=2"]
@@ -153,7 +165,7 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     assert series[at]["points"] == [[1.75, 73.625, None, None, 4, None, None]]
     assert series[at]["seeds"] == [[99.5], [101.5], [109.5], [-16]]
     assert series[at]["places"] == [2, 2, 2, 1]
-    assert json.loads(page.data)[0]["failed"][at] == [0, 0, 0, 1]
+    assert json.loads(page.data)[0]["failed"][at] == [None, None, None, 400]
     assert chart["front"] == []
     # Below five seeds the range comes first; IQM: the mean of 99.5 and 101.5; the KL's range.
     i = page.cells.index("kl=legacy kl.coef=0.1")
@@ -296,7 +308,7 @@ def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
     assert [series["i"] for series in task["charts"][0]["series"]] == [0]
     assert "Evaluation return" not in {chart["title"] for chart in task["charts"]}
     i = page.cells.index("kl.coef=1")
-    assert page.cells[i + 1 : i + 6] == ["1", "", "", "", "1"]
+    assert page.cells[i + 1 : i + 4] == ["1", "", "1"]
     assert "finished, without rows" in page.cells
 
 
