@@ -18,6 +18,8 @@ from klrl.report.settings import Job, Setting, count_states, differing, show
 from klrl.report.statistics import ENOUGH, Estimate
 from klrl.runs.metrics import heading, metric_of, number
 
+#: A table of more rows scrolls in its own box, so that the charts below it stay in reach.
+TALL = 16
 #: A table whose second column is a name too.
 FOLLOWS = ' class="pairs"'
 
@@ -216,10 +218,13 @@ def _value(setting: Setting, key: str) -> str:
 def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
     """A table of HTML cells; the first of each row is its header."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(f"<tr>{_row(list(row))}</tr>\n" for row in rows)
+    lines = [f"<tr>{_row(list(row))}</tr>\n" for row in rows]
+    body, tall = "".join(lines), " tall" * (len(lines) > TALL)
     table = f"<table{kind}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table>"
     # tabindex lets the keyboard scroll a table that is wider than the window.
-    return f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">{table}</div>'
+    return (
+        f'<div class="scroll{tall}" role="region" aria-label="{title}" tabindex="0">{table}</div>'
+    )
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -230,14 +230,14 @@ def test_an_aggregate_normalises_as_it_was_asked(two_tasks):
         task: summary_lines([each for each in counted if each.task == task])
         for task in ("Toy-v1", "Big-v1")
     }
-    made = aggregates(tasks, {"Toy-v1": (0, 100), "Big-v1": (0, 10_000)})
+    made = aggregates(tasks, {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)})
     means = {each.name: each.mean.value for each in made}
-    assert means == pytest.approx({"kl.coef=0": 0.259, "kl.coef=0.1": 0.52, "kl.coef=1": 0.12})
-    # IQM of 10..14 and 1000..1400 hundredths: of ten, two cut at either end.
+    assert means == pytest.approx({"kl.coef=0": 0.209, "kl.coef=0.1": 0.47, "kl.coef=1": 0.07})
+    # IQM of 0 to .04 and .10 to .14: of ten, two are cut at either end.
     one = made[-1]
-    assert one.iqm == pytest.approx(np.mean([0.11, 0.11, 0.12, 0.12, 0.13, 0.13]))
+    assert one.iqm == pytest.approx(np.mean([0.02, 0.03, 0.04, 0.10, 0.11, 0.12]))
     # Variance 2.5e-4 in each: error sqrt(2 x 2.5e-4 / 5) / 2; t of eight degrees is 2.306004.
-    assert one.mean.high - 0.12 == pytest.approx(2.306004 * (2 * 2.5e-4 / 5) ** 0.5 / 2, rel=1e-6)
+    assert one.mean.high - 0.07 == pytest.approx(2.306004 * (2 * 2.5e-4 / 5) ** 0.5 / 2, rel=1e-6)
     best, others = against_best(made)
     assert best == "kl.coef=0.1"
     # P(best > kl.coef=0): 13 of 25 in one task, all in the other.
