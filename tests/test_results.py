@@ -24,7 +24,6 @@ from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
 from benchmarks.shipped.sweeps import Sweep, by_labels, closing_return, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
 from klrl.config.overrides import expand, job_name, quote_paths, split_overrides, swept_keys
-from klrl.report import statistics
 from klrl.report.runs import read_run
 from tests.report.toys import ROWS, rows_of, write_run
 
@@ -151,7 +150,6 @@ def test_a_cell_has_the_mean_its_interval_the_iqm_and_the_worst_seed() -> None:
     assert cell(one, measure) == "0.00"
 
 
-@pytest.mark.skipif(not hasattr(statistics, "welch"), reason="the report's intervals are bootstrap")
 def test_the_interval_of_a_cell_is_students() -> None:
     """2.7764 standard errors for five seeds: mean .5, s = .2 * sqrt(2.5)."""
     row = Row({}, {"x": np.array([0.1, 0.3, 0.5, 0.7, 0.9])})

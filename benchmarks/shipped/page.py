@@ -17,8 +17,9 @@ import numpy as np
 from benchmarks.peers.common import versions
 from benchmarks.results import ROOT, cpu_name, machine
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep
-from benchmarks.shipped.tables import ENOUGH, Measure, Row, markdown, write_csv
+from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
 from klrl.report.measures import seconds
+from klrl.report.statistics import ENOUGH
 
 FOLDER = ROOT / "docs" / "results"
 START = "<!-- measured: written by benchmarks/shipped -->"

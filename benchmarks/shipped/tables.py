@@ -10,10 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from klrl.report.statistics import Array, Estimate, estimate, iqm
-
-#: With fewer seeds a table shows their range, and no interval.
-ENOUGH = 5
+from klrl.report.statistics import ENOUGH, Array, Estimate, estimate, iqm
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,16 @@ def report_command(argv: list[str]) -> int:
     """Write a report; returns the exit code.
 
     Raises:
-        ConfigError: no run can be read, or the report cannot be written.
+        ConfigError: no run can be read, a normalisation is wrong or lacks a task, or the report
+            cannot be written.
     """
     args = parser().parse_args(argv)
 
+    from klrl.report.aggregate import parse_scale
     from klrl.report.runs import find_runs
     from klrl.report.write import write_report
 
+    scale = parse_scale(args.normalise)
     inventory = find_runs(args.paths)
     for line in inventory.skipped:
         print(f"klrl report: skipped {line}", file=sys.stderr)
@@ -28,7 +31,7 @@ def report_command(argv: list[str]) -> int:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
     folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
     try:
-        write_report(inventory, folder, unfinished=args.unfinished)
+        write_report(inventory, folder, unfinished=args.unfinished, failed=args.failed, scale=scale)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -44,7 +47,22 @@ def parser() -> Parser:
         "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
     )
     parser.add_argument(
-        "--unfinished", action="store_true", help="count running, interrupted and failed runs too"
+        "--unfinished", action="store_true", help="count running and interrupted runs too"
+    )
+    parser.add_argument(
+        "--failed",
+        choices=("last", "worst", "drop"),
+        default="last",
+        help="what a failed run counts as: the mean over the last tenth of what it recorded "
+        "(default), the worst value of any run of the task, or nothing",
+    )
+    parser.add_argument(
+        "--normalise",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="TASK=LOW:HIGH",
+        help="aggregate over tasks: the returns that count as 0 and as 1, of every task",
     )
     return parser
 

@@ -63,8 +63,8 @@ const klrlChart = (() => {
     return [low, high];
   }
 
-  function yBounds(chart, points) {
-    const ends = points.flatMap((p) => (p[2] === null ? [p[1]] : [p[1], p[2], p[3]]));
+  function yBounds(chart, points, seeds) {
+    const ends = points.flatMap((p) => (p[2] === null ? [p[1]] : [p[1], p[2], p[3]])).concat(seeds);
     if (!chart.log) return padded(extent(ends), 0.05);
     let [low, high] = extent(ends.filter((v) => v > 0));
     if (chart.floor) low = Math.min(Math.max(low, chart.floor), high);
@@ -73,8 +73,8 @@ const klrlChart = (() => {
     return [low / room, high * room];
   }
 
-  function xBounds(chart, points) {
-    const [low, high] = extent(points.flatMap((p) => [p[0], p[5] ?? p[0], p[6] ?? p[0]]));
+  function xBounds(chart, points, places) {
+    const [low, high] = extent(points.flatMap((p) => [p[0], p[5] ?? p[0], p[6] ?? p[0]]).concat(places));
     if (!chart.front) return low >= 0 && low < high / 4 ? [0, high] : low === high ? padded([low, high], 0) : [low, high];
     const [left, right] = padded([low, high], 0.08);
     return [low >= 0 && left < 0 ? Math.min(0, low - (right - low) * 0.03) : left, right];
@@ -85,20 +85,27 @@ const klrlChart = (() => {
     return [low - room, high + room];
   }
 
-  // Points are [x, value, low, high, seeds], on a frontier also the interval of x: low, high.
-  // Ends are null where one seed stands alone.
+  // Points are [x, mean, low, high, seeds], against KL also the interval of x: low, high; ends are null
+  // where there is no interval. seeds: a list for each run, one value for each point; places: of return
+  // against KL, x of each run. null where a run has no value.
   function visible(chart, shown) {
     return chart.series
       .filter((s) => chart.front || shown.has(s.i))
-      .map((s) => ({ i: s.i, points: s.points.filter((p) => !chart.log || p[1] > 0) }));
+      .map((s) => {
+        const kept = s.points.map((p) => !chart.log || p[1] > 0), here = (list) => list.filter((_, k) => kept[k]);
+        return { ...s, points: here(s.points), seeds: s.seeds.map((run) => here(run).map((v) => (chart.log && !(v > 0) ? null : v))) };
+      });
   }
 
   // Returns the SVG's text, what is drawn and where; null where nothing is.
-  function draw(chart, shown, W, H, key) {
+  function draw(chart, shown, failed, W, H, key) {
     const series = visible(chart, shown).filter((s) => s.points.length);
     const points = series.flatMap((s) => s.points);
     if (!points.length) return null;
-    const ys = yBounds(chart, points), xs = xBounds(chart, points);
+    const recorded = (lists) => lists.flat().filter((v) => v !== null);
+    const lines = chart.front || chart.result ? series.flatMap((s) => s.seeds) : series.flatMap((s) => s.seeds.map((run) => run.slice(-1)));
+    const ys = yBounds(chart, points, recorded(lines));
+    const xs = xBounds(chart, points, recorded(series.map((s) => s.places ?? [])));
     const rows = Math.max(2, Math.floor(H / 48));
     const yTicks = chart.log ? logTicks(...ys, rows) : linearTicks(...ys, rows);
     const left = 28 + DIGIT * Math.max(...yTicks.map(([, name]) => name.length));
@@ -117,7 +124,8 @@ const klrlChart = (() => {
       label(chart.y + (chart.log ? " (log)" : ""), 0, 0, H - top - bottom + 30,
         `transform="translate(15 ${(top + H - bottom) / 2}) rotate(-90)"`),
       `<g clip-path="url(#${key})">`,
-      ...(chart.front ? frontier(series, chart.front, shown, X, Y) : series.flatMap((s) => line(s, X, Y, ys[0], chart.log))),
+      ...(chart.front ? against(series, chart.front, shown, failed, X, Y)
+        : [...series.flatMap((s) => (chart.result ? thin : lastOnes)(s, failed[s.i], X, Y)), ...series.flatMap((s) => line(s, X, Y, ys[0], chart.log))]),
       `<circle class="mark" r="6" visibility="hidden"/></g>`,
     ];
     const told = `${chart.title}: ${chart.y} against ${chart.x}, ${series.length} settings. Arrow keys read the values.`;
@@ -146,8 +154,37 @@ const klrlChart = (() => {
     ];
   }
 
+  const cross = (x, y, r) => `<path class="failed" d="M${px(x - r)} ${px(y - r)}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}"`;
+
+  // The runs of a setting, a thin line each; a cross where one failed, and broken from there on.
+  function thin(s, failed, X, Y) {
+    const ink = `stroke="${colour(s.i)}"`;
+    const path = (at, kind) => `<polyline class="${kind}" points="${at.map(([u, v]) => `${px(X(u))},${px(Y(v))}`).join(" ")}" ${ink}/>`;
+    return s.seeds.flatMap((run, k) => {
+      const at = s.points.map((p, j) => [p[0], run[j]]).filter(([, v]) => v !== null);
+      if (!at.length) return [];
+      const live = failed[k] === null ? at.length : at.findIndex(([x]) => x >= failed[k]) + 1 || at.length;
+      const [x, y] = at[live - 1];
+      const end = failed[k] === null ? "" : `${cross(X(x), Y(y), 3)} ${ink}/>` + (live < at.length ? path(at.slice(live - 1), "seed after") : "");
+      return live > 1 ? [path(at.slice(0, live), "seed") + end]
+        : [end || `<circle class="seed" cx="${px(X(x))}" cy="${px(Y(y))}" r="2" fill="${colour(s.i)}"/>`];
+    });
+  }
+
+  // The last value of each run, where its line would say no more.
+  const lastOnes = (s, failed, X, Y) => s.seeds.map((run, k) => {
+    const j = run.findLastIndex((v) => v !== null);
+    if (j < 0) return "";
+    const [x, y] = [X(s.points[j][0]), Y(run[j])];
+    return failed[k] !== null ? `${cross(x, y, 3)} stroke="${colour(s.i)}"/>` : `${shape(s.i, x, y, 2)} class="dot" fill="${colour(s.i)}"/>`;
+  });
+
+  const seedMarks = (s, failed, X, Y) => s.seeds.map(([y], k) => (y === null || s.places[k] === null ? ""
+    : failed[k] !== null ? `${cross(X(s.places[k]), Y(y), 3)}/>`
+    : `${shape(s.i, X(s.places[k]), Y(y), 2)} class="dot" stroke="none" fill="${colour(s.i)}"/>`)).join("");
+
   // Settings whose box is empty are faint: the front is that of all.
-  function frontier(series, front, shown, X, Y) {
+  function against(series, front, shown, failed, X, Y) {
     const of = new Map(series.map((s) => [s.i, s.points[0]]));
     const joined = front.filter((i) => of.has(i)).map((i) => `${px(X(of.get(i)[0]))},${px(Y(of.get(i)[1]))}`);
     const bar = (kind, x1, x2, y1, y2) => `<line class="${kind}" x1="${px(x1)}" x2="${px(x2)}" y1="${px(y1)}" y2="${px(y2)}"/>`;
@@ -155,8 +192,9 @@ const klrlChart = (() => {
       const [x, y, low, high, , from, to] = s.points[0];
       const fill = front.includes(s.i) ? colour(s.i) : "var(--card)";
       return `<g class="setting${shown.has(s.i) ? "" : " faint"}" stroke="${colour(s.i)}" stroke-width="1.7">` +
+        seedMarks(s, failed[s.i], X, Y) +
         (low === null ? "" : bar("up", X(x), X(x), Y(low), Y(high))) +
-        (from === null ? "" : bar("across", X(from), X(to), Y(y), Y(y))) +
+        ((from ?? null) === null ? "" : bar("across", X(from), X(to), Y(y), Y(y))) +
         `${shape(s.i, X(x), Y(y), 5)} class="point" fill="${fill}"/></g>`;
     })];
   }

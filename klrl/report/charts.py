@@ -9,17 +9,36 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from klrl.report.frontier import frontier
-from klrl.report.measures import Line, column, compared_by, kl_metric, line_value, reward_metric
+from klrl.report.differences import Difference, front
+from klrl.report.measures import (
+    Line,
+    column,
+    compared_by,
+    final,
+    kl_metric,
+    line_value,
+    reward_metric,
+)
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
-from klrl.report.statistics import Estimate, estimate_curve
+from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
 #: Settings drawn at first: more cannot be told apart in a chart. On the page the reader can choose.
 SHOWN = 7
 #: A curve has no more points than this; rows between two points are averaged.
 POINTS = 60
+#: Significant digits of a value that is read off a chart.
+DIGITS = 3
+
+#: Metrics that are a score -> their key among the measures.
+_SCORE_KEYS = {
+    "reward/episode": "return",
+    "reward/raw": "return",
+    "eval/return": "eval_return",
+    "reward/gold": "gold",
+    "eval/gold": "eval_gold",
+}
 
 
 class Point(NamedTuple):
@@ -28,12 +47,16 @@ class Point(NamedTuple):
     Attributes:
         x: its position.
         y: the estimate there.
-        across: on a frontier, the estimate of x.
+        seeds: y of each of the setting's runs; NaN where it has none.
+        across: of return against KL, the estimate of x.
+        places: of return against KL, x of each of the setting's runs.
     """
 
     x: float
     y: Estimate
+    seeds: Sequence[float] = ()
     across: Estimate | None = None
+    places: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -47,8 +70,9 @@ class Chart:
         digits: significant digits of x and of y, see :func:`klrl.runs.metrics.number`.
         log: whether y is logarithmic; values <= 0 are left out.
         series: index of the setting -> its points by x.
-        front: indices of the settings on the Pareto front, by x; None for learning curves.
+        front: indices of the settings that none beats, by x; None for learning curves.
         floor: the lowest start of a logarithmic axis; None to show everything.
+        result: whether it is a result; the others explain it, and stand below a fold.
     """
 
     title: str
@@ -59,14 +83,15 @@ class Chart:
     series: dict[int, list[Point]]
     front: list[int] | None = None
     floor: float | None = None
+    result: bool = True
 
 
 # ---------------------------------------------------------------------------------- learning curves
 
 
-def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
+def learning_curves(lines: Sequence[Line]) -> list[Chart]:
     """A chart for each metric that declares a panel and has data, against the axis."""
-    runs = [run for setting in settings for run in setting.runs]
+    runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
     charts = []
@@ -74,17 +99,34 @@ def learning_curves(settings: Sequence[Setting]) -> list[Chart]:
         if declared.panel is None:
             continue
         metric = metric_of(compared_by(runs, declared.name), domain)
-        log, series = PANELS[declared.panel].log, _series(settings, metric.name)
-        floor = _floor(series) if log else None
-        title, digits = heading(metric.title), _digits(axis, metric)
-        charts.append(Chart(title, axis.title, metric.unit, digits, log, series, floor=floor))
+        log, series = PANELS[declared.panel].log, _series(lines, metric.name)
+        charts.append(
+            Chart(
+                _title(metric),
+                axis.title,
+                metric.unit,
+                _digits(axis, metric),
+                log,
+                series,
+                floor=_floor(series) if log else None,
+                result=declared.panel == "score",
+            )
+        )
     return [chart for chart in charts if chart.series]
 
 
+def _title(metric: Metric) -> str:
+    """A metric's title; a KL of language says whether it is per token or per response."""
+    what, _, per = metric.unit.partition(" per ")
+    which = f" per {per}" if what == "nats" and per in ("token", "response") else ""
+    return heading(metric.title) + which
+
+
 def _digits(x: Metric, y: Metric) -> tuple[int, int]:
+    """At most three significant digits, and 0 for whole numbers."""
     assert x.digits is not None
     assert y.digits is not None
-    return x.digits, y.digits
+    return min(x.digits, DIGITS), min(y.digits, DIGITS)
 
 
 def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
@@ -97,24 +139,51 @@ def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
     return float(np.quantile(values, 0.1)) / 10 if values else None
 
 
-def _series(settings: Sequence[Setting], metric: str) -> dict[int, list[Point]]:
-    curves = {i: curve(setting, metric) for i, setting in enumerate(settings)}
+def _series(lines: Sequence[Line], metric: str) -> dict[int, list[Point]]:
+    curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: points for i, points in curves.items() if points}
 
 
-def curve(setting: Setting, metric: str) -> list[Point]:
-    """IQM and interval over seeds along the x-axis; empty if no seed recorded the metric.
+def _ends(line: Line, metric: str) -> list[float]:
+    """What each failed run counts as from its end on; NaN for the others.
+
+    For a score it is what it counts as in the table.
+    """
+    runs = line.setting.runs
+    key = _SCORE_KEYS.get(metric)
+    values = line.values.get(key or "")
+    if values is None:
+        values = np.array([final(run, metric) for run in runs])
+    return [float(value) if run.failed else np.nan for run, value in zip(runs, values, strict=True)]
+
+
+def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) -> list[Point]:
+    """Mean and interval over seeds along the x-axis; empty if no seed recorded the metric.
 
     At each point a seed has the mean of its rows since the point before, or else its last value. A
     seed that ended earlier is left out.
+
+    Args:
+        setting: whose runs.
+        metric: of their rows.
+        ends: a value per run that it has after its end; NaN: none.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
         return []
     grid = _grid(runs, metric)
-    seeds = np.stack([_at(grid, column(run, run.axis), column(run, metric)) for run in runs])
-    pairs = zip(grid, estimate_curve(seeds), strict=True)
-    return [Point(float(x), y) for x, y in pairs if y is not None]
+    seeds = np.stack([_seed(grid, run, metric) for run in setting.runs])
+    if ends is not None:
+        after = grid > np.array([run.end for run in setting.runs])[:, None]
+        seeds = np.where(after & np.isnan(seeds), np.asarray(ends, float)[:, None], seeds)
+    columns = zip(grid, estimate_curve(seeds), seeds.T.tolist(), strict=True)
+    return [Point(float(x), y, each) for x, y, each in columns if y is not None]
+
+
+def _seed(grid: NDArray[np.float64], run: Run, metric: str) -> NDArray[np.float64]:
+    if metric not in run.columns:
+        return np.full(len(grid), np.nan)
+    return _at(grid, column(run, run.axis), column(run, metric))
 
 
 def _grid(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
@@ -145,33 +214,48 @@ def _at(
     return answer
 
 
-# ---------------------------------------------------------------------------------------- frontiers
+# ------------------------------------------------------------------------------- return against KL
 
 
-def frontier_charts(lines: Sequence[Line]) -> list[Chart]:
-    """Final reward against sqrt(KL(policy||reference)), and the gold score if it was recorded.
+def against_kl(
+    lines: Sequence[Line], differences: Mapping[str, Sequence[Difference]]
+) -> list[Chart]:
+    """Final return against sqrt(KL(policy||reference)), and the gold score if it was recorded.
 
     A reward that is not the gold score is a proxy. It is over-optimised where the gold score falls
     with growing KL while the reward still rises. The x-axis is that of Gao, Schulman and Hilton
     2022, "Scaling laws for reward model overoptimization".
+
+    Args:
+        lines: of one task.
+        differences: by measure; they decide which settings are on the front.
     """
     runs = [run for line in lines for run in line.setting.runs]
-    charts = [_frontier_chart(lines, "return", "Reward", reward_metric(runs))]
+    score = heading(runs[0].domain.score)
+    charts = [_against_kl(lines, "return", score, reward_metric(runs), differences)]
     if any(line.estimates.get("gold") for line in lines):
-        charts.append(_frontier_chart(lines, "gold", "Gold score", "reward/gold"))
+        charts.append(_against_kl(lines, "gold", "Gold score", "reward/gold", differences))
     return charts
 
 
-def _frontier_chart(lines: Sequence[Line], key: str, what: str, name: str) -> Chart:
+def _against_kl(
+    lines: Sequence[Line],
+    key: str,
+    what: str,
+    name: str,
+    differences: Mapping[str, Sequence[Difference]],
+) -> Chart:
     """A metric's measure against sqrt(KL(policy||reference)), one point per setting."""
     runs = [run for line in lines for run in line.setting.runs]
     of_y, of_x = (metric_of(each, runs[0].domain) for each in (name, kl_metric(runs)))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
-        gain, kl = line.estimates[key], line.estimates["kl_ref"]
-        if gain and kl:
-            root = _root(kl)
-            points[i] = [Point(root.value, gain, root)]
+        # A sampled KL below 0 counts as 0.
+        roots = np.sqrt(np.maximum(line.values["kl_ref"], 0.0))
+        gain, root = line.estimates[key], estimate(roots)
+        if gain and root:
+            seeds, places = line.values[key].tolist(), roots.tolist()
+            points[i] = [Point(root.value, gain, seeds, root, places)]
     return Chart(
         f"{what} against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in {of_x.unit}",
@@ -179,25 +263,12 @@ def _frontier_chart(lines: Sequence[Line], key: str, what: str, name: str) -> Ch
         _digits(of_x, of_y),
         False,
         points,
-        frontier(lines, key),
+        front(lines, differences.get(key, ()), key),
     )
-
-
-def _root(kl: Estimate) -> Estimate:
-    """The square root of an estimate and of both ends of its interval.
-
-    The root is monotonic, so percentiles of the KL become percentiles of its root. A sampled KL
-    below 0 counts as 0.
-    """
-    value, low, high = (
-        None if end is None else max(end, 0.0) ** 0.5 for end in (kl.value, kl.low, kl.high)
-    )
-    assert value is not None
-    return Estimate(value, low, high, kl.seeds)
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:
-    """The settings drawn at first: all, or the :data:`SHOWN` with the highest final reward."""
+    """The settings drawn at first: all, or the :data:`SHOWN` with the highest final return."""
     order = sorted(range(len(lines)), key=lambda i: -_or_least(line_value(lines[i], "return")))
     return sorted(order[:SHOWN])
 

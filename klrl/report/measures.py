@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
-from klrl.report.statistics import Estimate, estimate
+from klrl.report.statistics import Array, Estimate, estimate
 from klrl.runs.metrics import METRICS, Metric, metric_of
 
 #: KL(old||new) is in band within this factor of loss.dtarg, after WARM_UP iterations.
 BAND = 1.5
 WARM_UP = 10
+
+#: Measures that are a return or a score, by their keys.
+SCORES = ("return", "eval_return", "gold", "eval_gold")
 
 _REWARDS = ("reward/episode", "reward/raw")
 #: Closed forms first, then k3, which is unbiased and never negative too.
@@ -39,15 +41,17 @@ class Measure:
         metric: gives its title, unit and digits.
         how: the reduction over iterations; empty where the unit says it.
         of: a run's number; NaN if it has none.
+        score: whether it is a return or a score: a failed run may count as the worst of these.
     """
 
     key: str
     metric: Metric
     how: str
     of: Callable[[Run], float]
+    score: bool = False
 
 
-def column(run: Run, metric: str) -> NDArray[np.float64]:
+def column(run: Run, metric: str) -> Array:
     """A metric of a run by iteration; all NaN if it was not recorded."""
     return run.columns.get(metric, np.full(run.rows, np.nan))
 
@@ -65,7 +69,7 @@ def final(run: Run, *metrics: str) -> float:
     If that tenth has no value (no episode ended), the last recorded one.
     """
     for metric in metrics:
-        values = column(run, metric)
+        values = column(run, metric)[run.trained]
         tail = values[-max(1, len(values) // 10) :]
         for part in (tail, values):
             finite = part[np.isfinite(part)]
@@ -77,7 +81,7 @@ def final(run: Run, *metrics: str) -> float:
 def in_band(run: Run) -> float:
     """Share of the iterations after the tenth with KL(old||new) within 1.5 times loss.dtarg."""
     target = run.settings.get("loss.dtarg")
-    kl = column(run, "kl/old/exact")[WARM_UP:]
+    kl = column(run, "kl/old/exact")[run.trained][WARM_UP:]
     kl = kl[np.isfinite(kl)]
     if not target or not len(kl):
         return float("nan")
@@ -101,7 +105,7 @@ def _speed_metric(run: Run) -> str:
 
 
 def measures(runs: Sequence[Run]) -> list[Measure]:
-    """The columns of the table for runs of one task."""
+    """The columns of the table for runs of one task, the score first."""
     reward, kl, rate = reward_metric(runs), kl_metric(runs), _speed_metric(runs[0])
     columns = [
         _of("return", reward, "final", runs),
@@ -109,6 +113,8 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
         _of("gold", "reward/gold", "final", runs),
         _of("eval_gold", "eval/gold", "last", runs),
         _of("kl_ref", kl, "final", runs),
+        # A sum over a response grows with its length; the mean per token tells the two apart.
+        _of("kl_ref_token", kl.removesuffix("_seq"), "final", runs),
         _of("kl_old", "kl/old/exact", "final", runs),
         _of("coef", "kl/ref/coef", "last", runs),
         _of("beta", "kl/old/beta", "last", runs),
@@ -117,13 +123,16 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
         Measure("seconds", metric_of("time/iteration", runs[0].domain), "sum", seconds),
     ]
     gold = any("reward/gold" in run.columns or "eval/gold" in run.columns for run in runs)
-    return [measure for measure in columns if gold or "gold" not in measure.key]
+    unused = set() if gold else {"gold", "eval_gold"}
+    unused |= set() if kl.endswith("_seq") else {"kl_ref_token"}
+    return [measure for measure in columns if measure.key not in unused]
 
 
 def _of(key: str, name: str, how: str, runs: Sequence[Run]) -> Measure:
     """The final or the last value of a metric."""
     ways: dict[str, Callable[[Run, str], float]] = {"final": final, "last": _last}
-    return Measure(key, metric_of(name, runs[0].domain), how, lambda run: ways[how](run, name))
+    of = metric_of(name, runs[0].domain)
+    return Measure(key, of, how, lambda run: ways[how](run, name), key in SCORES)
 
 
 def _last(run: Run, metric: str) -> float:
@@ -149,6 +158,8 @@ def compared_by(runs: Sequence[Run], name: str) -> str:
 
 
 def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
+    # A run that failed early may lack what all others have.
+    runs = [run for run in runs if not run.failed] or runs
     for name in names:
         if runs and all(name in run.columns for run in runs):
             return name
@@ -161,25 +172,55 @@ class Line:
 
     Attributes:
         setting: the setting.
+        values: by :attr:`Measure.key`, a number per run of the setting; NaN where it has none.
         estimates: by :attr:`Measure.key`; None if no seed has the number.
-        worst: the lowest final return among its seeds.
     """
 
     setting: Setting
+    values: dict[str, Array]
     estimates: dict[str, Estimate | None]
-    worst: float | None
+
+    @property
+    def worst(self) -> float | None:
+        """The lowest final return among its seeds."""
+        score = self.estimates["return"]
+        return score.least if score else None
 
 
-def summary_lines(settings: Sequence[Setting]) -> list[Line]:
-    """One line per setting of one task."""
+def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Line]:
+    """One line per setting of one task.
+
+    Args:
+        settings: of one task.
+        failed: ``worst`` counts a failed run's scores as the lowest of any run of the task. A
+            failed run that recorded none counts so in any case.
+    """
     columns = measures([run for setting in settings for run in setting.runs])
-    lines = []
-    for setting in settings:
-        values = {m.key: np.array([m.of(run) for run in setting.runs]) for m in columns}
-        returns = values["return"][np.isfinite(values["return"])]
-        worst = float(returns.min()) if len(returns) else None
-        lines.append(Line(setting, {k: estimate(v) for k, v in values.items()}, worst))
-    return lines
+    every = [{m.key: _values(m, setting) for m in columns} for setting in settings]
+    for measure in columns:
+        if measure.score:
+            each = [values[measure.key] for values in every]
+            _let_failed_count(each, settings, failed)
+    return [
+        Line(setting, values, {key: estimate(each) for key, each in values.items()})
+        for setting, values in zip(settings, every, strict=True)
+    ]
+
+
+def _values(measure: Measure, setting: Setting) -> Array:
+    return np.array([measure.of(run) for run in setting.runs], float)
+
+
+def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], failed: str) -> None:
+    """Put the lowest value of all runs in the place of what failed runs have, or lack."""
+    recorded = np.concatenate([*values, np.zeros(0)])
+    recorded = recorded[np.isfinite(recorded)]
+    if not len(recorded):
+        return
+    for of_setting, setting in zip(values, settings, strict=True):
+        for i, run in enumerate(setting.runs):
+            if run.failed and (failed == "worst" or not np.isfinite(of_setting[i])):
+                of_setting[i] = recorded.min()
 
 
 def line_value(line: Line, key: str) -> float:

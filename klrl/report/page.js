@@ -11,11 +11,23 @@
   const estimate = (v, low, high, digits) => number(v, digits) +
     ((low ?? null) === null ? "" : ` (${number(low, digits)} to ${number(high, digits)})`);
 
+  // Below five seeds there is no interval; the range of the seeds stands in its place.
+  function ends(p, values) {
+    if (p[2] !== null) return [p[2], p[3]];
+    const known = values.filter((v) => v !== null);
+    return known.length > 1 ? [Math.min(...known), Math.max(...known)] : [null, null];
+  }
+
   function told(task, chart, [s, p]) {
-    const seeds = p[2] === null ? "1 seed, no interval" : `95 % intervals over ${p[4]} seeds`;
+    const count = p[4] === 1 ? "1 seed" : `${p[4]} seeds`, finished = task.seeds[s.i];
+    const what = p[4] === 1 ? count : p[2] === null ? `range of ${count}` : `95 % interval over ${count}`;
+    const seeds = what +
+      (finished.includes("of") ? `; ${finished} finished` : "");
     const [ofX, ofY] = chart.digits;
-    return `${task.settings[s.i]}\n${chart.x}: ${estimate(p[0], p[5], p[6], ofX)}\n` +
-      `${chart.front ? "" : `${chart.title}, `}${chart.y}: ${estimate(p[1], p[2], p[3], ofY)}\n${seeds}`;
+    const j = s.points.indexOf(p), of = s.seeds.map((run) => run[j]);
+    const across = s.places ? ends([0, 0, p[5] ?? null, p[6]], s.places) : [null, null];
+    return `${task.settings[s.i]}\n${chart.x}: ${estimate(p[0], ...across, ofX)}\n` +
+      `${chart.front ? "" : `${chart.title}, `}${chart.y}: ${estimate(p[1], ...ends(p, of), ofY)}\n${seeds}`;
   }
 
   function show(figure, chart, task, drawn, found, x, y) {
@@ -76,7 +88,7 @@
   function render(figure, chart, task, shown, key) {
     const plot = figure.querySelector(".plot");
     const W = Math.max(240, plot.clientWidth), H = Math.round(Math.max(250, Math.min(W * 0.6, 380)));
-    const drawn = draw(chart, shown, W, H, key);
+    const drawn = draw(chart, shown, task.failed, W, H, key);
     const missing = chart.series.filter((s) => shown.has(s.i) && chart.log && s.points.every((p) => p[1] <= 0));
     const names = missing.map((s) => task.settings[s.i]).join("; ");
     const note = missing.length ? `<p class="soft">Not above 0, so not drawn: ${safe(names)}</p>` : "";
@@ -97,12 +109,15 @@
     legend.innerHTML = order.map((i) =>
       `<label><input type="checkbox" value="${i}"${chosen.has(i) ? " checked" : ""}>${swatch(i)}${safe(task.settings[i])}</label>`).join("");
     const boxes = [...legend.querySelectorAll("input")];
+    const fold = section.querySelector("details.more");
     const redraw = () => {
       hide(section);
       const shown = new Set(boxes.filter((box) => box.checked).map((box) => +box.value));
-      for (const figure of figures) render(figure, task.charts[+figure.dataset.chart], task, shown, `clip-${t}-${figure.dataset.chart}`);
+      // What is folded away has no width yet.
+      for (const figure of figures) if (fold.open || !fold.contains(figure)) render(figure, task.charts[+figure.dataset.chart], task, shown, `clip-${t}-${figure.dataset.chart}`);
     };
     legend.addEventListener("change", redraw);
+    fold.addEventListener("toggle", redraw);
     for (const button of section.querySelectorAll("button[data-all]"))
       button.addEventListener("click", () => {
         for (const box of boxes) box.checked = button.dataset.all === "1";

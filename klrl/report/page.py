@@ -5,24 +5,32 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 from klrl.report.charts import SHOWN, Chart, Point
-from klrl.report.frontier import EqualKL
+from klrl.report.differences import Difference
+from klrl.report.equal_kl import EqualKL
 from klrl.report.measures import Line, Measure
+from klrl.report.outcomes import seeds_text
 from klrl.report.runs import Inventory
-from klrl.report.settings import Job, count
+from klrl.report.settings import Job, count, count_states
+from klrl.report.statistics import ENOUGH
 from klrl.report.tables import (
     commands,
-    differences,
+    differences_table,
     equal_table,
     jobs_table,
     metrics_table,
-    summary_table,
+    other_numbers,
+    result_table,
+    settings_table,
 )
 
 #: "How to read this page": term and explanation.
@@ -34,8 +42,24 @@ _READING = (
     ),
     (
         "over seeds",
-        "interquartile mean with its 95 % percentile-bootstrap interval. With few seeds it is too "
-        "narrow, so check the worst seed too; with one seed there is none",
+        f"from {ENOUGH} seeds on the mean with its 95 % interval (Student's t), which assumes no "
+        "rare bad seeds; with fewer their range and mean, and no interval. IQM: the interquartile "
+        "mean",
+    ),
+    (
+        "3 of 5",
+        "five seeds, three of which finished. A failed seed counts: by default as the mean over "
+        "the last tenth of what it recorded",
+    ),
+    ("short", "runs that ended before the frames that the task's runs ask for"),
+    (
+        "differences",
+        "Welch's t; p is after Holm over all pairs. P(A > B): the chance that a run of A returns "
+        "more than a run of B",
+    ),
+    (
+        "front",
+        "filled and joined: no other setting has significantly more at no more KL",
     ),
     (
         "KL(policy||reference)",
@@ -54,10 +78,14 @@ _READING = (
         "choose the settings that are drawn",
     ),
 )
-_FRONT = (
-    "One point per setting, with the intervals of reward and KL over seeds. Filled and joined: the "
-    "Pareto front, which no setting beats in both."
+_POINTS = (
+    "Against KL: small marks are seeds (crosses: failed ones), large marks their means, bars 95 % "
+    "intervals. Curves: thin lines are seeds (a cross where one failed, then broken: what it "
+    "counts as), thick lines means, bands 95 % intervals; below the fold marks at the end are "
+    f"seeds. Intervals from {ENOUGH} seeds on; they assume no rare bad seeds."
 )
+_FRONT = " Filled and joined: the front, where no setting has significantly more at no more KL."
+_NO_FRONT = f" No front is drawn: it takes two settings of {ENOUGH} seeds."
 _GOLD = (
     " The reward is a proxy of the gold score: where the gold score falls while the KL grows and "
     "the reward rises, the reward is over-optimised."
@@ -73,47 +101,69 @@ class Task:
         lines: the table, one line per setting.
         measures: the table's columns.
         curves: the learning curves.
-        frontiers: reward against sqrt(KL), and the gold score if there is one.
-        equal: reward at equal KL.
+        fronts: return against sqrt(KL), and the gold score if there is one.
+        equal: return at equal KL.
         shown: indices of the settings that are drawn at first.
-        pictures: names of the PNG files beside the page.
+        pictures: names of the pictures beside the page.
+        differences: between the final returns of every pair.
+        remarks: what to know before comparing.
+        short: index of a setting -> how many of its runs ended early.
+        labels: the settings' names in the legend.
     """
 
     name: str
     lines: list[Line]
     measures: list[Measure]
     curves: list[Chart]
-    frontiers: list[Chart]
+    fronts: list[Chart]
     equal: EqualKL
     shown: list[int]
     pictures: list[str]
+    differences: list[Difference]
+    remarks: list[str]
+    short: dict[int, int]
+    labels: list[str]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """In the order of the page: results first."""
+        return [*self.fronts, *sorted(self.curves, key=lambda chart: not chart.result)]
 
 
-def make_page(tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory) -> str:
+def make_page(
+    tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory, together: str = ""
+) -> str:
     """The page's HTML.
 
     Args:
         tasks: one section each.
         jobs: those that are failed, interrupted, running, waiting or repeated.
         inventory: all runs and sweeps, for their commands.
+        together: the section of all tasks, as HTML; empty if there is none.
     """
     scripts, style = [_file("chart.js"), _file("page.js")], _file("page.css")
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
+    links += ['<a href="#tasks">All tasks</a>'] if together else []
     links += [
         f'<a href="#{part.lower().split()[-1]}">{part}</a>'
         for part in ("Other jobs", "Metrics", "Commands")
     ]
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
     runs = f"{count(counted, 'run')} counted of {len(inventory.runs)}"
+    left_out = [job for job in jobs if not job.counted]
+    runs += f" ({count_states(left_out)})" if left_out else ""
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
     body = [
         "<h1>klrl report</h1>",
-        f'<p>{runs}; klrl {escape(", ".join(versions))}; <a href="summary.csv">summary.csv</a></p>',
+        f"<p>{escape(runs)}; klrl {escape(', '.join(versions))}; "
+        '<a href="summary.csv">summary.csv</a>, '
+        '<a href="differences.csv">differences.csv</a></p>',
         f'<nav aria-label="Parts">{"".join(links)}</nav>',
         _reading(),
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
         "" if tasks else _nothing(jobs),
         *(_section(i, task) for i, task in enumerate(tasks)),
+        together,
         jobs_table(jobs, inventory.skipped),
         metrics_table([run for run in inventory.runs if run.rows]),
         commands(inventory),
@@ -168,22 +218,31 @@ def _embed(data: Any) -> str:
 
 
 def _data(task: Task) -> dict[str, Any]:
+    settings = [line.setting for line in task.lines]
     return {
-        "settings": [line.setting.name for line in task.lines],
+        "settings": task.labels,
+        "seeds": [seeds_text(setting) for setting in settings],
+        # Where each run failed; null if it did not.
+        "failed": [[run.end if run.failed else None for run in s.runs] for s in settings],
         "shown": task.shown,
-        "charts": [_chart_data(chart) for chart in (*task.frontiers, *task.curves)],
+        "charts": [_chart_data(chart) for chart in task.charts],
     }
 
 
 def _chart_data(chart: Chart) -> dict[str, Any]:
-    series = [
-        {"i": i, "points": [[_round(point.x), *_numbers(point)] for point in points]}
-        for i, points in chart.series.items()
-    ]
+    series = []
+    for i, points in chart.series.items():
+        one = {"i": i, "points": [[_round(point.x), *_numbers(point)] for point in points]}
+        # A run per row, a point of the curve per column.
+        one["seeds"] = [list(map(_round, each)) for each in np.array([p.seeds for p in points]).T]
+        if points[0].across:
+            one["places"] = list(map(_round, points[0].places))
+        series.append(one)
     labels = {"title": chart.title, "x": chart.x, "y": chart.y, "digits": chart.digits}
     return {
         **labels,
         "log": chart.log,
+        "result": chart.result,
         "floor": chart.floor,
         "front": chart.front,
         "series": series,
@@ -197,8 +256,8 @@ def _numbers(point: Point) -> list[float | None]:
 
 
 def _round(value: float | None) -> float | None:
-    """Seven digits: more than a chart shows, in a third of the bytes."""
-    return None if value is None else float(f"{value:.7g}")
+    """Six digits: more than a chart shows, in a third of the bytes."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def _section(index: int, task: Task) -> str:
@@ -207,24 +266,28 @@ def _section(index: int, task: Task) -> str:
         if len(task.shown) < len(task.lines)
         else ""
     )
-    count = len(task.frontiers)
-    fronts, plots = _figures(0, count), _figures(count, count + len(task.curves))
+    results = sum(chart.result for chart in task.charts)
     pictures = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in task.pictures)
+    told = "".join(f"<p><strong>{escape(each)}</strong></p>" for each in task.remarks)
+    note = _POINTS + (_FRONT if task.fronts[0].front else _NO_FRONT)
     return "\n".join(
         [
-            f'<section id="task-{index}"><h2>{escape(task.name)}</h2>{few}',
-            '<button type="button" data-all="1">draw all</button> '
+            f'<section id="task-{index}"><h2>{escape(task.name)}</h2>{told}',
+            result_table(task.lines, task.measures, task.short),
+            f'<div class="choose">{few}<button type="button" data-all="1">draw all</button> '
             '<button type="button" data-all="0">draw none</button>',
-            '<div class="legend" role="group" aria-label="Settings that are drawn"></div>',
-            f'<h3>Reward against KL</h3><div class="charts fronts">{fronts}</div>',
-            f'<p class="soft">{_FRONT}{_GOLD if count > 1 else ""}</p>',
+            '<div class="legend" role="group" aria-label="Settings that are drawn"></div></div>',
+            f'<div class="charts results">{_figures(0, results)}</div>',
+            f'<p class="soft">{note}{_GOLD if len(task.fronts) > 1 else ""}</p>',
+            f'<p class="soft">As pictures: {pictures}</p>',
+            differences_table(task.lines, task.differences),
+            "<details class=more><summary>More: at equal KL, KLs and coefficients, speed, "
+            "what differs</summary>",
             equal_table(task.equal),
-            f'<h3>Learning curves</h3><div class="charts">{plots}</div>'
-            '<p class="soft">Line: interquartile mean over seeds; band: its 95 % interval. '
-            f"As pictures: {pictures}</p>",
-            summary_table(task.lines, task.measures),
-            differences([line.setting for line in task.lines]),
-            "</section>",
+            f'<h3>More curves</h3><div class="charts">{_figures(results, len(task.charts))}</div>',
+            other_numbers(task.lines, task.measures),
+            settings_table([line.setting for line in task.lines]),
+            "</details></section>",
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ class Run:
         command: the command line that started it.
         manifest: the contents of ``manifest.json``; ``error`` if the run failed.
         domain: gives axis, units and digits of its metrics.
+        typed: group -> the preset that was typed for its choice, as klpen_held for klpen.
     """
 
     path: Path
@@ -50,21 +51,42 @@ class Run:
     command: str
     manifest: dict[str, Any]
     domain: Domain
+    typed: dict[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """How many iterations were recorded."""
+        """How many rows were recorded."""
         return len(next(iter(self.columns.values()), ()))
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error, or numbers that diverged, ended it."""
+        return self.status == "failed"
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """[rows] which rows are iterations: the first may be the evaluation before them."""
+        return self.columns[self.axis] > 0 if self.rows else np.zeros(0, bool)
+
+    @property
+    def end(self) -> float:
+        """How far it came, on its axis; 0 if it recorded nothing."""
+        return float(np.nanmax(self.columns[self.axis])) if self.rows else 0.0
 
     @property
     def task(self) -> str:
         """The environment; runs of different tasks are never drawn in one chart."""
-        return str(self.settings.get("env.id") or self.settings.get("env") or "task")
+        return task_of(self.settings)
 
     @property
     def axis(self) -> str:
         """The metric that is the x-axis."""
         return self.domain.axis
+
+
+def task_of(settings: Mapping[str, Any]) -> str:
+    """The name of the task that settings train on."""
+    return str(settings.get("env.id") or settings.get("env") or "task")
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,19 @@ def read_run(folder: Path) -> Run:
         command=command_line(manifest.get("argv", [])),
         manifest=manifest,
         domain=_domain(folder, manifest, columns),
+        typed=_presets(manifest.get("argv", []), settings),
     )
+
+
+def _presets(argv: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Choices whose typed name says more than the stored one.
+
+    A preset is named after the choice that it sets up: klpen_held is klpen. What is not may be of a
+    start that a resume has overruled.
+    """
+    words = (str(word).partition("=") for word in argv)
+    typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
+    return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
 def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:

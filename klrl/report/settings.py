@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from klrl.config.choices import CHOICES
-from klrl.report.runs import Inventory, Run
+from klrl.report.runs import Inventory, Run, task_of
 from klrl.report.sweeps import Planned
 
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
@@ -24,16 +24,23 @@ class Setting:
         name: how it differs from the others, as ``kl.coef=0.1``.
         runs: one per seed, by seed.
         settings: their common settings.
+        dropped: how many failed runs of it were left out.
     """
 
     name: str
     runs: list[Run]
     settings: dict[str, Any] = field(repr=False)
+    dropped: int = 0
 
     @property
     def task(self) -> str:
         """The environment."""
-        return self.runs[0].task
+        return task_of(self.settings)
+
+    def without_failed(self) -> Setting:
+        """The setting with its failed runs left out, and counted in :attr:`dropped`."""
+        kept = [run for run in self.runs if not run.failed]
+        return replace(self, runs=kept, dropped=len(self.runs) - len(kept))
 
 
 def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
@@ -69,7 +76,7 @@ def names_of(runs: Sequence[Run]) -> dict[str, str]:
     """The identity of each setting -> its name among these runs' settings of the same task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
-        tasks.setdefault(run.task, {})[identity(run)] = run.settings
+        tasks.setdefault(run.task, {})[identity(run)] = run.settings | run.typed
     return {
         key: name
         for settings in tasks.values()

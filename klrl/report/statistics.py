@@ -1,39 +1,133 @@
-"""The interquartile mean, its bootstrap interval and Pareto fronts, as functions of arrays.
+"""Means, intervals and tests over seeds, as functions of arrays.
 
-Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", for the
+interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals; Holm 1979.
+What the intervals cover is measured by ``benchmarks/coverage.py``.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from klrl.report.student import quantile, two_sided
+
 Array = NDArray[np.float64]
 
-#: Resamples for the intervals of single numbers and of curves.
+#: With fewer seeds there is no interval, no test and no P(A > B): points and range are shown.
+ENOUGH = 5
+LEVEL = 0.95
+#: Resamples of the bootstrap.
 RESAMPLES = 5000
-CURVE_RESAMPLES = 500
 #: Values in one block of resamples: 32 MB.
 _BLOCK = 4_000_000
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An interquartile mean over seeds and its interval.
+    """What the seeds of a setting come to.
 
     Attributes:
-        value: the interquartile mean.
-        low: lower end of the interval; None with one seed.
-        high: upper end; None with one seed.
+        value: the mean.
+        low: lower end of its 95 % interval; None below :data:`ENOUGH` seeds.
+        high: upper end; None likewise.
         seeds: number of seeds with a value.
+        iqm: the interquartile mean.
+        least: the lowest seed's value.
+        most: the highest seed's value.
+        error: standard error of the mean; None with one seed.
     """
 
     value: float
     low: float | None
     high: float | None
     seeds: int
+    iqm: float
+    least: float
+    most: float
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of means: one mean, a difference, a mean over tasks.
+
+    Attributes:
+        value: the sum.
+        low: lower end of its interval.
+        high: upper end.
+        p: two-sided, of the hypothesis that the true sum is 0.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+#: Independent samples of two values or more, and the weight of each one's mean.
+Weighted = tuple[Sequence[Array], Sequence[float]]
+
+
+def welch(samples: Sequence[Array], weights: Sequence[float], level: float = LEVEL) -> Contrast:
+    """sum_j w_j mean(x_j), with its interval by Student's t.
+
+    se^2 = sum_j v_j, v_j = w_j^2 s_j^2 / n_j, with se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of
+    freedom (Welch and Satterthwaite): exact for one normal sample, close for several of unequal
+    spreads. It assumes that the samples show what may happen: no rare bad seeds.
+
+    Args:
+        samples: independent, each of two values or more.
+        weights: one per sample, as (1, -1) for a difference.
+        level: coverage, 0.95 for 95 %.
+    """
+    return welch_all([(samples, weights)], level)[0]
+
+
+def welch_all(sums: Sequence[Weighted], level: float = LEVEL) -> list[Contrast]:
+    """:func:`welch` of many, in the time of a few."""
+    if not sums:
+        return []
+    value, error, df = np.array([_moments(*each) for each in sums]).T
+    reach = quantile(level, df) * error
+    # Without any spread every difference is certain.
+    t = np.divide(value, error, out=np.where(value == 0, 0.0, np.inf), where=error > 0)
+    columns = np.stack([value, value - reach, value + reach, two_sided(t, df)])
+    return [Contrast(*each) for each in columns.T.tolist()]
+
+
+def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float, float, float]:
+    """Value, standard error and degrees of freedom of a weighted sum of means."""
+    value = sum(w * float(x.mean()) for w, x in zip(weights, samples, strict=True))
+    parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, samples, strict=True)]
+    variance = sum(parts)
+    # The variance of equal numbers, and their difference, may be rounding.
+    least = 1e-13 * max(float(np.abs(w * x).max()) for w, x in zip(weights, samples, strict=True))
+    if variance <= least**2:
+        return (0.0 if abs(value) <= least else value), 0.0, 1.0
+    df = variance**2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, samples, strict=True))
+    return value, math.sqrt(variance), df
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjusted p of several tests: below a level together as rarely as one test's is (Holm 1979).
+
+    The i-th smallest of m is multiplied by m - i + 1, and is no less than those before it.
+    """
+    order = np.argsort(p, kind="stable")
+    factors = len(p) - np.arange(len(p))
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p)[order] * factors))
+    return [float(each) for each in adjusted]
+
+
+def chance_of_more(a: Array, b: Array) -> float:
+    """P(A > B) of one task, as rliable defines it: the Mann-Whitney U / (n m), ties half."""
+    return float(((a[:, None] > b).mean() + (a[:, None] >= b).mean()) / 2)
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
@@ -87,50 +181,41 @@ def bootstrap_interval(
 
 
 def estimate(values: Array) -> Estimate | None:
-    """The IQM over seeds with its 95 % interval, without NaNs; None if nothing is left."""
-    curve = estimate_curve(np.asarray(values, float)[:, None], RESAMPLES)
-    return curve[0]
+    """The mean over seeds with its interval, without NaNs; None if nothing is left."""
+    return estimate_curve(np.asarray(values, float)[:, None])[0]
 
 
-def estimate_curve(values: Array, resamples: int = CURVE_RESAMPLES) -> list[Estimate | None]:
+def estimate_curve(values: Array) -> list[Estimate | None]:
     """:func:`estimate` at every point of a curve.
 
     Args:
         values: [seeds, points]; NaN where a seed has no value.
-        resamples: how many.
     """
     recorded = np.isfinite(values)
     estimates: list[Estimate | None] = [None] * values.shape[1]
-    # Points with the same seeds share their resamples. There are few such groups: a seed ends once.
+    # Points with the same seeds are estimated together. There are few such groups.
     for mask in np.unique(recorded, axis=1).T:
         n = int(mask.sum())
         if not n:
             continue
         at = np.flatnonzero((recorded == mask[:, None]).all(axis=0))
-        scores = values[np.ix_(mask, at)]
-        middle = iqm(scores)
-        if n == 1:
-            for k, i in enumerate(at):
-                estimates[i] = Estimate(float(middle[k]), None, None, 1)
-            continue
-        low, high = bootstrap_interval(scores[:, None, :], resamples=resamples)
-        for k, i in enumerate(at):
-            estimates[i] = Estimate(float(middle[k]), float(low[k]), float(high[k]), n)
+        for i, each in zip(at, _estimates(values[np.ix_(mask, at)]), strict=True):
+            estimates[i] = each
     return estimates
 
 
-def pareto_front(cost: Array, gain: Array) -> list[int]:
-    """Indices of the points on the Pareto front, by rising cost.
-
-    A point is dominated if another costs no more and gains no less, one of the two strictly.
-    """
-    order = np.lexsort((-gain, cost))
-    front: list[int] = []
-    for i in order:
-        last = (cost[front[-1]], gain[front[-1]]) if front else (-np.inf, -np.inf)
-        if gain[i] > last[1] or (cost[i], gain[i]) == last:
-            front.append(int(i))
-    return front
+def _estimates(seeds: Array) -> list[Estimate]:
+    """An estimate per column of [seeds, points]."""
+    n = len(seeds)
+    columns = [seeds.mean(axis=0), iqm(seeds), seeds.min(axis=0), seeds.max(axis=0)]
+    error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
+    reach = float(quantile(LEVEL, n - 1)) if n >= ENOUGH else None
+    estimates = []
+    for mean, middle, least, most, se in np.stack([*columns, error]).T.tolist():
+        low, high = (None, None) if reach is None else (mean - reach * se, mean + reach * se)
+        known = se if n > 1 else None
+        estimates.append(Estimate(mean, low, high, n, middle, least, most, known))
+    return estimates
 
 
 def at_equal_cost(cost: Array, gain: Array, levels: Array) -> Array:

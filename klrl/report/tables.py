@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from klrl.domains import Domain
-from klrl.report.frontier import KNOBS, EqualKL
+from klrl.report.aggregate import Aggregate, Scale, against_best
+from klrl.report.differences import ALL_PAIRS, Difference, shown
+from klrl.report.digits import places, show_estimate, span
+from klrl.report.digits import show as show_number
+from klrl.report.equal_kl import KNOBS, EqualKL
 from klrl.report.measures import Line, Measure, recorded_metrics
+from klrl.report.outcomes import seeds_text
 from klrl.report.runs import Inventory, Run
 from klrl.report.settings import Job, Setting, count_states, differing, show
-from klrl.report.statistics import Estimate
-from klrl.runs.metrics import Metric, metric_of
+from klrl.report.statistics import ENOUGH, Estimate
+from klrl.runs.metrics import heading, metric_of, number
+
+#: A table of more rows scrolls in its own box, so that the charts below it stay in reach.
+TALL = 16
+#: A table whose second column is a name too.
+FOLLOWS = ' class="pairs"'
 
 
 def equal_table(equal: EqualKL) -> str:
-    """Reward at equal KL, a row per family; or what is missing for it."""
-    title = "<h3>Reward at equal KL</h3>"
+    """Return at equal KL, a row per family; or what is missing for it."""
+    title = f"<h3>{heading(equal.reward.title)} at equal KL</h3>"
     if not equal.levels:
         return title + (
             f'<p class="soft">Needs a family with two settings of {" or ".join(KNOBS)} and the '
@@ -24,36 +34,68 @@ def equal_table(equal: EqualKL) -> str:
         )
     head = [
         "family",
-        *(
-            f"KL = {equal.kl.show(each)}<small>{escape(equal.kl.unit)}</small>"
-            for each in equal.levels
-        ),
+        *(f"KL = {number(each, 3)}<small>{escape(equal.kl.unit)}</small>" for each in equal.levels),
     ]
-    rows = [
-        [escape(name), *(_cell(value, equal.reward) for value in row)]
-        for name, row in equal.families.items()
-    ]
+    rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
     note = (
-        f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; final reward "
-        "is linear in sqrt(KL) between them, seed by seed."
+        f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; the final "
+        "value is linear in sqrt(KL) between them, seed by seed."
     )
-    return f'{title}{_table("Reward at equal KL", head, rows)}<p class="soft">{note}</p>'
+    return f'{title}{_table("At equal KL", head, rows)}<p class="soft">{note}</p>'
 
 
-def summary_table(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
-    """Every measure of every setting, with its interval."""
-    head = ["setting", "seeds"]
-    for measure in measures:
+#: Measures of the first table; the others stand below the fold.
+RESULTS = ("return", "eval_return", "gold", "eval_gold", "kl_ref", "kl_ref_token")
+
+
+def result_table(
+    lines: Sequence[Line], measures: Sequence[Measure], short: Mapping[int, int]
+) -> str:
+    """Scores and KL of every setting: mean and interval, interquartile mean, worst seed.
+
+    Args:
+        lines: of one task.
+        measures: those that have a value.
+        short: index of a setting -> how many of its runs ended early.
+    """
+    head = ["setting", "seeds<small>finished</small>"]
+    chosen = [measure for measure in measures if measure.key in RESULTS]
+    for measure in chosen:
         head.append(_head(measure.metric.title, measure))
-    # The final score comes first; see measures().
-    score = measures[0]
-    head.insert(3, _head("worst seed", score))
+    # Of one seed they would say the same again.
+    several = any(len(line.setting.runs) > 1 for line in lines)
+    beside = several and bool(chosen) and chosen[0].key == "return"
+    if beside:
+        head[3:3] = ["IQM", "worst seed"]
     rows = []
-    for line in lines:
-        cells = [_cell(line.estimates[each.key], each.metric) for each in measures]
-        cells.insert(1, "" if line.worst is None else score.metric.show(line.worst))
-        rows.append([escape(line.setting.name), str(len(line.setting.runs)), *cells])
-    return f"<h3>Numbers</h3>{_table('Numbers', head, rows)}"
+    for i, line in enumerate(lines):
+        cells = [_cell(line.estimates[each.key]) for each in chosen]
+        if beside:
+            cells[1:1] = _beside(line.estimates["return"])
+        seeds = seeds_text(line.setting)
+        if i in short:
+            seeds += f"<small>{short[i]} short</small>"
+        rows.append([escape(line.setting.name), seeds, *cells])
+    return _table("Results", head, rows)
+
+
+def _beside(score: Estimate | None) -> list[str]:
+    """Interquartile mean and worst seed."""
+    if score is None:
+        return ["", ""]
+    decimals = places(score.value, score.error)
+    return [show_number(score.iqm, decimals), show_number(score.least, decimals)]
+
+
+def other_numbers(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
+    """The measures that are no results: coefficients, trust region, speed."""
+    chosen = [measure for measure in measures if measure.key not in RESULTS]
+    head = ["setting", *(_head(measure.metric.title, measure) for measure in chosen)]
+    rows = [
+        [escape(line.setting.name), *(_cell(line.estimates[each.key]) for each in chosen)]
+        for line in lines
+    ]
+    return f"<h3>Other numbers</h3>{_table('Other numbers', head, rows)}" if chosen else ""
 
 
 def _head(title: str, measure: Measure) -> str:
@@ -62,17 +104,103 @@ def _head(title: str, measure: Measure) -> str:
     return escape(title) + "".join(below)
 
 
-def _cell(value: Estimate | None, metric: Metric) -> str:
+def _cell(value: Estimate | None) -> str:
     if value is None:
         return ""
-    # No interval with one seed, or if all seeds agree, as on a fixed coefficient.
-    interval = ""
-    if value.low is not None and value.high is not None and value.low != value.high:
-        interval = f"<small>{metric.show(value.low)} to {metric.show(value.high)}</small>"
-    return f"{metric.show(value.value)}{interval}"
+    first, below = show_estimate(value)
+    return f"{first}<small>{below}</small>" if below else first
 
 
-def differences(settings: Sequence[Setting]) -> str:
+def differences_table(lines: Sequence[Line], differences: Sequence[Difference]) -> str:
+    """Differences of final returns; or what is missing for them."""
+    title = "<h3>Differences</h3>"
+    if len(lines) < 2:
+        return ""
+    if not differences:
+        text = f"Needs two settings of {ENOUGH} seeds. With fewer, look at the points and ranges."
+        return f'{title}<p class="soft">{text}</p>'
+    names = [escape(line.setting.name) for line in lines]
+    head = [
+        "A",
+        "B",
+        "A - B<small>95 % interval</small>",
+        "p<small>Holm</small>",
+        "P(A &gt; B)",
+        "seeds",
+    ]
+    rows = [_difference_row(each, names) for each in shown(differences, lines)]
+    kind = "Every pair" if len(lines) <= ALL_PAIRS else "Each setting against the best"
+    note = (
+        f"{kind}; p is after Holm over all {len(differences)} pairs, so bold differences all hold "
+        "together at 5 %. The interval is that of the pair alone. Paired: both settings start each "
+        "seed from the same trained model."
+    )
+    return f'{title}{_table("Differences", head, rows, FOLLOWS)}<p class="soft">{note}</p>'
+
+
+def _difference_row(each: Difference, names: Sequence[str]) -> list[str]:
+    # The better one comes first.
+    if each.value < 0:
+        each = each.turned()
+    decimals = places(each.value, (each.high - each.low) / 4)
+    value = show_number(each.value, decimals, signed=True)
+    if each.significant:
+        value = f"<strong>{value}</strong>"
+    return [
+        names[each.a],
+        names[each.b],
+        f"{value}<small>{span(each.low, each.high, decimals)}</small>",
+        show_p(each.p),
+        f"{each.more:.2f}",
+        "paired" if each.paired else "independent",
+    ]
+
+
+def show_p(p: float) -> str:
+    """As ``.03``, two digits, or ``< .001``."""
+    return "&lt; .001" if p < 0.001 else f"{p:.2g}".removeprefix("0") if p < 1 else "1"
+
+
+def aggregate_tables(settings: Sequence[Aggregate], scale: Scale) -> str:
+    """The section of the settings over all tasks."""
+    title = '<section id="tasks"><h2>All tasks</h2>'
+    ends = ", ".join(
+        f"{escape(t)} {low:g} = 0 and {high:g} = 1" for t, (low, high) in scale.items()
+    )
+    if not settings:
+        return f"{title}<p>No setting has the same name in every task.</p></section>"
+    rows = [_aggregate_row(each) for each in settings]
+    head = ["setting", "seeds", "mean<small>95 % interval</small>", "IQM<small>bootstrap</small>"]
+    best, others = against_best(settings)
+    below = ""
+    if others:
+        compared = [
+            [
+                escape(each.name),
+                f"{each.difference.value:+.3f}<small>{each.difference.low:.3f} to "
+                f"{each.difference.high:.3f}</small>",
+                show_p(each.p),
+                f"{each.more:.2f}",
+            ]
+            for each in others
+        ]
+        top = ["other", "best - other<small>95 % interval</small>", "p<small>Holm</small>"]
+        table = _table("Best against others", [*top, "P(best &gt; other)"], compared)
+        below = f"<p>Best: {escape(best)}</p>{table}"
+    note = f"Final returns, normalised as you gave it: {ends}. Every task weighs the same."
+    return f'{title}{_table("All tasks", head, rows)}{below}<p class="soft">{note}</p></section>'
+
+
+def _aggregate_row(each: Aggregate) -> list[str]:
+    mean, middle = f"{each.mean.value:.3f}", f"{each.iqm:.3f}"
+    if each.seeds >= ENOUGH:
+        mean += f"<small>{each.mean.low:.3f} to {each.mean.high:.3f}</small>"
+    if each.iqm_low is not None and each.iqm_high is not None:
+        middle += f"<small>{each.iqm_low:.3f} to {each.iqm_high:.3f}</small>"
+    return [escape(each.name), str(each.seeds), mean, middle]
+
+
+def settings_table(settings: Sequence[Setting]) -> str:
     """The settings whose values differ, a row per setting of the runs."""
     keys = differing([setting.settings for setting in settings])
     if not keys:
@@ -90,10 +218,13 @@ def _value(setting: Setting, key: str) -> str:
 def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
     """A table of HTML cells; the first of each row is its header."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(f"<tr>{_row(list(row))}</tr>\n" for row in rows)
+    lines = [f"<tr>{_row(list(row))}</tr>\n" for row in rows]
+    body, tall = "".join(lines), " tall" * (len(lines) > TALL)
     table = f"<table{kind}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table>"
     # tabindex lets the keyboard scroll a table that is wider than the window.
-    return f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">{table}</div>'
+    return (
+        f'<div class="scroll{tall}" role="region" aria-label="{title}" tabindex="0">{table}</div>'
+    )
 
 
 def _row(cells: Sequence[str]) -> str:

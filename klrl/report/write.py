@@ -8,36 +8,55 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from klrl.base.files import replace_file
-from klrl.report.charts import first_shown, frontier_charts, learning_curves
-from klrl.report.frontier import equal_kl
+from klrl.report.aggregate import Scale, aggregates, check_scale
+from klrl.report.charts import against_kl, first_shown, learning_curves
+from klrl.report.differences import Difference, differences_of
+from klrl.report.equal_kl import equal_kl
 from klrl.report.measures import measures, summary_lines
+from klrl.report.outcomes import Counted, count_runs, remarks, seeds_text, short_runs
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts
 from klrl.report.runs import Inventory
-from klrl.report.settings import Job, Setting, count, count_states, group_runs, names_of, other_jobs
+from klrl.report.settings import Job, Setting, count, count_states, names_of, other_jobs
+from klrl.report.tables import aggregate_tables
 
 
-def write_report(inventory: Inventory, folder: Path, *, unfinished: bool = False) -> Path:
-    """Write ``report.html``, ``summary.csv`` and the PNGs; returns the page's path.
+def write_report(
+    inventory: Inventory,
+    folder: Path,
+    *,
+    unfinished: bool = False,
+    failed: str = "last",
+    scale: Scale | None = None,
+) -> Path:
+    """Write ``report.html``, the CSVs and the pictures; returns the page's path.
 
     Args:
         inventory: the runs and sweeps.
         folder: where to write; made if missing.
-        unfinished: whether runs that did not finish count too.
+        unfinished: whether interrupted and running runs count too.
+        failed: how a failed run counts, of :data:`klrl.report.outcomes.FAILED`.
+        scale: the normalisation of an aggregate over tasks; none by default.
+
+    Raises:
+        ConfigError: the scale lacks a task.
     """
+    counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
+    stems = _stems(dict.fromkeys(setting.task for setting in counted.settings))
+    if scale:
+        check_scale(scale, list(stems))
     folder.mkdir(parents=True, exist_ok=True)
-    names = names_of(inventory.runs)
-    counted = [
-        run for run in inventory.runs if run.rows and (unfinished or run.status == "finished")
-    ]
-    settings, replaced = group_runs(counted, names)
-    stems = _stems(dict.fromkeys(setting.task for setting in settings))
-    tasks = [_task(name, settings, folder / stem) for name, stem in stems.items()]
-    jobs = other_jobs(inventory, counted, replaced, names)
+    tasks = [_task(name, counted, folder / stem) for name, stem in stems.items()]
+    runs = [run for setting in counted.settings for run in setting.runs]
+    jobs = other_jobs(inventory, runs, counted.replaced, names_of(inventory.runs))
+    together = ""
+    if scale and tasks:
+        together = aggregate_tables(aggregates({t.name: t.lines for t in tasks}, scale), scale)
     page = folder / "report.html"
-    replace_file(page, make_page(tasks, jobs, inventory))
-    _write_csv(tasks, folder / "summary.csv")
-    print(_summary(page, settings, jobs))
+    replace_file(page, make_page(tasks, jobs, inventory, together))
+    _write_summary(tasks, folder / "summary.csv")
+    _write_differences(tasks, folder / "differences.csv")
+    print(_summary(page, counted.settings, jobs))
     return page
 
 
@@ -63,33 +82,83 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
     return stems
 
 
-def _task(name: str, settings: Sequence[Setting], stem: Path) -> Task:
-    """The section of one task; draws its PNGs."""
-    members = [setting for setting in settings if setting.task == name]
-    lines = summary_lines(members)
-    curves, frontiers, shown = learning_curves(members), frontier_charts(lines), first_shown(lines)
-    pictures = [f"{stem.name}_curves.png", f"{stem.name}_frontier.png"]
-    titles = [setting.name for setting in members]
-    draw_charts(curves, titles, shown, stem.with_name(pictures[0]))
-    draw_charts(frontiers, titles, shown, stem.with_name(pictures[1]))
+def _task(name: str, counted: Counted, stem: Path) -> Task:
+    """The section of one task; draws its pictures."""
+    members = [setting for setting in counted.settings if setting.task == name]
+    lines = summary_lines(members, counted.failed)
+    keys = [key for key in ("return", "gold") if key in lines[0].values]
+    differences: dict[str, list[Difference]] = {key: differences_of(lines, key) for key in keys}
+    curves, fronts, shown = (
+        learning_curves(lines),
+        against_kl(lines, differences),
+        first_shown(lines),
+    )
+    titles = [_label(setting) for setting in members]
+    pictures = []
+    for what, charts in (
+        ("curves", [chart for chart in curves if chart.result]),
+        ("frontier", fronts),
+        ("more", [chart for chart in curves if not chart.result]),
+    ):
+        if charts:
+            failed = [[run.end if run.failed else None for run in s.runs] for s in members]
+            path = stem.with_name(f"{stem.name}_{what}")
+            pictures += draw_charts(charts, titles, failed, shown, path)
     runs = [run for setting in members for run in setting.runs]
     columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
-    return Task(name, lines, columns, curves, frontiers, equal_kl(members), shown, pictures)
+    return Task(
+        name,
+        lines,
+        columns,
+        curves,
+        fronts,
+        equal_kl(lines),
+        shown,
+        pictures,
+        differences["return"],
+        remarks(members),
+        short_runs(members),
+        titles,
+    )
 
 
-def _write_csv(tasks: Sequence[Task], path: Path) -> None:
+def _label(setting: Setting) -> str:
+    """A setting's name in a legend; with how many seeds finished if not all."""
+    seeds = seeds_text(setting)
+    return f"{setting.name} ({seeds})" if "of" in seeds else setting.name
+
+
+def _write_summary(tasks: Sequence[Task], path: Path) -> None:
     """Write the page's tables, one task after the other, in full precision."""
+    keys = list(dict.fromkeys(key for task in tasks for key in task.lines[0].estimates))
+    parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
+    rows = []
+    for task in tasks:
+        for line in task.lines:
+            estimates = [line.estimates.get(key) for key in keys]
+            cells = [each and getattr(each, of) for each in estimates for of in parts.values()]
+            seeds = len(line.setting.runs)
+            finished = sum(run.status == "finished" for run in line.setting.runs)
+            rows.append([task.name, line.setting.name, seeds, finished, line.worst, *cells])
+    head = ["task", "setting", "seeds", "finished", "worst_return"]
+    _write_csv(path, [*head, *(f"{key}{part}" for key in keys for part in parts)], rows)
+
+
+def _write_differences(tasks: Sequence[Task], path: Path) -> None:
+    """Write the differences of final returns, every pair."""
+
+    def row(task: Task, each: Difference) -> list[object]:
+        names = [task.lines[i].setting.name for i in (each.a, each.b)]
+        numbers = [each.value, each.low, each.high, each.p, each.more]
+        return [task.name, *names, *numbers, str(each.paired).lower()]
+
+    rows = [row(task, each) for task in tasks for each in task.differences]
+    head = ["task", "a", "b", "a_minus_b", "low", "high", "p_holm", "p_a_above_b", "paired"]
+    _write_csv(path, head, rows)
+
+
+def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        runs = [run for task in tasks for line in task.lines for run in line.setting.runs]
-        keys = [measure.key for measure in measures(runs)] if runs else []
-        ends = [f"{key}{end}" for key in keys for end in ("", "_low", "_high")]
-        writer.writerow(["task", "setting", "seeds", "worst_return", *ends])
-        for task in tasks:
-            for line in task.lines:
-                cells: list[float | None] = []
-                for key in keys:
-                    value = line.estimates.get(key)
-                    cells += [value.value, value.low, value.high] if value else [None] * 3
-                head = [task.name, line.setting.name, len(line.setting.runs), line.worst]
-                writer.writerow([*head, *cells])
+        writer.writerow(head)
+        writer.writerows(rows)

@@ -10,10 +10,8 @@ from klrl.report.settings import group_runs, names_of
 from klrl.report.statistics import (
     at_equal_cost,
     bootstrap_interval,
-    estimate,
     estimate_curve,
     iqm,
-    pareto_front,
 )
 from tests.report.toys import ROWS, rows_of, write_run
 
@@ -42,23 +40,21 @@ def test_iqm_and_interval_are_those_that_rliable_printed(shape):
     np.testing.assert_allclose(ends, (low, high), atol=0.02 * (high - low))
 
 
-def test_the_interval_of_two_seeds_is_their_range():
+def test_the_bootstrap_interval_of_two_seeds_is_their_range():
     # Resamples: both the lower in a quarter of all, both the upper in a quarter.
     low, high = bootstrap_interval(np.array([[1.0], [5.0]]))
     assert (low, high) == (1.0, 5.0)
 
 
-def test_nan_seeds_are_left_out_and_one_seed_has_no_interval():
-    curve = estimate_curve(np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]]))
-    assert (curve[0].value, curve[0].low, curve[0].high, curve[0].seeds) == (2, 1, 3, 2)
-    assert (curve[1].value, curve[1].low, curve[1].seeds) == (2, None, 1)
-    assert curve[2] is None
-    assert estimate(np.array([1.0, 2, 3, 4, 1000])).value == 3
-
-
-def test_pareto_front_by_hand():
-    cost, gain = np.array([1.0, 2, 3, 2, 1]), np.array([5.0, 4, 9, 7, 5])
-    assert pareto_front(cost, gain) == [0, 4, 3, 2]
+def test_nan_seeds_are_left_out_and_below_five_seeds_there_is_no_interval():
+    values = np.full((5, 3), np.nan)
+    values[:, 0] = 1, 2, 3, 4, 1000
+    values[:4, 1] = 1, 2, 3, 4
+    whole, four, none = estimate_curve(values)
+    assert (whole.value, whole.iqm, whole.least, whole.most, whole.seeds) == (202, 3, 1, 1000, 5)
+    assert whole.low < 0 < whole.high
+    assert (four.value, four.low, four.high, four.seeds) == (2.5, None, None, 4)
+    assert none is None
 
 
 def test_gain_at_equal_cost_is_linear_and_nowhere_else():
@@ -96,7 +92,36 @@ def test_curves_average_seeds_at_equal_frames_and_end_with_each_seed(tmp_path):
     points = curve(group_runs(runs, names_of(runs))[0][0], "reward/episode")
     assert [point.x for point in points] == [100.0 * i for i in range(1, ROWS + 1)]
     y = [point.y for point in points]
-    # Three seeds: floor(3 / 4) = 0 are cut. After 10 iterations two are left.
+    # After 10 iterations two of the three are left.
     assert y[0].value == pytest.approx((-19 - 15 + 81) / 3)
     assert (y[0].seeds, y[10].seeds) == (3, 2)
-    assert (y[19].value, y[19].low, y[19].high) == (2, 0, 4)
+    assert (y[19].value, y[19].least, y[19].most, y[19].low) == (2, 0, 4, None)
+    np.testing.assert_array_equal(points[19].seeds, [0, 4, np.nan])
+
+
+def test_a_failed_seed_counts_on_at_its_end(tmp_path):
+    for seed, (reward, rows) in enumerate([(0.0, 20), (4.0, 20), (100.0, 10)]):
+        status = "failed" if seed == 2 else "finished"
+        write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(reward)[:rows], status=status)
+    runs = find_runs([str(tmp_path)]).runs
+    setting = group_runs(runs, names_of(runs))[0][0]
+    points = curve(setting, "reward/episode", ends=[np.nan, np.nan, 90.0])
+    assert points[9].seeds == [-10, -6, 90]
+    assert points[19].seeds == [0, 4, 90]
+    assert points[19].y.value == pytest.approx(94 / 3)
+
+
+def test_the_evaluation_before_the_first_update_is_no_iteration(tmp_path):
+    rows = rows_of()
+    for row in rows[10:]:
+        row["kl/old/exact"] = 0.012
+    for row in rows[:10]:
+        row["kl/old/exact"] = 1.0
+    first = {"iteration": 0, "frames": 0, "eval/return": -50.0}
+    run = one(tmp_path, rows=[first, *rows[:19]])
+    # 19 iterations: the last tenth is one, not two.
+    assert final(run, "reward/episode") == -1.0
+    assert in_band(run) == 1.0
+    setting = group_runs([run], names_of([run]))[0][0]
+    (point,) = curve(setting, "eval/return")[:1]
+    assert (point.x, point.y.value) == (0.0, -50.0)

@@ -20,6 +20,10 @@ def page(tmp_path_factory):
     """Three tasks: two modes with three seeds each, a language task with gold, twelve settings."""
     root = tmp_path_factory.mktemp("sweep")
     write_runs(root)
+    for seed, reward in enumerate((30.0, 32.0, 34.0, 36.0, 38.0)):
+        rows = rows_of(reward, 9.0)
+        config = {"kl": {"coef": 10.0}}
+        write_run(root / f"five_{seed}", seed=seed, rows=rows, config=config)
     for i in range(12):
         config = {"env": {"id": "Many-v1"}, "kl": {"coef": float(i)}}
         # Names of seven digits on the axis, that tell 32.0001 M from 32.0002 M.
@@ -53,7 +57,13 @@ DRAWN = """[...document.querySelectorAll('section[id^=task]')].map(s => [
   s.querySelector('h2').textContent,
   Object.fromEntries([...s.querySelectorAll('figure')].map(f => [
     (f.querySelector('svg text') ?? f).textContent,
-    ['mean', 'band', 'point', 'up', 'across'].map(c => f.querySelectorAll('.' + c).length)]))])"""
+    ['mean', 'band', 'seed', 'point', 'up', 'dot', 'failed']
+      .map(c => f.querySelectorAll('.' + c).length)]))])"""
+OPEN = "document.querySelectorAll('details.more').forEach(each => { each.open = true; })"
+FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
+#: Tables that are wider than their box.
+WIDER = """[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)
+  .map(e => e.getAttribute('aria-label'))"""
 #: Names on an axis that lie on each other, and text that sticks out of its chart.
 CROWDED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
   const inside = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')];
@@ -79,15 +89,25 @@ def test_every_chart_is_drawn_without_a_word_or_a_request(width, scheme, browser
     browser.size(width)
     browser.scheme(scheme)
     browser.open(page.as_uri())
+    folded = dict(browser.ask(DRAWN))["Toy-v1"]
+    assert list(folded)[:2] == ["Return against sqrt(KL(policy||reference))", "Training return"]
+    assert sum(map(sum, list(folded.values())[2:])) == 0
+    browser.ask(OPEN)
+    browser.ask(FRAME)
     drawn = dict(browser.ask(DRAWN))
-    # Lines, bands, points, intervals of the reward, intervals of the KL.
+    # Lines, bands, lines of seeds, points, intervals, seeds, failed ones.
     toy = drawn["Toy-v1"]
-    assert toy.pop("Reward against sqrt(KL(policy||reference))") == [0, 0, 4, 4, 4]
-    assert [counts[:2] for counts in toy.values()] == [[4, 4]] * 6
-    assert drawn["Many-v1"]["Reward against sqrt(KL(policy||reference))"] == [0, 0, 12, 0, 0]
-    assert drawn["Many-v1"]["Training return"] == [7, 0, 0, 0, 0]
+    # Three seeds each, and one that failed; five of the last.
+    assert toy.pop("Return against sqrt(KL(policy||reference))") == [0, 0, 0, 5, 1, 17, 1]
+    # Lines of the seeds where it is a result, and of the failed one a second, broken; else dots.
+    assert toy.pop("Training return")[:3] == [5, 1, 19]
+    assert [counts[:3] + counts[5:] for counts in toy.values()] == [[5, 1, 0, 17, 1]] * 5
+    if width == WIDTHS[0]:
+        assert browser.ask(WIDER) == []
+    assert drawn["Many-v1"]["Return against sqrt(KL(policy||reference))"][3:6] == [12, 0, 12]
+    assert drawn["Many-v1"]["Training return"] == [7, 0, 7, 0, 0, 0, 0]
     words = drawn["sort_digits"]
-    assert words["Gold score against sqrt(KL(policy||reference))"] == [0, 0, 2, 0, 0]
+    assert words["Gold score against sqrt(KL(policy||reference))"][3] == 2
     assert words["Sampled training gold score"][0] == 2
     # The coefficient 0 has no place on a logarithmic axis, and the page says so.
     assert words["kl.coef"][0] == 1
@@ -105,15 +125,15 @@ def test_every_chart_is_drawn_without_a_word_or_a_request(width, scheme, browser
 def test_pointing_at_a_setting_shows_its_values(tab):
     legacy = tab.ask(
         f"[...document.querySelectorAll('#task-2 label')].findIndex("
-        f"l => l.textContent === '{LEGACY}')"
+        f"l => l.textContent === '{LEGACY} (3 of 4)')"
     )
     tab.point(*tab.middle(f"#task-2 figure g.setting:nth-of-type({legacy + 1}) .point"))
     tip = tab.ask("getComputedStyle(tip).display === 'block' && tip.textContent").splitlines()
-    assert tip[0] == LEGACY
-    assert tip[1].endswith("KL in nats per frame: 2 (2 to 2)")
+    assert tip[0] == f"{LEGACY} (3 of 4)"
+    assert tip[1].endswith("KL in nats per frame: 1.75 (1 to 2)")
     assert tip[2:] == [
-        "final return per episode: 103.5 (99.5 to 109.5)",
-        "95 % intervals over 3 seeds",
+        "final return per episode: 73.6 (-16 to 110)",
+        "range of 4 seeds; 3 of 4 finished",
     ]
     tab.point(1, 1)
     assert tab.ask("getComputedStyle(tip).display") == "none"
@@ -122,9 +142,9 @@ def test_pointing_at_a_setting_shows_its_values(tab):
 def test_values_that_were_tapped_stay_until_the_page_is_scrolled(tab):
     shown = "getComputedStyle(tip).display"
     tab.size(WIDTHS[1], 800)
-    tab.tap(*tab.middle("#task-2 .charts:not(.fronts) figure:nth-of-type(2) svg"))
+    tab.tap(*tab.middle("#task-2 .results figure:nth-of-type(2) svg"))
     assert tab.ask(shown) == "block"
-    assert "KL(policy||reference), nats per frame: 1 (1 to 1)" in tab.ask("tip.textContent")
+    assert "Training return, return per episode: " in tab.ask("tip.textContent")
     # In the next frame of the browser.
     tab.ask("new Promise(done => { addEventListener('scroll', done); scrollBy(0, 50); })")
     assert tab.ask(shown) == "none"
@@ -137,24 +157,24 @@ def test_arrow_keys_read_the_values(tab):
     tip = tab.ask("tip.textContent").splitlines()
     # The second setting's second point: after 200 frames, 18 below the last; IQM 4 above seed 0.
     assert tip[:2] == ["kl=legacy kl.coef=1", "frames: 200"]
-    assert tip[2].startswith("Training return, return per episode: 36 (32")
+    assert tip[2] == "Training return, return per episode: 36 (32 to 42)"
     tab.key("Escape")
     assert tab.ask("getComputedStyle(tip).display") == "none"
 
 
 def test_boxes_choose_what_is_drawn(tab):
-    lines = "document.querySelectorAll('#task-2 figure:nth-of-type(1) .mean').length"
+    lines = "document.querySelectorAll('#task-2 figure:nth-of-type(2) .mean').length"
     faint = "document.querySelectorAll('#task-2 .faint').length"
-    assert (tab.ask(lines), tab.ask(faint)) == (4, 0)
+    assert (tab.ask(lines), tab.ask(faint)) == (5, 0)
     tab.click_on("#task-2 label input")
-    assert (tab.ask(lines), tab.ask(faint)) == (3, 1)
+    assert (tab.ask(lines), tab.ask(faint)) == (4, 1)
     tab.click_on("#task-2 button[data-all='0']")
     assert tab.ask(lines) == 0
     assert "nothing to draw, since no setting is chosen" in tab.ask(
         "document.querySelector('#task-2').innerText"
     )
     tab.click_on("#task-2 button[data-all='1']")
-    assert (tab.ask(lines), tab.ask(faint)) == (4, 0)
+    assert (tab.ask(lines), tab.ask(faint)) == (5, 0)
     assert tab.said == []
 
 
@@ -174,7 +194,7 @@ def test_links_lead_somewhere(tab, page):
         at_end = tab.ask("innerHeight + scrollY >= document.documentElement.scrollHeight - 1")
         assert abs(top) < 2 or (at_end and top > 0)
     pictures = tab.ask("[...document.querySelectorAll('a[href$=png]')].map(a => a.href)")
-    assert len(pictures) == 6
+    assert len(pictures) == 9
     for address in pictures:
         tab.open(address)
         assert tab.ask("document.images[0].naturalWidth") > 400
@@ -232,7 +252,7 @@ def test_markup_in_a_run_folder_stays_text_and_the_charts_are_drawn(browser, tmp
     assert browser.ask("document.images.length + document.scripts.length") == 3
     assert MARKUP in browser.ask("document.querySelector('main').textContent")
     drawn = dict(browser.ask(DRAWN))
-    assert drawn[MARKUP]["Training return"][0] == 2
+    assert drawn[MARKUP]["Training return"][0] == 3
     browser.point(*browser.middle("#task-0 figure .point"))
     assert browser.ask("tip.textContent").count("\n") == 3
     assert [each for each in browser.requests if not each.startswith("data:")] == [page.as_uri()]

@@ -60,6 +60,18 @@ def test_names_leave_out_what_divides_nothing_further():
     ]
 
 
+def test_a_preset_is_named_as_it_was_typed(tmp_path):
+    argv = ["python", "-m", "klrl"]
+    for i, (typed, rule) in enumerate((("klpen", "doubling"), ("klpen_held", "held"))):
+        config = {"loss": {"name": "klpen", "beta_rule": rule, "beta_max": 1.0 + i}}
+        write_run(tmp_path / f"{i}", config=config, argv=[*argv, "kl=legacy", f"loss={typed}"])
+    # A resume changed the loss after that.
+    config = {"loss": {"name": "clip"}}
+    write_run(tmp_path / "2", config=config, argv=[*argv, "loss=klpen_held"])
+    runs = find_runs([str(tmp_path)]).runs
+    assert set(names_of(runs).values()) == {"loss=klpen", "loss=klpen_held", "loss=clip"}
+
+
 def test_an_older_run_without_a_newer_setting_is_named_by_its_version():
     settings = [{"kl.coef": 0.1, "numerics": 1}, {"kl.coef": 0.1, "new": 2, "numerics": 2}]
     assert name_settings(settings) == ["numerics=1", "numerics=2"]
@@ -133,7 +145,7 @@ def sweep(tmp_path):
 def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     main([str(sweep)])
     told = capsys.readouterr()
-    assert "12 runs in 4 settings; not counted: 1 failed" in told.out
+    assert "13 runs in 4 settings\n" in told.out
     assert re.search(r"skipped .*broken.metrics.jsonl: its rows have no frames", told.err)
     folder = sweep / "report"
     text = (folder / "report.html").read_text()
@@ -145,28 +157,30 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     assert "http" not in text.replace("http-equiv", "")
     assert not re.search(r"url\((?!#)|@import|fetch\(|XMLHttp|import\(", text)
 
-    # Final: mean of the last two rows is half below the last; IQM of three seeds their mean, 4.
-    frontier = json.loads(page.data)[0]["charts"][0]
-    points = {series["i"]: series["points"][0] for series in frontier["series"]}
+    # Final: mean of the last two rows is half below the last. The failed seed's is its fourth.
+    chart = json.loads(page.data)[0]["charts"][0]
+    series = {each["i"]: each for each in chart["series"]}
     names = json.loads(page.data)[0]["settings"]
-    at = names.index("kl=legacy kl.coef=0.1")
-    assert points[at] == [2.0, 103.5, 99.5, 109.5, 3, 2.0, 2.0]
-    assert [names[i] for i in frontier["front"]] == [
-        "kl=legacy kl.coef=1",
-        "kl=retrieve kl.coef=0.1",
-    ]
-    i = page.cells.index("kl=legacy kl.coef=0.1", page.cells.index("kl=retrieve"))
-    assert page.cells[i + 1 : i + 4] == ["3", "103.5|99.5 to 109.5", "99.5"]
-    assert page.cells[i + 4] == "4"  # the KL; the same for all seeds. Nothing was evaluated.
-    assert page.cells[i + 8 : i + 11] == ["1", "200", "10"]  # in band, frames/s, seconds
+    at = names.index("kl=legacy kl.coef=0.1 (3 of 4)")
+    assert series[at]["points"] == [[1.75, 73.625, None, None, 4, None, None]]
+    assert series[at]["seeds"] == [[99.5], [101.5], [109.5], [-16]]
+    assert series[at]["places"] == [2, 2, 2, 1]
+    assert json.loads(page.data)[0]["failed"][at] == [None, None, None, 400]
+    assert chart["front"] == []
+    # Below five seeds the range comes first; IQM: the mean of 99.5 and 101.5; the KL's range.
+    i = page.cells.index("kl=legacy kl.coef=0.1")
+    row = ["3 of 4", "-16 to 110|mean 74", "100", "-16", "1.0 to 4.0|mean 3.2"]
+    assert page.cells[i + 1 : i + 6] == row
+    i = page.cells.index("kl=retrieve kl.coef=1", page.cells.index("kl=retrieve"))
+    assert page.cells[i + 1 : i + 7] == ["0.01", "0.1", "1", "1", "200", "10"]
 
-    # sqrt(KL) from 1 to 2: levels at 1.25, 1.5, 1.75; rewards between 53.5 and 103.5.
+    # sqrt(KL) from 1 to 2: levels at 1.25, 1.5, 1.75; returns between 53.5 and 103.5.
     i = page.cells.index("kl=legacy")
-    values = [cell.partition("|")[0] for cell in page.cells[i + 1 : i + 4]]
-    assert values == ["66", "78.5", "91"]
-    assert "KL = 1.562<small>nats per frame</small>" in text
+    values = [cell.partition("|mean ")[2] for cell in page.cells[i + 1 : i + 4]]
+    assert values == ["66.0", "78.5", "91.0"]
+    assert "KL = 1.56<small>nats per frame</small>" in text
 
-    i = page.cells.index("failed")
+    i = page.cells.index("failed; counted")
     assert page.cells[i + 2 : i + 5] == [
         "3",
         "4",
@@ -176,14 +190,15 @@ def test_the_page_holds_the_numbers_and_nothing_from_outside(sweep, capsys):
     assert "/somewhere" not in text
 
 
-def test_points_of_the_frontier_have_the_interval_of_their_kl(tmp_path):
-    for seed, kl in enumerate((1.0, 9.0)):
+def test_points_against_kl_have_the_interval_of_the_roots(tmp_path):
+    for seed, kl in enumerate((1.0, 9.0, 4.0, 4.0, 4.0)):
         write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(10.0, kl))
     main([str(tmp_path)])
     text = (tmp_path / "report" / "report.html").read_text()
-    # Two seeds: the mean of their KLs, and their range.
     point = json.loads(Page(text).data)[0]["charts"][0]["series"][0]["points"][0]
-    assert point == [pytest.approx(5**0.5, rel=1e-6), 9.5, 9.5, 9.5, 2, 1.0, 3.0]
+    # Roots 1, 3, 2, 2, 2: standard error sqrt(1 / 2 / 5), times 2.776445.
+    assert point[:5] == [2, 9.5, 9.5, 9.5, 5]
+    assert point[5:] == pytest.approx([2 - 2.776445 * 0.1**0.5, 2 + 2.776445 * 0.1**0.5], abs=1e-5)
 
 
 def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
@@ -201,12 +216,7 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
     control, words = json.loads(Page(text).data)
     assert "Gold" not in str(control)
     charts = {chart["title"].partition(" against")[0]: chart for chart in words["charts"]}
-    fronts = {
-        what: [words["settings"][i] for i in charts[what]["front"]]
-        for what in ("Reward", "Gold score")
-    }
-    assert fronts["Reward"] == ["kl.coef=1", "kl.coef=0.1", "kl.coef=0"]
-    assert fronts["Gold score"] == ["kl.coef=1", "kl.coef=0.1"]
+    assert [each["points"][0][1] for each in charts["Gold score"]["series"]] == [0.2, 0.7, 0.4]
     of = words["settings"].index("kl.coef=0")
     assert charts["Sampled training gold score"]["series"][of]["points"][-1][:2] == [40, 0.2]
     assert charts["Greedy evaluation gold score"]["series"][of]["points"] == [
@@ -231,13 +241,13 @@ def test_a_sweep_tells_of_jobs_that_never_started_and_why_jobs_failed(tmp_path, 
     )
     main([str(tmp_path)])
     out = capsys.readouterr().out
-    counts = "1 failed, 1 refused, 1 waiting, 1 finished, but there is no run folder"
-    assert f"1 run in 1 setting; not counted: {counts}" in out
+    counts = "1 refused, 1 waiting, 1 finished, but there is no run folder"
+    assert f"2 runs in 1 setting; not counted: {counts}" in out
     page = Page((tmp_path / "report" / "report.html").read_text())
-    i = page.cells.index("failed")
+    i = page.cells.index("failed; counted")
     jobs = [page.cells[k : k + 5] for k in range(i, i + 24, 6)]
     assert jobs == [
-        ["failed", "all runs", "1", "0", "the simulator fell over"],
+        ["failed; counted", "all runs", "1", "0", "the simulator fell over"],
         ["refused", "kl.coef=1", "7", "", "no GPU here"],
         ["waiting", "kl.coef=1", "0", "", ""],
         ["finished, but there is no run folder", "kl.coef=2", "", "", ""],
@@ -266,10 +276,13 @@ def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
     with (tmp_path / "there" / "summary.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 4
-    assert float(lines[0]["return"]) == 103.5
-    assert (float(lines[0]["worst_return"]), float(lines[0]["kl_ref"])) == (99.5, 4)
-    for name in ("Toy_v1_curves.png", "Toy_v1_frontier.png"):
-        assert (tmp_path / "there" / name).read_bytes().startswith(b"\x89PNG")
+    assert (lines[0]["seeds"], lines[0]["finished"]) == ("4", "3")
+    assert (float(lines[0]["return"]), float(lines[0]["return_iqm"])) == (73.625, 100.5)
+    assert (float(lines[0]["worst_return"]), float(lines[0]["kl_ref"])) == (-16, 3.25)
+    for name in ("curves", "frontier", "more"):
+        stem = tmp_path / "there" / f"Toy_v1_{name}"
+        assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in stem.with_suffix(".svg").read_text()[:1000]
 
 
 def test_tasks_of_like_names_have_files_of_their_own(tmp_path):
@@ -278,7 +291,7 @@ def test_tasks_of_like_names_have_files_of_their_own(tmp_path):
     main([str(tmp_path)])
     pages = Page((tmp_path / "report" / "report.html").read_text())
     pictures = [link for link in pages.links if link.endswith(".png")]
-    assert len(set(pictures)) == 8
+    assert len(set(pictures)) == 12
     assert all((tmp_path / "report" / name).is_file() for name in pictures)
 
 
@@ -295,7 +308,7 @@ def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
     assert [series["i"] for series in task["charts"][0]["series"]] == [0]
     assert "Evaluation return" not in {chart["title"] for chart in task["charts"]}
     i = page.cells.index("kl.coef=1")
-    assert page.cells[i + 1 : i + 5] == ["1", "", "", "1"]
+    assert page.cells[i + 1 : i + 4] == ["1", "", "1"]
     assert "finished, without rows" in page.cells
 
 

@@ -1,4 +1,4 @@
-"""Reward against KL(policy||reference): the Pareto front, and reward at equal KL."""
+"""Return at equal KL(policy||reference), by families of settings."""
 
 from __future__ import annotations
 
@@ -7,32 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from klrl.report.measures import Line, final, kl_metric, line_value, reward_metric
+from klrl.report.measures import Line, kl_metric, reward_metric
 from klrl.report.runs import Run
-from klrl.report.settings import Setting, identity, names_of
-from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve, pareto_front
+from klrl.report.settings import identity, names_of
+from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve
 from klrl.runs.metrics import Metric, metric_of
 
 #: The settings that move a run along a frontier; the other settings define the frontier.
 KNOBS = ("kl.coef", "controller.target")
 
 
-def frontier(lines: Sequence[Line], key: str = "return") -> list[int]:
-    """Indices of the lines on the Pareto front of high reward at low KL(policy||reference).
-
-    Args:
-        lines: of one task.
-        key: the measure to maximise.
-    """
-    placed = [i for i, line in enumerate(lines) if line.estimates[key] and line.estimates["kl_ref"]]
-    kl = np.array([line_value(lines[i], "kl_ref") for i in placed])
-    gain = np.array([line_value(lines[i], key) for i in placed])
-    return [placed[k] for k in pareto_front(kl, gain)]
-
-
 @dataclass(frozen=True)
 class EqualKL:
-    """Reward at equal KL(policy||reference), by family of settings.
+    """Return at equal KL(policy||reference), by family of settings.
 
     Attributes:
         levels: KLs, nats.
@@ -47,26 +34,27 @@ class EqualKL:
     reward: Metric
 
 
-def equal_kl(settings: Sequence[Setting]) -> EqualKL:
+def equal_kl(lines: Sequence[Line]) -> EqualKL:
     """Compare families of settings at equal KLs; a family's settings differ in :data:`KNOBS` alone.
 
-    Per seed, the final reward is interpolated linearly in sqrt(KL) between the family's runs. The
+    Per seed, the final return is interpolated linearly in sqrt(KL) between the family's runs. The
     levels divide the range that every seed of every family covers into quarters: a level that only
     some seeds reach would compare seeds, not families.
 
     Args:
-        settings: those of one task.
+        lines: those of one task.
     """
-    runs = [run for setting in settings for run in setting.runs]
+    runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}
     kl, reward = (metric_of(each(runs), runs[0].domain) for each in (kl_metric, reward_metric))
     stripped = [_without_knobs(run) for run in runs]
     titles = names_of(stripped)
-    for run, family in zip(runs, stripped, strict=True):
-        point = (max(final(run, kl.name), 0.0) ** 0.5, final(run, reward.name))
+    values = [np.concatenate([line.values[key] for line in lines]) for key in ("kl_ref", "return")]
+    roots = np.sqrt(np.maximum(values[0], 0.0))
+    for family, point in zip(stripped, zip(roots, values[1], strict=True), strict=True):
         if np.isfinite(point).all():
             seeds = families.setdefault(titles[identity(family)], {})
-            seeds.setdefault(run.seed, []).append(point)
+            seeds.setdefault(family.seed, []).append(point)
     # Interpolation needs two points.
     usable = {
         name: [np.array(points) for points in seeds.values() if len(points) > 1]
@@ -76,15 +64,15 @@ def equal_kl(settings: Sequence[Setting]) -> EqualKL:
     if not usable:
         return EqualKL([], {}, kl, reward)
     covered = [points[:, 0] for seeds in usable.values() for points in seeds]
-    low, high = max(roots.min() for roots in covered), min(roots.max() for roots in covered)
+    low, high = max(each.min() for each in covered), min(each.max() for each in covered)
     if low >= high:
         return EqualKL([], {}, kl, reward)
-    roots = low + (high - low) * np.array([0.25, 0.5, 0.75])
+    levels = low + (high - low) * np.array([0.25, 0.5, 0.75])
     estimates = {
-        name: estimate_curve(np.stack([at_equal_cost(p[:, 0], p[:, 1], roots) for p in seeds]))
+        name: estimate_curve(np.stack([at_equal_cost(p[:, 0], p[:, 1], levels) for p in seeds]))
         for name, seeds in usable.items()
     }
-    return EqualKL([float(root**2) for root in roots], estimates, kl, reward)
+    return EqualKL([float(root**2) for root in levels], estimates, kl, reward)
 
 
 def _without_knobs(run: Run) -> Run:

@@ -1,0 +1,156 @@
+"""How often the report's intervals hold the truth, and how often its test of differences is wrong.
+
+    python -m benchmarks.coverage              # under a minute; prints the tables of docs/report.md
+
+Synthetic returns with a known mean; no training. Intervals are of nominally 95 %, levels of 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from klrl.report.statistics import Array, bootstrap_interval, holm, welch_all
+from klrl.report.student import quantile, two_sided
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
+SEEDS = (3, 5, 10)
+
+
+def bad_seeds(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Good seeds return 1 +- 0.1, three of ten fall to 0 +- 0.1."""
+    return (rng.random(shape) >= 0.3) + 0.1 * rng.standard_normal(shape)
+
+
+#: Name -> how to draw, and the true mean.
+RETURNS: dict[str, tuple[Draw, float]] = {
+    "normal": (lambda rng, shape: rng.standard_normal(shape), 0.0),
+    "exponential": (lambda rng, shape: rng.standard_exponential(shape), 1.0),
+    "lognormal, sigma 1": (lambda rng, shape: rng.lognormal(size=shape), float(np.exp(0.5))),
+    "30 % bad seeds": (bad_seeds, 0.7),
+}
+
+
+def share_held(low: Array, high: Array, truth: float) -> float:
+    return float(((low <= truth) & (truth <= high)).mean())
+
+
+def t_interval(seeds: Array) -> tuple[Array, Array]:
+    """The report's interval, of every row of [repeats, seeds]."""
+    contrasts = welch_all([([row], [1.0]) for row in seeds])
+    ends = np.array([(each.low, each.high) for each in contrasts])
+    return ends[:, 0], ends[:, 1]
+
+
+def intervals(repeats: int, rng: np.random.Generator) -> None:
+    """The report's interval, beside the percentile bootstrap of the IQM that it was before."""
+    print("| returns | " + " | ".join(f"n = {n}" for n in SEEDS) + " |")
+    print("|---" * (len(SEEDS) + 1) + "|")
+    for name, (draw, truth) in RETURNS.items():
+        cells = []
+        for n in SEEDS:
+            seeds = draw(rng, (repeats, n))
+            cells.append(f"{share_held(*t_interval(seeds), truth):.3f}")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    cells = []
+    for n in SEEDS:
+        # Columns share their resamples; each is a repeat.
+        seeds = rng.standard_normal((n, 1, repeats))
+        cells.append(f"{share_held(*bootstrap_interval(seeds, resamples=500), 0.0):.3f}")
+    print("| normal, bootstrap of the IQM (before) | " + " | ".join(cells) + " |")
+
+
+def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
+    """One spread for all settings of a table, or one for each; where they are equal or not.
+
+    Pooling gives s^2 = mean of the settings' variances, with settings * (n - 1) degrees of freedom.
+    """
+    head = ["spreads", "interval", *(f"n = {n}" for n in SEEDS)]
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    for name, scale in (("equal", np.ones(settings)), ("one is 4 times", np.r_[4.0, [1.0] * 3])):
+        cells: dict[str, list[str]] = {"each setting's own": [], "pooled": []}
+        for n in SEEDS:
+            x = rng.standard_normal((repeats, settings, n)) * scale[:, None]
+            mean, variance = x.mean(axis=2), x.var(axis=2, ddof=1)
+            own = float(quantile(0.95, n - 1)) * np.sqrt(variance / n)
+            df = settings * (n - 1)
+            shared = float(quantile(0.95, df)) * np.sqrt(variance.mean(axis=1) / n)[:, None]
+            for kind, reach in (("each setting's own", own), ("pooled", shared)):
+                held = (np.abs(mean) <= reach).mean(axis=0)
+                text = f"{held.mean():.3f}" if name == "equal" else f"{held[0]:.3f}, {held[1]:.3f}"
+                cells[kind].append(text)
+        for kind, row in cells.items():
+            print(f"| {name} | {kind} | " + " | ".join(row) + " |")
+
+
+def welch_p(a: Array, b: Array) -> Array:
+    """:func:`klrl.report.statistics.welch` of a - b over the last axis, of many pairs at once."""
+    n = a.shape[-1]
+    of_a, of_b = (x.var(axis=-1, ddof=1) / n for x in (a, b))
+    df = (of_a + of_b) ** 2 * (n - 1) / (of_a**2 + of_b**2)
+    return two_sided((a.mean(axis=-1) - b.mean(axis=-1)) / np.sqrt(of_a + of_b), df)
+
+
+def false_alarms(seeds: Array, *, best_alone: bool = False) -> float:
+    """Share of tables of equal settings in which any difference is called significant.
+
+    Args:
+        seeds: [tables, settings, seeds].
+        best_alone: adjust only for the pairs with the best setting; else for all pairs.
+    """
+    pairs = list(combinations(range(seeds.shape[1]), 2))
+    a, b = np.array(pairs).T
+    p = welch_p(seeds[:, a], seeds[:, b])
+    alarms = 0
+    for table, row in zip(seeds, p, strict=True):
+        best = int(table.mean(axis=1).argmax())
+        kept = [x for x, pair in zip(row, pairs, strict=True) if not best_alone or best in pair]
+        alarms += min(holm(kept)) < 0.05
+    return alarms / len(seeds)
+
+
+def levels(repeats: int, rng: np.random.Generator) -> None:
+    """Of tables with 2, 4 and 10 settings of one mean."""
+    sizes, seeds = (2, 4, 10), (5, 10)
+    head = ["returns", *(f"{k} settings, n = {n}" for k in sizes for n in seeds)]
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    rows: Sequence[tuple[str, Draw, bool]] = [
+        *((name, draw, False) for name, (draw, _) in RETURNS.items()),
+        ("normal, one of 4 times the spread", wide_first, False),
+        ("normal, Holm only over pairs with the best", RETURNS["normal"][0], True),
+    ]
+    for name, draw, best_alone in rows:
+        cells = [
+            f"{false_alarms(draw(rng, (repeats, k, n)), best_alone=best_alone):.3f}"
+            for k in sizes
+            for n in seeds
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def wide_first(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Equal means; the first setting of each table has four times the spread."""
+    values = rng.standard_normal(shape)
+    values[:, 0] *= 4
+    return values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=20_000)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    print(f"{args.repeats} repeats; coverage of the 95 % interval of the mean\n")
+    intervals(args.repeats, rng)
+    print("\nOne spread for all settings of a table, or one for each (wide setting, another)\n")
+    pooled(args.repeats, rng)
+    tables = args.repeats // 4
+    print(f"\n{tables} tables of equal settings; share with a difference called significant\n")
+    levels(tables, rng)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""One number per setting over several tasks, with the normalisation that the user gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from klrl.base.errors import ConfigError
+from klrl.report.measures import Line
+from klrl.report.statistics import (
+    ENOUGH,
+    Array,
+    Contrast,
+    bootstrap_interval,
+    chance_of_more,
+    holm,
+    iqm,
+    welch,
+)
+
+#: Task -> the returns that count as 0 and as 1.
+Scale = Mapping[str, tuple[float, float]]
+
+
+def parse_scale(words: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """``TASK=low:high`` words of ``--normalise``.
+
+    Raises:
+        ConfigError: one of them is no such word.
+    """
+    scale = {}
+    for word in words:
+        task, _, ends = word.rpartition("=")
+        try:
+            low, high = map(float, ends.split(":"))
+        except ValueError:
+            low = high = math.nan
+        if not task or not math.isfinite(high - low) or low == high:
+            raise ConfigError(f"--normalise {word}: write TASK=low:high, as Pendulum-v1=-1200:-150")
+        scale[task] = (low, high)
+    return scale
+
+
+def check_scale(scale: Scale, tasks: Sequence[str]) -> None:
+    """Refuse a normalisation that lacks a task, or names one that is not there.
+
+    Raises:
+        ConfigError: with the task.
+    """
+    for task in tasks:
+        if task not in scale:
+            raise ConfigError(f"--normalise: {task} has none; add {task}=low:high")
+    for task in scale:
+        if task not in tasks:
+            raise ConfigError(
+                f"--normalise {task}: no such task here; there are {', '.join(tasks)}"
+            )
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A setting over all tasks.
+
+    Attributes:
+        name: the setting's, the same in every task.
+        seeds: the fewest seeds of any task.
+        scores: task by task, the normalised final returns [seeds].
+        mean: mean over tasks of the means over seeds; its interval is NaN below ENOUGH seeds.
+        iqm: the interquartile mean of all runs of all tasks.
+        iqm_low: lower end of its stratified bootstrap interval; None below ENOUGH seeds, or where
+            tasks have unequal numbers of seeds.
+        iqm_high: upper end.
+    """
+
+    name: str
+    seeds: int
+    scores: list[Array]
+    mean: Contrast
+    iqm: float
+    iqm_low: float | None
+    iqm_high: float | None
+
+
+def aggregates(tasks: Mapping[str, Sequence[Line]], scale: Scale) -> list[Aggregate]:
+    """The settings that every task has, by name, each over all tasks.
+
+    Args:
+        tasks: task -> its lines.
+        scale: for each of them.
+    """
+    by_name = [
+        {line.setting.name: _normalised(line, *scale[task]) for line in lines}
+        for task, lines in tasks.items()
+    ]
+    names = [name for name in by_name[0] if all(len(each.get(name, ())) for each in by_name)]
+    return [_aggregate(name, [each[name] for each in by_name]) for name in names]
+
+
+def _normalised(line: Line, low: float, high: float) -> Array:
+    """(return - low) / (high - low) of each seed."""
+    values = line.values["return"]
+    return (values[np.isfinite(values)] - low) / (high - low)
+
+
+def _aggregate(name: str, scores: list[Array]) -> Aggregate:
+    seeds = min(map(len, scores))
+    weights = [1 / len(scores)] * len(scores)
+    if seeds >= ENOUGH:
+        mean = welch(scores, weights)
+    else:
+        mean = Contrast(float(np.mean([each.mean() for each in scores])), *[math.nan] * 3)
+    low = high = None
+    if seeds >= ENOUGH and len({len(each) for each in scores}) == 1:
+        low, high = map(float, bootstrap_interval(np.stack(scores, axis=1)))
+    return Aggregate(name, seeds, scores, mean, float(iqm(np.concatenate(scores))), low, high)
+
+
+@dataclass(frozen=True)
+class AggregateDifference:
+    """The best setting over all tasks less another.
+
+    Attributes:
+        name: of the other.
+        difference: of the means over tasks.
+        p: after Holm over all pairs of settings.
+        more: P(best > other), the mean over tasks.
+    """
+
+    name: str
+    difference: Contrast
+    p: float
+    more: float
+
+
+def against_best(settings: Sequence[Aggregate]) -> tuple[str, list[AggregateDifference]]:
+    """The setting of the highest mean, and its difference to each other one of enough seeds."""
+    able = [each for each in settings if each.seeds >= ENOUGH]
+    if len(able) < 2:
+        return "", []
+    pairs = {(a.name, b.name): _difference(a, b) for i, a in enumerate(able) for b in able[i + 1 :]}
+    adjusted = dict(zip(pairs, holm([each.p for each in pairs.values()]), strict=True))
+    best = max(able, key=lambda each: each.mean.value)
+    answer = []
+    for other in able:
+        if other is not best:
+            p = adjusted.get((best.name, other.name), adjusted.get((other.name, best.name), 1.0))
+            more = [chance_of_more(a, b) for a, b in zip(best.scores, other.scores, strict=True)]
+            difference = _difference(best, other)
+            answer.append(AggregateDifference(other.name, difference, p, float(np.mean(more))))
+    return best.name, answer
+
+
+def _difference(a: Aggregate, b: Aggregate) -> Contrast:
+    """Mean over tasks of a less that of b; spreads pool over tasks by Welch and Satterthwaite."""
+    weight = 1 / len(a.scores)
+    weights = [weight] * len(a.scores) + [-weight] * len(b.scores)
+    return welch([*a.scores, *b.scores], weights)

@@ -1,0 +1,158 @@
+"""Differences between the settings of a table: interval, Holm's p, P(A > B), and who is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from klrl.domains import LANGUAGE
+from klrl.report.measures import Line, line_value
+from klrl.report.runs import Run
+from klrl.report.statistics import ENOUGH, LEVEL, Array, Weighted, chance_of_more, holm, welch_all
+
+#: Up to so many settings every pair is shown; of more, each against the best.
+ALL_PAIRS = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Setting a less setting b, in one measure.
+
+    Attributes:
+        a: index of a setting.
+        b: index of another.
+        value: mean of a less mean of b.
+        low: lower end of its 95 % interval, for this pair alone.
+        high: upper end.
+        p: two-sided, after Holm over all pairs of the table.
+        more: P(A > B).
+        paired: whether it is over seeds that share a trained start.
+    """
+
+    a: int
+    b: int
+    value: float
+    low: float
+    high: float
+    p: float
+    more: float
+    paired: bool
+
+    @property
+    def significant(self) -> bool:
+        """Whether it holds at 5 % over all pairs of the table."""
+        return self.p < 1 - LEVEL
+
+    def turned(self) -> Difference:
+        """b less a."""
+        value, low, high, more = -self.value, -self.high, -self.low, 1 - self.more
+        return replace(self, a=self.b, b=self.a, value=value, low=low, high=high, more=more)
+
+
+def differences_of(lines: Sequence[Line], key: str = "return") -> list[Difference]:
+    """Every pair of settings of :data:`ENOUGH` seeds or more, p adjusted over all of them.
+
+    All pairs are adjusted for even where only those against the best are shown: the best is chosen
+    by the same numbers.
+
+    Args:
+        lines: of one task.
+        key: the measure.
+    """
+    pairs = [
+        (a, b, *compared)
+        for a, b in combinations(range(len(lines)), 2)
+        if (compared := _compared(lines[a], lines[b], key))
+    ]
+    contrasts = welch_all([weighted for _, _, weighted, _ in pairs])
+    adjusted = holm([contrast.p for contrast in contrasts])
+    return [
+        Difference(
+            a,
+            b,
+            contrast.value,
+            contrast.low,
+            contrast.high,
+            p,
+            chance_of_more(_seeds(lines[a], key), _seeds(lines[b], key)),
+            paired,
+        )
+        for (a, b, _, paired), contrast, p in zip(pairs, contrasts, adjusted, strict=True)
+    ]
+
+
+def _seeds(line: Line, key: str) -> Array:
+    values = line.values.get(key, np.zeros(0))
+    return values[np.isfinite(values)]
+
+
+def _compared(a: Line, b: Line, key: str) -> tuple[Weighted, bool] | None:
+    """What makes the difference of two settings, and whether it is over pairs.
+
+    None with too few seeds.
+    """
+    of_a, of_b = _seeds(a, key), _seeds(b, key)
+    if min(len(of_a), len(of_b)) < ENOUGH:
+        return None
+    if shares_starts(a, b) and len(of_a) == len(of_b) == len(a.setting.runs):
+        return ([of_a - of_b], [1.0]), True
+    return ([of_a, of_b], [1.0, -1.0]), False
+
+
+def shares_starts(a: Line, b: Line) -> bool:
+    """Whether both have the same seeds, and each seed of both starts from the same trained model.
+
+    A seed alone makes no pair: what it draws differs as soon as the settings do.
+    """
+    starts = [[(run.seed, trained_start(run)) for run in line.setting.runs] for line in (a, b)]
+    return starts[0] == starts[1] and all(start for _, start in starts[0])
+
+
+def trained_start(run: Run) -> str | None:
+    """The run, or the base model of language, from which a run starts; None if from no training."""
+    if run.settings.get("actor.init"):
+        return str(run.settings["actor.init"])
+    if run.domain != LANGUAGE:
+        return None
+    return f"base {run.settings.get('actor.model')}"
+
+
+def shown(differences: Sequence[Difference], lines: Sequence[Line]) -> list[Difference]:
+    """Those of a table: all pairs of a few settings, else each setting against the best."""
+    if len(lines) <= ALL_PAIRS:
+        return list(differences)
+    best = max(
+        (i for each in differences for i in (each.a, each.b)),
+        key=lambda i: line_value(lines[i], "return"),
+        default=None,
+    )
+    return [each for each in differences if best in (each.a, each.b)]
+
+
+def front(lines: Sequence[Line], differences: Sequence[Difference], key: str) -> list[int]:
+    """Settings that none beats, by rising KL: the front of reward against KL.
+
+    A setting is off the front if another has significantly more of the measure at no more KL, by
+    their mean KLs. Settings of too few seeds are not on it: nothing can be said of them.
+
+    Args:
+        lines: of one task.
+        differences: of the same measure, from :func:`differences_of`.
+        key: the measure.
+
+    Returns:
+        Indices; empty if no two settings can be compared.
+    """
+    if not differences:
+        return []
+    kl = [line_value(line, "kl_ref") for line in lines]
+    beaten = set()
+    for each in differences:
+        more, less = (each.a, each.b) if each.value > 0 else (each.b, each.a)
+        if each.significant and kl[more] <= kl[less]:
+            beaten.add(less)
+    compared = {i for each in differences for i in (each.a, each.b)}
+    return sorted((i for i in compared - beaten if kl[i] == kl[i]), key=lambda i: kl[i])

@@ -1,0 +1,118 @@
+"""Which runs count, and what is odd about them: failed, short, equal to another setting's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from klrl.report.runs import Run
+from klrl.report.settings import Setting, count, group_runs, names_of
+
+#: What a failed run counts as: the mean over the last tenth of what it recorded; the worst value of
+#: any run of the task; nothing.
+FAILED = ("last", "worst", "drop")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The runs that count, by setting.
+
+    Attributes:
+        settings: in the order of their names.
+        replaced: runs whose job was run again later.
+        failed: how a failed run counts, of :data:`FAILED`.
+    """
+
+    settings: list[Setting]
+    replaced: list[Run]
+    failed: str
+
+    @property
+    def dropped(self) -> int:
+        """How many failed runs are left out of all statistics."""
+        return sum(setting.dropped for setting in self.settings)
+
+
+def count_runs(runs: Sequence[Run], *, failed: str = "last", unfinished: bool = False) -> Counted:
+    """The settings of the runs that count.
+
+    Finished and failed runs count: a seed that diverged is an outcome. Interrupted and running ones
+    are none yet. A failed run counts even if it recorded nothing.
+
+    Args:
+        runs: all.
+        failed: how a failed run counts, of :data:`FAILED`.
+        unfinished: whether interrupted and running runs count too.
+    """
+    counted = [run for run in runs if run.failed or (run.rows and _is_outcome(run, unfinished))]
+    settings, replaced = group_runs(counted, names_of(runs))
+    if failed == "drop":
+        settings = [setting.without_failed() for setting in settings]
+    # A task without one recorded row has nothing to compare.
+    recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
+    return Counted([each for each in settings if each.task in recorded], replaced, failed)
+
+
+def _is_outcome(run: Run, unfinished: bool) -> bool:
+    return run.status == "finished" or unfinished
+
+
+def seeds_text(setting: Setting) -> str:
+    """How many seeds finished, as ``5`` or ``3 of 5``."""
+    every = len(setting.runs) + setting.dropped
+    finished = sum(run.status == "finished" for run in setting.runs)
+    return str(every) if finished == every else f"{finished} of {every}"
+
+
+def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
+    """Index of a setting -> how many of its runs ended before the frames that the task's runs ask.
+
+    The measure is the most that any setting of the task asks (else the farthest that one came), so
+    that a comparison of unequal budgets is marked too. Failed runs are told as such.
+    """
+    runs = [run for setting in settings for run in setting.runs]
+    frames = [run.settings.get("frames") for run in runs]
+    asked = [float(each) for each in frames if isinstance(each, int | float)]
+    full = max(asked or [run.end for run in runs], default=0.0)
+    short = {
+        i: sum(run.end < full and not run.failed for run in setting.runs)
+        for i, setting in enumerate(settings)
+    }
+    return {i: number for i, number in short.items() if number}
+
+
+def coinciding(settings: Sequence[Setting]) -> list[list[str]]:
+    """Names of settings whose runs recorded equal returns in every iteration of every seed.
+
+    What tells them apart then had no effect.
+    """
+    groups: dict[tuple[tuple[int, str], ...], list[str]] = {}
+    for setting in settings:
+        key = tuple((run.seed, _digest(run)) for run in setting.runs if run.rows)
+        if key:
+            groups.setdefault(key, []).append(setting.name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _digest(run: Run) -> str:
+    """Of the returns; coefficients are recorded as they were set, and times never repeat."""
+    digest = hashlib.sha256()
+    for name in ("reward/raw", "reward/episode", "eval/return"):
+        digest.update(name.encode() + run.columns.get(name, np.zeros(0)).tobytes())
+    return digest.hexdigest()
+
+
+def remarks(settings: Sequence[Setting]) -> list[str]:
+    """What a reader must know before comparing these settings of one task, a sentence each."""
+    told = []
+    dropped = sum(setting.dropped for setting in settings)
+    if dropped:
+        verb = "is" if dropped == 1 else "are"
+        told.append(f"{count(dropped, 'failed run')} {verb} left out (--failed=drop).")
+    for names in coinciding(settings):
+        what = "What tells them apart had no effect."
+        told.append(f"Equal returns in every iteration of every seed: {'; '.join(names)}. {what}")
+    return told

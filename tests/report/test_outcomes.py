@@ -1,0 +1,270 @@
+"""Which runs count: failed, short, equal; differences, the front and all tasks together."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from klrl.cli.report import main
+from klrl.report.aggregate import against_best, aggregates
+from klrl.report.differences import differences_of, front, shown
+from klrl.report.measures import summary_lines
+from klrl.report.outcomes import count_runs, remarks, short_runs
+from klrl.report.runs import find_runs
+from klrl.report.statistics import welch
+from tests.report.toys import Page, rows_of, write_run
+
+pytestmark = pytest.mark.integration
+
+#: Final returns by coefficient; KLs below. Spreads of a unit, means far apart but for the last two.
+RETURNS = {1.0: (10, 11, 12, 13, 14), 0.1: (50, 51, 52, 53, 54), 0.0: (49, 51, 52, 54, 53)}
+KLS = {1.0: 1.0, 0.1: 2.0, 0.0: 9.0}
+
+
+def write(root, returns=RETURNS, kls=KLS, **more):
+    """A run per coefficient and seed; the final is half below the last row."""
+    for coef, values in returns.items():
+        for seed, value in enumerate(values):
+            config = {"kl": {"coef": coef}, **more}
+            rows = rows_of(value + 0.5, kls[coef])
+            write_run(root / f"{coef}_{seed}", seed=seed, rows=rows, config=config)
+
+
+def fail(root, coef, seed, reward, rows):
+    """Let a run end with an error after so many rows."""
+    folder = root / f"{coef}_{seed}"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "status": "failed"}))
+    kept = [json.dumps(row) + "\n" for row in rows_of(reward)[:rows]]
+    (folder / "metrics.jsonl").write_text("".join(kept))
+
+
+def lines_of(root, failed="last"):
+    counted = count_runs(find_runs([str(root)]).runs, failed=failed)
+    return summary_lines(counted.settings, failed)
+
+
+def page_of(root, *words):
+    main([str(root), *words])
+    text = (root / "report" / "report.html").read_text()
+    return text, Page(text)
+
+
+# --------------------------------------------------------------------------------- which runs count
+
+
+@pytest.fixture
+def diverged(tmp_path):
+    """Two of five seeds of the best coefficient end with an error, at returns of 5 and -20."""
+    write(tmp_path)
+    fail(tmp_path, 0.1, 3, reward=21.0, rows=4)
+    fail(tmp_path, 0.1, 4, reward=-4.0, rows=4)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "failed, values",
+    [("last", [50, 51, 52, 5, -20]), ("worst", [50, 51, 52, -20, -20]), ("drop", [50, 51, 52])],
+)
+def test_a_failed_seed_counts_as_it_was_asked(failed, values, diverged):
+    (line,) = [each for each in lines_of(diverged, failed) if each.setting.name == "kl.coef=0.1"]
+    np.testing.assert_array_equal(line.values["return"], values)
+    assert line.estimates["return"].value == np.mean(values)
+
+
+def test_a_setting_with_two_diverged_seeds_is_ranked_by_all_five(diverged):
+    lines = {line.setting.name: line for line in lines_of(diverged)}
+    means = {name: line.estimates["return"].value for name, line in lines.items()}
+    assert means == {"kl.coef=0": 51.8, "kl.coef=0.1": pytest.approx(27.6), "kl.coef=1": 12}
+    text, page = page_of(diverged)
+    assert json.loads(page.data)[0]["settings"][1] == "kl.coef=0.1 (3 of 5)"
+    i = page.cells.index("kl.coef=0.1")
+    assert page.cells[i + 1] == "3 of 5"
+    assert "left out" not in text
+
+
+def test_dropped_seeds_are_told_in_bold_and_counted_nowhere(diverged):
+    text, page = page_of(diverged, "--failed=drop")
+    assert "<strong>2 failed runs are left out (--failed=drop).</strong>" in text
+    i = page.cells.index("kl.coef=0.1")
+    assert page.cells[i + 1 : i + 3] == ["3 of 5", "50.0 to 52.0|mean 51.0"]
+    assert page.cells.count("failed") == 2
+
+
+def test_a_run_that_failed_before_its_first_row_counts_as_the_worst(tmp_path):
+    write(tmp_path)
+    fail(tmp_path, 0.1, 0, reward=0.0, rows=0)
+    (line,) = [each for each in lines_of(tmp_path) if each.setting.name == "kl.coef=0.1"]
+    np.testing.assert_array_equal(line.values["return"], [10, 51, 52, 53, 54])
+    assert np.isnan(line.values["kl_ref"][0])
+
+
+def test_runs_of_failures_alone_make_no_section(tmp_path):
+    write_run(tmp_path / "a", status="failed", rows=[])
+    text, page = page_of(tmp_path)
+    assert json.loads(page.data) == []
+    assert "nothing to compare yet" in text
+
+
+def test_short_runs_are_marked_against_what_the_task_asks(tmp_path):
+    write_run(tmp_path / "whole")
+    write_run(tmp_path / "cut", seed=1, rows=rows_of()[:19])
+    write_run(tmp_path / "failed", seed=2, rows=rows_of()[:3], status="failed")
+    write_run(tmp_path / "asked_less", rows=rows_of()[:10], config={"frames": 1000})
+    counted = count_runs(find_runs([str(tmp_path)]).runs).settings
+    assert {counted[i].name: number for i, number in short_runs(counted).items()} == {
+        "frames=1000": 1,
+        "frames=2000": 1,
+    }
+    _, page = page_of(tmp_path)
+    assert page.cells[page.cells.index("frames=2000") + 1] == "2 of 3|1 short"
+
+
+def test_settings_of_equal_returns_in_every_seed_are_told(tmp_path):
+    write(tmp_path, {1.0: (1, 2), 0.1: (1, 2), 0.0: (1, 3)})
+    (told,) = remarks(count_runs(find_runs([str(tmp_path)]).runs).settings)
+    assert "every seed: kl.coef=0.1; kl.coef=1." in told
+
+
+# -------------------------------------------------------------------------------------- differences
+
+
+def test_differences_are_welchs_with_holm_over_all_pairs(tmp_path):
+    write(tmp_path)
+    lines = lines_of(tmp_path)
+    names = [line.setting.name for line in lines]
+    assert names == ["kl.coef=0", "kl.coef=0.1", "kl.coef=1"]
+    made = {(each.a, each.b): each for each in differences_of(lines)}
+    seeds = [np.array(RETURNS[coef], float) for coef in (0.0, 0.1, 1.0)]
+    alone = {pair: welch([seeds[pair[0]], seeds[pair[1]]], [1, -1]) for pair in made}
+    for pair, contrast in alone.items():
+        assert (made[pair].low, made[pair].high) == pytest.approx((contrast.low, contrast.high))
+    # The smallest p times three, the next times two, the largest as it is.
+    ordered = sorted(alone, key=lambda pair: alone[pair].p)
+    for pair, times in zip(ordered, (3, 2, 1), strict=True):
+        assert made[pair].p == pytest.approx(min(1, times * alone[pair].p), rel=1e-9)
+    # 49, 51, 52, 54, 53 against 50 to 54: ten wins and four ties of 25.
+    assert made[0, 1].more == pytest.approx((10 + 4 / 2) / 25)
+    assert not any(each.paired for each in made.values())
+    assert made[1, 2].turned().low == -made[1, 2].high
+
+
+def test_the_front_leaves_out_what_is_significantly_beaten_at_no_more_kl(tmp_path):
+    write(tmp_path, kls={1.0: 5.0, 0.1: 2.0, 0.0: 9.0})
+    lines = lines_of(tmp_path)
+    # kl.coef=1 is 40 below kl.coef=0.1, at more KL; kl.coef=0 differs by 0.2 alone.
+    kept = front(lines, differences_of(lines), "return")
+    assert [lines[i].setting.name for i in kept] == ["kl.coef=0.1", "kl.coef=0"]
+    write(tmp_path / "less", {1.0: RETURNS[1.0], 0.1: RETURNS[0.1]})
+    lines = lines_of(tmp_path / "less")
+    # The one that returns less has less KL.
+    kept = front(lines, differences_of(lines), "return")
+    assert [lines[i].setting.name for i in kept] == ["kl.coef=1", "kl.coef=0.1"]
+
+
+def test_below_five_seeds_nothing_is_compared(tmp_path):
+    write(tmp_path, {coef: values[:4] for coef, values in RETURNS.items()})
+    lines = lines_of(tmp_path)
+    assert differences_of(lines) == []
+    assert front(lines, [], "return") == []
+    text, page = page_of(tmp_path)
+    assert "Needs two settings of 5 seeds" in text
+    assert "No front is drawn" in text
+    assert "10.0 to 13.0|mean 11.5" in page.cells
+
+
+def test_seeds_are_paired_where_they_share_a_trained_start_alone(tmp_path):
+    start = {"actor": {"init": "outputs/teacher"}}
+    for i, more in enumerate(({}, start)):
+        write(tmp_path / f"{i}", **more)
+        lines = lines_of(tmp_path / f"{i}")
+        (first, *_) = differences_of(lines)
+        assert first.paired == bool(more)
+    # Differences seed by seed: -1, 0, 0, 1, -1.
+    alone = welch([np.array([-1.0, 0, 0, 1, -1])], [1.0])
+    assert (first.value, first.low) == pytest.approx((alone.value, alone.low))
+    # A start of its own for one of the settings.
+    write(tmp_path / "2", {1.0: RETURNS[1.0]}, **start)
+    write(tmp_path / "2", {0.1: RETURNS[0.1]}, actor={"init": "outputs/other"})
+    assert [each.paired for each in differences_of(lines_of(tmp_path / "2"))] == [False]
+
+
+def test_language_runs_of_one_base_model_are_paired(tmp_path):
+    for coef, values in RETURNS.items():
+        for seed, value in enumerate(values):
+            rows = [{"samples": 10 * i, "reward/episode": value} for i in range(1, 5)]
+            config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+            write_run(tmp_path / f"{coef}_{seed}", seed=seed, rows=rows, config=config)
+    assert all(each.paired for each in differences_of(lines_of(tmp_path)))
+
+
+def test_of_many_settings_each_is_shown_against_the_best(tmp_path):
+    coefs = [0.0, 0.1, 0.2, 0.3, 0.4]
+    write(tmp_path, {c: 100 * c + np.arange(5.0) for c in coefs}, dict.fromkeys(coefs, 1.0))
+    lines = lines_of(tmp_path)
+    every = differences_of(lines)
+    assert (len(every), len(shown(every, lines))) == (10, 4)
+    assert all(4 in (each.a, each.b) for each in shown(every, lines))
+    main([str(tmp_path)])
+    with (tmp_path / "report" / "differences.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    assert float(rows[0]["a_minus_b"]) == pytest.approx(-10)
+
+
+# ---------------------------------------------------------------------------------------- all tasks
+
+
+@pytest.fixture
+def two_tasks(tmp_path):
+    write(tmp_path / "a")
+    second = {coef: tuple(100 * v for v in values) for coef, values in RETURNS.items()}
+    write(tmp_path / "b", {**second, 0.0: (0, 0, 0, 0, 0)}, env={"id": "Big-v1"})
+    return tmp_path
+
+
+def test_an_aggregate_normalises_as_it_was_asked(two_tasks):
+    counted = count_runs(find_runs([str(two_tasks)]).runs).settings
+    tasks = {
+        task: summary_lines([each for each in counted if each.task == task])
+        for task in ("Toy-v1", "Big-v1")
+    }
+    made = aggregates(tasks, {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)})
+    means = {each.name: each.mean.value for each in made}
+    assert means == pytest.approx({"kl.coef=0": 0.209, "kl.coef=0.1": 0.47, "kl.coef=1": 0.07})
+    # IQM of 0 to .04 and .10 to .14: of ten, two are cut at either end.
+    one = made[-1]
+    assert one.iqm == pytest.approx(np.mean([0.02, 0.03, 0.04, 0.10, 0.11, 0.12]))
+    # Variance 2.5e-4 in each: error sqrt(2 x 2.5e-4 / 5) / 2; t of eight degrees is 2.306004.
+    assert one.mean.high - 0.07 == pytest.approx(2.306004 * (2 * 2.5e-4 / 5) ** 0.5 / 2, rel=1e-6)
+    best, others = against_best(made)
+    assert best == "kl.coef=0.1"
+    # P(best > kl.coef=0): 13 of 25 in one task, all in the other.
+    assert others[0].more == pytest.approx((13 / 25 + 1) / 2)
+
+
+def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
+    text, _ = page_of(two_tasks, "--normalise", "Toy-v1=0:100", "Big-v1=0:10000")
+    assert '<a href="#tasks">All tasks</a>' in text
+    assert "Best: kl.coef=0.1" in text
+    assert "All tasks" not in page_of(two_tasks)[0]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["Toy-v1=0:100"], "--normalise: Big-v1 has none; add Big-v1=low:high"),
+        (["Toy-v1=0:100", "Big-v1=0:1", "Tiny=0:1"], "--normalise Tiny: no such task"),
+        (["Toy-v1=100"], "--normalise Toy-v1=100: write TASK=low:high"),
+        (["Toy-v1=3:3"], "--normalise Toy-v1=3:3: write TASK=low:high"),
+        (["Toy-v1=nan:3"], "--normalise Toy-v1=nan:3: write TASK=low:high"),
+    ],
+)
+def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, two_tasks, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([str(two_tasks), "--normalise", *words])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"klrl report: {told}")
+    assert not (two_tasks / "report").exists()
