@@ -42,8 +42,8 @@ def canonical(config: JobConfig) -> dict[str, Any]:
     """The settings that change a job's results, in a canonical form.
 
     Left out: the registry's free settings, and a later setting while it has the value that keeps
-    the earlier behaviour (``added`` in :mod:`klrl.config.fields`). A whole number is the same as an
-    int and as a float.
+    the earlier behaviour (``added`` in :mod:`klrl.config.fields`), and how a run is evaluated that
+    never is. A whole number is the same as an int and as a float.
     """
     settings: dict[str, Any] = {}
     for f in dataclasses.fields(config):
@@ -53,6 +53,8 @@ def canonical(config: JobConfig) -> dict[str, Any]:
             free = choice_of(f.name, value.name).free
             kept = {} if "*" in free else settings[f.name]
             settings[f.name] = {key: each for key, each in kept.items() if key not in free}
+    if not config.eval.on:
+        settings["eval"] = {"every": 0}  # how large they would be is read by nobody
     return settings
 
 

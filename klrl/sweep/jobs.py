@@ -183,8 +183,10 @@ def _conflict(path: Path, requested: Identity, config: JobConfig) -> str:
 
 
 def _differences(path: Path, config: JobConfig) -> list[str]:
-    stored, new = (flat_settings(c) for c in (stored_config(path), config))
-    keys = [k for k in new | stored if new.get(k) != stored.get(k) and not k.startswith("logger")]
+    both = stored_config(path), config
+    stored, new = map(flat_settings, both)
+    ignored = ("logger", *([] if any(each.eval.on for each in both) else ["eval."]))
+    keys = [k for k in new | stored if new.get(k) != stored.get(k) and not k.startswith(ignored)]
     return [f"{key}={stored.get(key)} (not {new.get(key)})" for key in sorted(keys)[:3]]
 
 
