@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig
 
 from benchmarks.same_rows import (
-    ignoring,
     compare,
     differences,
+    ignoring,
     picked,
     read_record,
     read_rows,
