@@ -211,7 +211,7 @@ def test_discrete_actions_are_sampled_too(settings) -> None:
         gymnasium.registry.pop("Coin-v0", None)
 
 
-def test_env_config_is_enough(settings) -> None:
+def test_a_policy_is_played_on_another_task(settings) -> None:
     """Another task: ``klrl evaluate RUN env.kwargs.g=14``."""
     run = Training(settings())
     heavier = EnvConfig(**{**vars(run.config.env), "kwargs": {"g": 14.0}})
