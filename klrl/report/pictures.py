@@ -64,7 +64,9 @@ def draw_charts(
             axes.set_axis_off()
         _add_legend(figure, places, in_row)
         paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-        figure.savefig(paths[0], dpi=150)
+        figure.savefig(paths[0], dpi=130)
+        # All is in its place by now.
+        figure.set_layout_engine("none")
         figure.savefig(paths[1], metadata={"Date": None})
     return [path.name for path in paths]
 

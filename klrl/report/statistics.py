@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,12 +205,18 @@ def estimate_curve(values: Array) -> list[Estimate | None]:
     return estimates
 
 
+@cache
+def _reach(n: int) -> float:
+    """Half the width of the mean's interval over n seeds, in standard errors."""
+    return float(quantile(LEVEL, n - 1))
+
+
 def _estimates(seeds: Array) -> list[Estimate]:
     """An estimate per column of [seeds, points]."""
     n = len(seeds)
     columns = [seeds.mean(axis=0), iqm(seeds), seeds.min(axis=0), seeds.max(axis=0)]
     error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
-    reach = float(quantile(LEVEL, n - 1)) if n >= ENOUGH else None
+    reach = _reach(n) if n >= ENOUGH else None
     estimates = []
     for mean, middle, least, most, se in np.stack([*columns, error]).T.tolist():
         low, high = (None, None) if reach is None else (mean - reach * se, mean + reach * se)
