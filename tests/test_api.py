@@ -313,6 +313,7 @@ def test_the_parts_are_attributes_and_the_package_is_typed() -> None:
     assert files("klrl").joinpath("py.typed").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_in_a_notebook_has_a_live_line() -> None:
     """Executed by nbclient in a kernel of its own: one line that is written anew, then the end."""
     nbformat = pytest.importorskip("nbformat")

@@ -227,7 +227,8 @@ def test_a_run_is_resumed(run, frames, call) -> None:
 
 def test_a_resumed_run_is_resumed_again(call) -> None:
     """Its settings are stored anew by the version that resumed it."""
-    call("klrl", "resume=klpen_held", "frames=448")
+    told = call("klrl", "resume=klpen_held", "frames=448")
+    assert "frames; numerics 1 until then, 2 from there on\n" in told
     call("klrl", "resume=klpen_held", "frames=512")
     assert [json.loads(line)["iteration"] for line in lines("klpen_held")] == list(range(1, 9))
     assert name_of(stored_config(Path("klpen_held")).loss) == "klpen_held"

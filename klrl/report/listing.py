@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -29,6 +29,8 @@ BROKEN = "broken"
 _BLOCK = 1 << 15
 #: How many rows are searched for a return, where evaluations are not further apart.
 _ROWS = 100
+#: How many at most where klrl chooses when to evaluate: a tenth of a run of 10,000 iterations.
+_SCHEDULED = 1_000
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _read_run(folder: Path) -> Entry:
     manifest, state = run.manifest, run.status
     settings = read_settings(folder)
     notes = [str(manifest.get("error") or "").partition("\n")[0]]
-    every = int((settings.get("eval") or {}).get("every") or 0)
+    every = _evaluated_every(settings.get("eval") or {})
     row = last_values(run.metrics, every, say=notes.append)
     domain = recorded_domain(manifest, row)
     frames = settings.get("frames")
@@ -184,6 +186,13 @@ def _read_run(folder: Path) -> Entry:
         started=manifest.get("started"),
         note="; ".join(filter(None, notes)),
     )
+
+
+def _evaluated_every(evals: Mapping[str, Any]) -> int:
+    """Within how many rows there is an evaluation; 0 if there are none."""
+    if evals.get("every") is not None:
+        return int(evals["every"])
+    return _SCHEDULED if evals.get("evaluations") else 0
 
 
 def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, KLPENConfig, factory
+from klrl.config.identity import NUMERICS
 from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
@@ -382,7 +383,7 @@ class Training:
         )
         stack.callback(self._tell, "ended")
         say = self.recorder.say
-        for line in self._opening_lines(resume=lengths is not None):
+        for line in self._opening_lines(None if lengths is None else manifest["numerics"]):
             say(line)
         steps.say = say
         steps.mode_changed = lambda mode: files.update(compile=mode)
@@ -391,12 +392,15 @@ class Training:
         self._tell("started")
         return rollout
 
-    def _opening_lines(self, resume: bool) -> list[str]:
+    def _opening_lines(self, begun_with: int | None) -> list[str]:
+        """What a run opens with; ``begun_with``: the numerics of a resumed one, else None."""
         lines = [*self.parts.preflight]
         if self.config.eval.on:
             lines.append(self.schedule.told(self.domain, self.parts.longest_episode))
-        if resume:
-            lines.append(f"resumed at {self.counters.frames:,} {self.domain.axis}")
+        if begun_with is not None:
+            at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
+            other = f"; numerics {begun_with} until then, {NUMERICS} from there on"
+            lines.append(at + (other if begun_with != NUMERICS else ""))
         if self.parts.reference is not None:
             name, size = self.config.reference.name, self.parts.reference.bytes
             lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")

@@ -89,7 +89,7 @@ def test_the_comment_is_that_of_the_file_that_sets_the_value(capsys) -> None:
     assert line_of(text, "init_std").endswith(
         "  # of actions in [-1, 1]; at 1 a third of them is clipped"
     )
-    assert line_of(text, "steps") == "steps: 256  # steps of each copy per rollout"
+    assert line_of(text, "epochs") == "epochs: 10  # passes over the rollout"
     text = printed(capsys, "env=half_cheetah", "env.id=Ant-v5", "actor.init_std=2", "--cfg", "job")
     assert line_of(text, "id").startswith("id: Ant-v5  # a Gymnasium id, or")
     assert line_of(text, "init_std").startswith("init_std: 2.0  # standard deviation at the start")
@@ -109,14 +109,14 @@ def test_the_users_own_choice_has_its_own_comments(capsys) -> None:
     Path("mine/env").mkdir(parents=True)
     Path("mine/env/mine.yaml").write_text(
         "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
-        "env: {id: Pendulum-v1}  # mine\nkl:\n  coef: 3  # dear\nseed: ${eval.every}\n"
+        "env: {id: Pendulum-v1}  # mine\nkl:\n  coef: 3  # dear\nseed: ${eval.episodes}\n"
     )
     words = ("--config-dir", "mine", "env=mine", "--cfg", "job")
     text = printed(capsys, *words)
     assert line_of(text, "id") == "id: Pendulum-v1  # mine"
     assert line_of(text, "coef") == "coef: 3.0  # dear"
-    assert line_of(text, "seed").startswith("seed: ${eval.every}  # seeds parameters")
-    assert line_of(printed(capsys, *words, "--resolve"), "seed").startswith("seed: 10  # seeds")
+    assert line_of(text, "seed").startswith("seed: ${eval.episodes}  # seeds parameters")
+    assert line_of(printed(capsys, *words, "--resolve"), "seed").startswith("seed: 20  # seeds")
 
 
 def test_a_text_of_several_lines_and_a_hash_stay_whole() -> None:

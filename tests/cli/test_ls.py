@@ -51,7 +51,10 @@ def test_an_evaluation_counts_before_the_returns_of_training(tmp_path) -> None:
     del rows[19]["reward/episode"]
     write_run(tmp_path / "a", rows=rows, config={"eval": {"every": 10}}, started=at(1))
     write_run(tmp_path / "b", rows=rows, config={"eval": {"every": 0}}, started=at(2))
-    assert [entry.score for entry in entries(tmp_path)] == [40.0, 4.0]
+    ten, none = ({"every": None, "evaluations": count} for count in (10, 0))
+    write_run(tmp_path / "c", rows=rows, config={"eval": ten}, started=at(3))
+    write_run(tmp_path / "d", rows=rows, config={"eval": none}, started=at(4))
+    assert [entry.score for entry in entries(tmp_path)] == [40.0, 4.0, 40.0, 4.0]
 
 
 def test_language_counts_samples(tmp_path, capsys) -> None:

@@ -27,7 +27,7 @@ def stock(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_inputs_of_every_kind_are_answered() -> None:
     """In a process of its own: one that has computed in threads cannot be forked safely."""
     command = [sys.executable, "-m", "benchmarks.reliability.fuzz"]

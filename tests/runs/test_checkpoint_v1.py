@@ -19,6 +19,7 @@ from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.checkpoint import Checkpoints, load_component
+from klrl.train.evaluate import evaluate_run
 from tests.runs.saves import DAMAGES, Held, Payload, assert_same, snapshot, steps
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
@@ -178,6 +179,7 @@ def test_a_read_only_run_folder_is_evaluated(run, tmp_path) -> None:
         shutil.copytree(RUN, run)
         shutil.rmtree(Path(run, "checkpoints"))
         Checkpoints(Path(run, "checkpoints"), parts).save("last", 384, {})
+    expected = evaluate_run(run, episodes=4).row
     paths = [Path(run), *Path(run).rglob("*")]
     for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -194,5 +196,5 @@ def test_a_read_only_run_folder_is_evaluated(run, tmp_path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
     assert told[0].returncode != 0, "it is read-only"
     assert told[1].returncode == 0, told[1].stderr
-    expected = json.loads((FIXTURES / "expected.json").read_text())["evaluated"]["run"]
-    assert json.loads(told[1].stdout) == pytest.approx(expected, rel=1e-4)
+    found = json.loads(told[1].stdout)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)

@@ -334,7 +334,7 @@ def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypa
     [
         ("launcher=joblib", "launcher.n_jobs=2"),
         ("launcher=submitit", "launcher.cluster=local"),
-        ("launcher=ray", "launcher.cpus=2"),
+        pytest.param(("launcher=ray", "launcher.cpus=2"), marks=pytest.mark.slow),  # in .ci/smoke
     ],
     ids=lambda words: words[0].split("=")[1],
 )
