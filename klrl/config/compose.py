@@ -144,8 +144,8 @@ class Composer:
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
         self._from = (config_dir, config_name)
         # A user's folder may be any, and change: what it gives serves this Composer alone.
-        folder = object() if config_dir else None
-        self._known = (folder, config_name, *_own_choices())
+        self._own = object()
+        self._known = (self._own if config_dir else None, config_name, *_own_choices())
 
     def explained(self, overrides: Sequence[str]) -> DictConfig:
         """One job's config.
@@ -178,7 +178,9 @@ class Composer:
 
     def _composed(self, chosen: tuple[str, ...]) -> DictConfig:
         """Composed from choices alone; not to be changed."""
-        key = (self._known, chosen)
+        # A folder that Hydra is pointed to may change, as one of --config-dir may.
+        pointed = any(word.lstrip("+~").startswith("hydra") for word in chosen)
+        key = (self._known, self._own if pointed else None, chosen)
         if key not in _COMPOSED:
             if len(_COMPOSED) >= _KEPT:
                 _COMPOSED.clear()

@@ -204,7 +204,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         _compiled_settings(problem.loss.config),
         problem.loss.reference_estimator,
         problem.loss.divergence.name,
-        problem.loss.reward_scale,
+        problem.loss.reference_estimator and problem.loss.reward_scale,
         problem.optim,
         str(problem.agent.policy_net),
         str(problem.agent.value_net),

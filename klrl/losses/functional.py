@@ -14,23 +14,29 @@ from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
 from klrl.kl.estimators import ESTIMATORS, as_mask, masked_mean, sequence_mean
 
+#: Of an advantage's spread.
+_FLOOR = 1e-6
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
 def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(A - mean) / spread over the minibatch [B], 0 at padding, and that spread, a scalar.
 
-    The spread is the standard deviation, floored at 1e-6, as in TorchRL.
+    The spread is the standard deviation, floored at 1e-6, as in TorchRL. Where it is at its floor,
+    advantages do not differ and nothing stands beside the KL: 1 is returned in its place, lest a
+    KL be divided by the floor.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)
-        spread = std.clamp_min(1e-6)
-        return (advantage - mean) / spread, spread
+        return (advantage - mean) / std.clamp_min(_FLOOR), _real(std)
     mask = as_mask(mask, advantage)
     centred = (advantage - masked_mean(advantage, mask)).masked_fill(~mask, 0.0)
     std = (centred.square().sum() / (mask.sum() - 1).clamp_min(1)).sqrt()
-    spread = std.clamp_min(1e-6)
-    return centred / spread, spread
+    return centred / std.clamp_min(_FLOOR), _real(std)
+
+
+def _real(std: Tensor) -> Tensor:
+    return torch.where(std > _FLOOR, std, torch.ones_like(std))
 
 
 def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:

@@ -85,22 +85,31 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def coinciding(settings: Sequence[Setting]) -> list[list[str]]:
-    """Names of settings whose runs recorded equal returns in every iteration of every seed.
+    """Names of settings whose runs recorded equal numbers in every iteration of every seed.
 
     What tells them apart then had no effect.
     """
     groups: dict[tuple[tuple[int, str], ...], list[str]] = {}
     for setting in settings:
-        key = tuple((run.seed, _digest(run)) for run in setting.runs if run.rows)
+        key = tuple((run.seed, _digest(run)) for run in setting.runs if _trained(run))
         if key:
             groups.setdefault(key, []).append(setting.name)
     return [names for names in groups.values() if len(names) > 1]
 
 
+#: Returns can agree where policies do not: a sparse reward that nobody finds.
+_ALIKE = ("reward/raw", "reward/episode", "eval/return", "kl/old/exact", "policy/entropy")
+
+
+def _trained(run: Run) -> bool:
+    """Whether it has rows of iterations, beside an evaluation before the first."""
+    return bool((run.columns.get("iteration", np.zeros(0)) > 0).any())
+
+
 def _digest(run: Run) -> str:
-    """Of the returns; coefficients are recorded as they were set, and times never repeat."""
+    """Of what the policy did; coefficients are recorded as they were set, and times differ."""
     digest = hashlib.sha256()
-    for name in ("reward/raw", "reward/episode", "eval/return"):
+    for name in _ALIKE:
         digest.update(name.encode() + run.columns.get(name, np.zeros(0)).tobytes())
     return digest.hexdigest()
 
@@ -113,6 +122,8 @@ def remarks(settings: Sequence[Setting]) -> list[str]:
         verb = "is" if dropped == 1 else "are"
         told.append(f"{count(dropped, 'failed run')} {verb} left out (--failed=drop).")
     for names in coinciding(settings):
-        what = "What tells them apart had no effect."
-        told.append(f"Equal returns in every iteration of every seed: {'; '.join(names)}. {what}")
+        told.append(
+            "Equal returns, KL(old||new) and entropy in every iteration of every seed: "
+            f"{'; '.join(names)}. What tells them apart had no effect."
+        )
     return told

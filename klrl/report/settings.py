@@ -46,7 +46,8 @@ class Setting:
 def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
     """Settings in the order of their names (numbers by size), and the runs that were replaced.
 
-    A job that was run twice is no second seed: the run that started last replaces the others.
+    A job that was run twice is no second seed: the run that started last replaces the others, and
+    a finished one those that are not.
 
     Args:
         runs: those that count.
@@ -54,7 +55,7 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
     """
     groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
     replaced = []
-    for run in sorted(runs, key=lambda run: str(run.manifest.get("started", ""))):
+    for run in sorted(runs, key=_by_outcome):
         seeds = groups[identity(run)]
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
@@ -64,6 +65,10 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
         members = [seeds[seed] for seed in sorted(seeds)]
         settings.append(Setting(names[key], members, members[0].settings))
     return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
+
+
+def _by_outcome(run: Run) -> tuple[bool, str]:
+    return run.status == "finished", str(run.manifest.get("started", ""))
 
 
 def _by_size(name: str) -> list[str | float]:

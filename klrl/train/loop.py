@@ -277,7 +277,11 @@ class Training:
         last = self.counters.iteration >= self.config.iterations
         if not last or not self.schedule.closing.episodes:
             return
-        self._play(row, CLOSING, self.schedule.closing)
+        try:
+            self._play(row, CLOSING, self.schedule.closing)
+        except Exception as error:  # the run is done: a failing environment takes none of it away
+            files.guard.failed("closing evaluation", error, "the run is whole without it")
+            return
         if self.counters.best_return is None:
             return
         best = row if improved else files.guard.call("best checkpoint", self._play_best, files)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from klrl.config import EvalConfig, JobConfig
+from klrl.config import JobConfig
 from klrl.domains import Domain
 
 #: What is reckoned with for an environment that does not say how long an episode may be.
@@ -90,26 +90,28 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     longest = longest or USUAL_STEPS
     frames = config.iterations * config.frames_per_iteration
     closing = Size(evals.final, max(int(_CLOSING_SHARE * frames), _FEWEST * longest))
+    # An evaluation without a whole episode says nothing, however long one is.
+    largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
-        return Schedule(frozenset(every), Size(evals.episodes, evals.steps), closing)
+        return Schedule(frozenset(every), largest, closing)
     steps = int(evals.share * frames)
-    count = _count(evals, steps, longest)
+    count = _count(evals.evaluations, largest, steps, longest)
     if not count:
         return Schedule(frozenset(), NOTHING, closing)
-    size = Size(evals.episodes, min(evals.steps, steps // count))
+    size = Size(evals.episodes, min(largest.steps or steps, steps // count))
     return Schedule(_evenly(count, config.iterations), size, closing)
 
 
-def _count(evals: EvalConfig, steps: int, longest: int) -> int:
+def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
     """How many evaluations ``steps`` are enough for; 0 where not for one at each end."""
-    most = fitting(Size(evals.episodes, evals.steps), longest)
-    least = min(most, max(_FEWEST, int(_LEAST * evals.episodes)))
-    for count in range(evals.evaluations, 2, -1):
+    most = fitting(largest, longest)
+    least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
+    for count in range(wanted, 2, -1):
         if steps // count >= least * longest:
             return count
-    ends = min(evals.evaluations, 2)
-    return ends if min(most, steps // ends // longest) >= min(_FEWEST, evals.episodes) else 0
+    ends = min(wanted, 2)
+    return ends if min(most, steps // ends // longest) >= min(_FEWEST, largest.episodes) else 0
 
 
 def _evenly(count: int, last: int) -> frozenset[int]:

@@ -129,6 +129,19 @@ def test_the_total_is_its_weighted_measures() -> None:
             torch.testing.assert_close(total, found.total)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_equal_advantages_leave_the_kl_as_it_is(masked: bool) -> None:
+    """Their spread is 0: nothing to divide the KL by, as a group of equal scores shows."""
+    scored = numbers(ROWS, STEPS)
+    mask = torch.ones(ROWS, STEPS, dtype=torch.bool) if masked else None
+    scored = replace(scored, advantage=torch.ones(ROWS, STEPS, dtype=torch.float64), mask=mask)
+    plain = replace(scored, advantage=torch.zeros(ROWS, STEPS, dtype=torch.float64))
+    for kind in ("klpen", "clip"):
+        found = loss_of(kind, "exact", normalize_advantage=True)(scored, BETA, COEF).total
+        expected = loss_of(kind, "exact", normalize_advantage=False)(plain, BETA, COEF).total
+        torch.testing.assert_close(found, expected)
+
+
 def test_reductions_by_hand() -> None:
     value = torch.tensor([[1.0, 2.0, torch.nan], [4.0, torch.inf, torch.nan]])
     mask = torch.tensor([[True, True, False], [True, False, False]])

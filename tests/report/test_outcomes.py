@@ -127,6 +127,15 @@ def test_settings_of_equal_returns_in_every_seed_are_told(tmp_path):
     assert "every seed: kl.coef=0.1; kl.coef=1." in told
 
 
+def test_equal_returns_of_other_policies_are_no_coincidence(tmp_path):
+    """A sparse reward that nobody finds: the KLs differ."""
+    write(tmp_path, {1.0: (1, 2), 0.1: (1, 2)})
+    for path in tmp_path.glob("0.1_*/metrics.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row | {"kl/old/exact": 0.5}) + "\n" for row in rows))
+    assert remarks(count_runs(find_runs([str(tmp_path)]).runs).settings) == []
+
+
 # -------------------------------------------------------------------------------------- differences
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import klrl
-from klrl.base.errors import Interrupted
+from klrl.base.errors import EnvError, Interrupted
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.load import trained_agent
+from klrl.control.parts import ControlParts
 from klrl.runs.metrics import TIMES, Row
 from klrl.runs.rows import read_rows
 from klrl.train.callbacks import Callback
@@ -178,6 +179,24 @@ def test_a_best_checkpoint_that_cannot_be_read_costs_its_line_only(capsys) -> No
     assert "best checkpoint: " in capsys.readouterr().err
     assert manifest_of(Path("run"))["status"] == "finished"
     assert played("run", "last", CLOSING, 6)["eval/return"] == last["eval/return"]
+
+
+def test_a_closing_evaluation_that_fails_costs_no_finished_run(monkeypatch, capsys) -> None:
+    play = ControlParts.evaluation
+
+    def broken(self, starts, size):
+        if starts == CLOSING:
+            raise EnvError("the simulator is gone")
+        return play(self, starts, size)
+
+    monkeypatch.setattr(ControlParts, "evaluation", broken)
+    assert exits(*WORDS, "hydra.run.dir=run") == 0
+    last = rows_of("run")[-1]
+    assert last["eval/episodes"] == 4, "that of the run stays"
+    told = capsys.readouterr().err.splitlines()
+    line = "klrl: closing evaluation: EnvError: the simulator is gone; the run is whole without it"
+    assert told == [line]
+    assert manifest_of(Path("run"))["status"] == "finished"
 
 
 def test_no_closing_evaluation_and_none_at_all() -> None:

@@ -79,18 +79,23 @@ def told(capsys, *words: str) -> str:
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_it_measures_and_writes_nothing(capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_it_measures_and_writes_nothing(capsys, monkeypatch, at_once: int) -> None:
     monkeypatch.setattr(plan, "SECONDS", 0.2)
-    plan_main(["-m", *JOB, "kl.coef=0,1", "seed=0,1", "launcher=joblib"])
+    words = ["launcher=joblib", f"launcher.n_jobs={at_once}"]
+    plan_main(["-m", *JOB, "kl.coef=0,1", "seed=0,1", *words])
     out, err = capsys.readouterr()
+    again = ["again, 2 at a time ..."] if at_once == 2 else []
     assert [line.split(": ", 1)[1] for line in err.splitlines() if "measuring" in line] == [
         "one start, with its imports and compilation, then 0.2 s ...",
-        "again, 2 at a time ...",
+        *again,
     ]
     assert "4 jobs, 4 to run" in out
     (line,) = [x for x in out.splitlines() if "kl.coef=1,seed=1" in x or "kl.coef=0,seed" in x]
     assert re.search(r" 4 +6,400 +[\d,]+ +\d:\d\d +\d\.\d GB", line), line
-    assert re.search(r"expected: \d+:\d\d with launcher=joblib, 2 at a time, \d\.\d GB", out)
+    assert re.search(
+        rf"expected: \d+:\d\d with launcher=joblib, {at_once} at a time, \d\.\d GB", out
+    )
     assert not Path("outputs").exists()
 
 

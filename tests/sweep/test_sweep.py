@@ -289,7 +289,7 @@ def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> No
     ("launcher", "signum"),
     [
         ("local", signal.SIGTERM),
-        ("joblib", signal.SIGINT),
+        pytest.param("joblib", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("local", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("joblib", signal.SIGTERM, marks=pytest.mark.slow),
     ],
@@ -333,7 +333,7 @@ def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypa
     "launcher",
     [
         ("launcher=joblib", "launcher.n_jobs=2"),
-        ("launcher=submitit", "launcher.cluster=local"),
+        pytest.param(("launcher=submitit", "launcher.cluster=local"), marks=pytest.mark.slow),
         pytest.param(("launcher=ray", "launcher.cpus=2"), marks=pytest.mark.slow),  # in .ci/smoke
     ],
     ids=lambda words: words[0].split("=")[1],

@@ -26,6 +26,17 @@ def test_the_main_job_is_evaluated_ten_times() -> None:
     )
 
 
+def test_an_evaluation_has_a_whole_episode_however_long() -> None:
+    """Two of 12,000 steps need more than eval.steps; without a share for them there is none."""
+    long = of("env=pendulum", "frames=1e6", longest=12_000)
+    assert long.iterations
+    assert fitting(long.size, 12_000) >= 2
+    short = of("env=pendulum", "frames=4096", longest=12_000)
+    assert not short.iterations
+    every = of("env=hopper", "eval.every=10", "eval.steps=500", longest=1_000)
+    assert fitting(every.size, 1_000) == 2
+
+
 @pytest.mark.parametrize("env", ["pendulum", "half_cheetah", "hopper", "cartpole"])
 @pytest.mark.parametrize("frames", [1_000, 4_096, 30_000, 100_000, 300_000, 1_000_000, 10_000_000])
 @pytest.mark.parametrize("longest", [15, 200, 1_000, None])
