@@ -198,8 +198,9 @@ def _evaluated(row: Row, config: JobConfig) -> list[str]:
     domain, best = domain_of(config), "eval/best_return"
     lines = [told_evaluation(row, domain, domain.how(config), row.get("time/evaluation"))]
     if best in row:
-        last = row[best] == row.get("eval/return")
-        told = "the last one" if last else f"{domain.score} {with_error(row, best, domain)}"
+        same = row[best] == row.get("eval/return")  # it is the last policy, or no worse
+        value = with_error(row, best, domain)
+        told = f"the same {domain.score}" if same else f"{domain.score} {value}"
         lines.append(f"best checkpoint: {told} (chosen from other start states)")
     return lines
 
