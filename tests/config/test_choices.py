@@ -328,6 +328,20 @@ def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
     assert module.job_config(["kl=legacy"]).kl.coef == 0.7
 
 
+def test_a_folder_that_hydra_is_pointed_to_is_read_again(tmp_path: Path) -> None:
+    from klrl.config.compose import Composer
+
+    choice = tmp_path / "env" / "mine.yaml"
+    choice.parent.mkdir()
+    words = [f"hydra.searchpath=[file://{tmp_path}]", "env=mine"]
+    for copies in (4, 9):
+        choice.write_text(
+            "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
+            f"env: {{id: Pendulum-v1, num_envs: {copies}}}\n"
+        )
+        assert Composer().explained(words).env.num_envs == copies
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -107,6 +107,16 @@ def test_runs_of_failures_alone_make_no_section(tmp_path):
     assert "nothing to compare yet" in text
 
 
+def test_a_failed_rerun_replaces_no_finished_run(tmp_path):
+    """Of two finished ones the later counts, as ever."""
+    days = {"first": (1, "finished"), "then": (2, "finished"), "failed": (3, "failed")}
+    for reward, (name, (day, status)) in enumerate(days.items()):
+        started = f"2026-01-0{day}T00:00:00+00:00"
+        write_run(tmp_path / name, rows=rows_of(reward), status=status, started=started)
+    (setting,) = count_runs(find_runs([str(tmp_path)]).runs).settings
+    assert [run.path.name for run in setting.runs] == ["then"]
+
+
 def test_short_runs_are_marked_against_what_the_task_asks(tmp_path):
     write_run(tmp_path / "whole")
     write_run(tmp_path / "cut", seed=1, rows=rows_of()[:19])
