@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, EnvError, NonFiniteError, RewardError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, KLPENConfig, factory
 from klrl.config.identity import NUMERICS
@@ -279,7 +279,7 @@ class Training:
             return
         try:
             self._play(row, CLOSING, self.schedule.closing)
-        except Exception as error:  # the run is done: a failing environment takes none of it away
+        except (EnvError, RewardError, NonFiniteError) as error:  # of the task; the run is done
             files.guard.failed("closing evaluation", error, "the run is whole without it")
             return
         if self.counters.best_return is None:
@@ -294,10 +294,11 @@ class Training:
         began = time.perf_counter()
         result = self.parts.evaluation(starts, size)
         seconds = time.perf_counter() - began
+        found: Row = {**result.row, "time/evaluation": seconds}
+        check_row(found)
         for name in [name for name in row if name.startswith("eval/")]:
             del row[name]
-        row.update({**result.row, "time/evaluation": seconds})
-        check_row(row)
+        row.update(found)
         self._tell("evaluated", dict(row), seconds)
 
     def _play_best(self, files: RunFolder) -> Row:

@@ -199,6 +199,17 @@ def test_a_closing_evaluation_that_fails_costs_no_finished_run(monkeypatch, caps
     assert manifest_of(Path("run"))["status"] == "finished"
 
 
+def test_an_error_of_a_hook_is_not_taken_for_the_environments() -> None:
+    class Wrong(Callback):
+        def evaluated(self, training, row, seconds) -> None:
+            if row["eval/episodes"] == 6:
+                raise ValueError("of the hook")
+
+    with pytest.raises(ValueError, match="of the hook"):
+        klrl.run(*WORDS, folder="run", callbacks=[Wrong()])
+    assert manifest_of(Path("run"))["status"] == "failed"
+
+
 def test_no_closing_evaluation_and_none_at_all() -> None:
     assert exits(*WORDS, "eval.final=0", "hydra.run.dir=run") == 0
     last = rows_of("run")[-1]
