@@ -17,6 +17,7 @@ from klrl.language.policy import Policy
 from klrl.language.rollout import decoding_of, respond, texts_of
 from klrl.language.sampler import CacheSampler
 from klrl.language.tasks import Task, make_task
+from klrl.runs.resume import stored_config
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
@@ -34,6 +35,7 @@ def evaluate_policy(
     starts: Starts,
     size: Size,
     sampled: bool = False,
+    chosen: bool = False,
 ) -> Evaluation:
     """Answer prompts of the evaluation split, once each.
 
@@ -44,6 +46,7 @@ def evaluate_policy(
         starts: which prompts, see :func:`places`; its seed is that of the samples too.
         size: how many; no more than there are in a file.
         sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
+        chosen: evaluations during the run chose this policy; their prompts are left out.
 
     Raises:
         ConfigError: a response may fill the model's context.
@@ -51,7 +54,7 @@ def evaluate_policy(
     """
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
     asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
-    place = places(starts, asked_for, task.evaluations)
+    place = places(starts, asked_for, task.evaluations, chosen)
     prompts = task.stream(policy.causal.tokenizer, limit, "eval")
     prompts.served = place.start
     # One response a prompt shares nothing.
@@ -75,23 +78,26 @@ def evaluate_policy(
     return evaluation(scores(), LANGUAGE, how)
 
 
-def places(starts: Starts, count: int, among: int | None) -> range:
+def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
     """The numbers of an evaluation's prompts.
 
     Of a file, evaluations during a run take the first half, the closing one the second half, and
-    ``klrl evaluate`` begins at the first, whatever its seed. A file of one prompt has no halves.
+    ``klrl evaluate`` begins at the first, whatever its seed; it too takes the second half for the
+    best checkpoint, which the first chose. A file of one prompt has no halves.
 
     Args:
         starts: which set.
         count: most prompts.
         among: prompts in the file; None for an endless task.
+        chosen: the policy is the best of evaluations on the first half.
     """
     if among is None:
         known = {IN_RUN: 0, CLOSING: 1}
         first = known.get(starts, len(known) + starts.seed) * _APART
         return range(first, first + count)
     half = (among + 1) // 2
-    first, end = {IN_RUN: (0, half), CLOSING: (min(half, among - 1), among)}.get(starts, (0, among))
+    second = min(half, among - 1), among
+    first, end = {IN_RUN: (0, half), CLOSING: second}.get(starts, second if chosen else (0, among))
     return range(first, min(first + count, end))
 
 
@@ -108,4 +114,7 @@ def evaluate_trained(
     """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task."""
     task = make_task(config.env, config.seed)
     policy = trained_policy(folder, which, str(device))
-    return evaluate_policy(config, policy, task, starts=starts, size=size, sampled=sampled)
+    chosen = which == "best" and config.env == stored_config(folder).env
+    return evaluate_policy(
+        config, policy, task, starts=starts, size=size, sampled=sampled, chosen=chosen
+    )

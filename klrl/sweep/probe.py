@@ -124,7 +124,7 @@ def measure(config: JobConfig, seconds: float) -> Measured:
     iteration = (last - first - (after - before)) / max(len(timer.stamps) - 1, 1)
     rest = ended - began - timer.extra
     if config.eval.on and not timer.episodes:
-        training.evaluate_now()
+        training.evaluations.now()
     cost = Cost(
         start=0.0,
         job=max(rest - iteration * len(timer.stamps), 0.0),

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.errors import ConfigError, EnvError, NonFiniteError, RewardError
+from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, KLPENConfig, factory
 from klrl.config.identity import NUMERICS
@@ -24,15 +24,16 @@ from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.measure import in_unit
 from klrl.kl.reference import FrozenReference, ReferenceRule
-from klrl.runs.checkpoint import Checkpoints, Counters, load_component
+from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import Row, check_row
+from klrl.runs.metrics import Row
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
-from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
+from klrl.train.evaluate import Evaluation, Starts
+from klrl.train.evaluations import Evaluations
 from klrl.train.learner import Learned, Learner
 from klrl.train.row import Rewards, make_row
-from klrl.train.schedule import Size, schedule
+from klrl.train.schedule import Size
 
 
 class Rollout(Protocol):
@@ -124,7 +125,7 @@ class Training:
         parts: what the domain built.
         controller: moves ``kl.coef`` of the parts.
         counters: iterations and frames (samples) so far.
-        schedule: when the policy is evaluated.
+        evaluations: when the policy is evaluated, and what that tells.
         recorder: takes rows; there while the run is open.
 
     Raises:
@@ -142,7 +143,7 @@ class Training:
         self.controller: FixedKLController = factory(
             "controller", config.controller, config.domain
         )(config.controller, coef, config.frames)
-        self.schedule = schedule(config, self.parts.longest_episode)
+        self.evaluations = Evaluations(config, self.domain, self.parts, self.counters, self._tell)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []
 
@@ -173,7 +174,9 @@ class Training:
             lengths = self.load(checkpoints) if resume else None
             rollout = self._open(stack, files, group, lengths)
             if not resume:
-                self.save(checkpoints, improved=self.evaluate_start(), stopping=True)
+                self.save(
+                    checkpoints, improved=self.evaluations.start(self.recorder), stopping=True
+                )
             while self.counters.iteration < self.config.iterations:
                 started = time.perf_counter()
                 batch = rollout.collect()
@@ -185,8 +188,8 @@ class Training:
                 self.counters.frames += batch.numel()
                 row = self.make_row(batch, measured, learned, time.perf_counter() - started)
                 self.move_anchor(batch, measured)
-                improved = self.evaluate(row)
-                self.evaluate_end(row, files, improved)
+                improved = self.evaluations.during(row)
+                self.evaluations.closing(row, files, self.recorder, improved)
                 self.record(row, batch)
                 stopping = stop.requested
                 self.save(checkpoints, improved, stopping)
@@ -237,82 +240,6 @@ class Training:
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
         unit = getattr(self.config.controller, "unit", None)
         self.controller.update(in_unit(measured, unit), n=batch.numel())
-
-    def evaluate_start(self) -> bool:
-        """Evaluate before the first update, where that is due, in a row of its own.
-
-        Returns:
-            Whether it is the best so far.
-        """
-        row: Row = {"iteration": 0, self.domain.axis: 0}
-        improved = self.evaluate(row)
-        if 0 in self.schedule.iterations:
-            self.recorder.record(row)
-        return improved
-
-    def evaluate(self, row: Row) -> bool:
-        """Evaluate when it is due, add the result to the row; whether it is the best so far."""
-        counters = self.counters
-        if counters.iteration not in self.schedule.iterations:
-            return False
-        self.evaluate_now(row)
-        value, best = row.get("eval/return"), counters.best_return
-        if value is None or (best is not None and value <= best):
-            return False
-        counters.best_return = value
-        return True
-
-    def evaluate_now(self, row: Row | None = None) -> None:
-        """Evaluate as during the run, whether it is due or not; ``plan`` measures it."""
-        self._play({} if row is None else row, IN_RUN, self.schedule.size)
-
-    def evaluate_end(self, row: Row, files: RunFolder, improved: bool) -> None:
-        """After the last iteration: the closing evaluation, and that of the best policy.
-
-        Args:
-            row: the last; gets this evaluation in place of its own.
-            files: hold the best checkpoint.
-            improved: the policy is the best one.
-        """
-        last = self.counters.iteration >= self.config.iterations
-        if not last or not self.schedule.closing.episodes:
-            return
-        try:
-            self._play(row, CLOSING, self.schedule.closing)
-        except (EnvError, RewardError, NonFiniteError) as error:  # of the task; the run is done
-            files.guard.failed("closing evaluation", error, "the run is whole without it")
-            return
-        if self.counters.best_return is None:
-            return
-        best = row if improved else files.guard.call("best checkpoint", self._play_best, files)
-        for name in ("eval/return", "eval/return_se"):
-            if best and name in best:
-                row[name.replace("/", "/best_")] = best[name]
-
-    def _play(self, row: Row, starts: Starts, size: Size) -> None:
-        """Evaluate; the row gets ``eval/...`` in place of those it has."""
-        began = time.perf_counter()
-        result = self.parts.evaluation(starts, size)
-        seconds = time.perf_counter() - began
-        found: Row = {**result.row, "time/evaluation": seconds}
-        check_row(found)
-        for name in [name for name in row if name.startswith("eval/")]:
-            del row[name]
-        row.update(found)
-        self._tell("evaluated", dict(row), seconds)
-
-    def _play_best(self, files: RunFolder) -> Row:
-        """The closing evaluation of the best checkpoint; the policy is as before afterwards."""
-        agent, row = self.parts.components()["agent"], Row()
-        state = agent.state_dict()
-        now = {name: each.detach().to("cpu", copy=True) for name, each in state.items()}
-        try:
-            device = self.parts.device
-            load_component(files.path, "best", "agent", agent, device, self.recorder.say)
-            self._play(row, CLOSING, self.schedule.closing)
-        finally:
-            agent.load_state_dict(now)
-        return row
 
     def record(self, row: Row, batch: TensorDictBase) -> None:
         """Show the iteration to the hooks, then write its row."""
@@ -399,9 +326,7 @@ class Training:
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
         """What a run opens with; ``begun_with``: the numerics of a resumed one, else None."""
-        lines = [*self.parts.preflight]
-        if self.config.eval.on:
-            lines.append(self.schedule.told(self.domain, self.parts.longest_episode))
+        lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
             other = f"; numerics {begun_with} until then, {NUMERICS} from there on"

@@ -11,7 +11,7 @@ import pytest
 from klrl.language.evaluate import evaluate_policy, places
 from klrl.runs.metrics import TIMES
 from klrl.runs.rows import read_rows
-from klrl.train.evaluate import CLOSING, IN_RUN, Starts
+from klrl.train.evaluate import CLOSING, IN_RUN, Starts, evaluate_run
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
 
@@ -33,6 +33,7 @@ def test_a_file_has_two_halves(among: int, during: list[int], closing: list[int]
     assert list(places(IN_RUN, 4, among)) == during
     assert list(places(CLOSING, 4, among)) == closing
     assert list(places(TOLD[1], 4, among)) == list(range(min(4, among)))
+    assert list(places(TOLD[1], 4, among, chosen=True)) == closing
 
 
 def test_the_prompts_are_those_of_their_places(job) -> None:
@@ -89,3 +90,20 @@ def trained(run: str) -> list[dict[str, float]]:
         for row in rows
     ]
     return [row for row in left if row["iteration"]]
+
+
+def test_the_best_is_not_told_from_the_prompts_that_chose_it(exits, tmp_path, monkeypatch) -> None:
+    """Of 7 prompts, 4 chose it; those of another file are all new to it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "the_length.py").write_text(
+        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
+    )
+    for name, count in (("data.jsonl", 7), ("other.jsonl", 5)):
+        lines = [json.dumps({"prompt": f"{i}"}) for i in range(count)]
+        Path(name).write_text("\n".join(lines))
+    words = ("env=text", "env.data=data.jsonl", "env.reward=the_length:reward")
+    assert exits("experiment=text", *words, "eval.every=1", "eval.final=2")[0] == 0
+    n = {which: len(evaluate_run("run", which=which).returns) for which in ("last", "best")}
+    assert n == {"last": 7, "best": 3}
+    other = evaluate_run("run", ["env.eval_data=other.jsonl"], which="best")
+    assert len(other.returns) == 5

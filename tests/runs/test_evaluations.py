@@ -82,9 +82,23 @@ class Spoil(Callback):
                 training.parts.agent.policy_net.head.bias.copy_(torch.tensor([99.0, -99.0]))
 
 
+class Clock(Callback):
+    """Keeps the seconds of each evaluation."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def evaluated(self, training, row, seconds) -> None:
+        self.seconds.append(seconds)
+
+
 def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> None:
-    klrl.run(*WORDS, "env=cartpole", folder="run", callbacks=[Spoil()])
+    clock = Clock()
+    klrl.run(*WORDS, "env=cartpole", folder="run", callbacks=[Spoil(), clock])
     rows = rows_of("run")
+    # Three of them in the last iteration: in place, closing, and of the best.
+    seconds = read_rows(Path("run/metrics.jsonl"))[-1]["time/evaluation"]
+    assert seconds == pytest.approx(sum(clock.seconds[-3:]))
     best = max(rows[i]["eval/return"] for i in (0, 3))
     assert played("run", "best", IN_RUN, 4)["eval/return"] == best
     closing = played("run", "best", CLOSING, 6)

@@ -1,0 +1,148 @@
+"""The evaluations of a run: those that choose its best policy, and those that are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import device
+
+from klrl.base.errors import EnvError, NonFiniteError, RewardError
+from klrl.config import JobConfig
+from klrl.domains import Domain
+from klrl.runs.checkpoint import Counters, load_component
+from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import Row, check_row
+from klrl.runs.record import Recorder
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
+from klrl.train.schedule import Schedule, Size, schedule
+
+_SECONDS = "time/evaluation"
+
+
+class Played(Protocol):
+    """What a domain built, as far as evaluations ask it: :class:`klrl.train.loop.Parts`."""
+
+    device: device
+    longest_episode: int | None
+
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Play the policy as it is; training's random numbers stay as they were."""
+
+    def components(self) -> dict[str, Any]:
+        """``agent`` is the policy."""
+
+
+class Tell(Protocol):
+    """Calls a hook of :mod:`klrl.train.callbacks`."""
+
+    def __call__(self, hook: str, /, *args: Any) -> None:
+        """Of every callback, with the run and these arguments."""
+
+
+class Evaluations:
+    """When the policy is evaluated, which was the best, and what the closing ones tell.
+
+    Args:
+        config: the job.
+        domain: of the job.
+        parts: play.
+        counters: of the run; hold the best return.
+        tell: calls the hook ``evaluated``.
+
+    Attributes:
+        schedule: when, and of how many episodes.
+    """
+
+    def __init__(
+        self, config: JobConfig, domain: Domain, parts: Played, counters: Counters, tell: Tell
+    ) -> None:
+        self.schedule: Schedule = schedule(config, parts.longest_episode)
+        self._on, self._last = config.eval.on, config.iterations
+        self._domain, self._parts, self._counters, self._tell = domain, parts, counters, tell
+
+    def lines(self) -> Sequence[str]:
+        """What a run opens with."""
+        return [self.schedule.told(self._domain, self._parts.longest_episode)] if self._on else []
+
+    def start(self, recorder: Recorder) -> bool:
+        """Evaluate before the first update, where that is due, in a row of its own.
+
+        Returns:
+            Whether it is the best so far.
+        """
+        row: Row = {"iteration": 0, self._domain.axis: 0}
+        improved = self.during(row)
+        if 0 in self.schedule.iterations:
+            recorder.record(row)
+        return improved
+
+    def during(self, row: Row) -> bool:
+        """Evaluate when it is due, add the result to the row; whether it is the best so far."""
+        counters = self._counters
+        if counters.iteration not in self.schedule.iterations:
+            return False
+        self.now(row)
+        value, best = row.get("eval/return"), counters.best_return
+        if value is None or (best is not None and value <= best):
+            return False
+        counters.best_return = value
+        return True
+
+    def now(self, row: Row | None = None) -> None:
+        """Evaluate as during the run, whether it is due or not; ``plan`` measures it."""
+        self._play({} if row is None else row, IN_RUN, self.schedule.size)
+
+    def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
+        """After the last iteration: the closing evaluation, and that of the best policy.
+
+        Both start from the same states, none of which chose the best.
+
+        Args:
+            row: the last; gets this evaluation in place of its own. Its seconds are those of all.
+            files: hold the best checkpoint.
+            recorder: says what was wrong with it.
+            improved: the policy is the best one.
+        """
+        if self._counters.iteration < self._last or not self.schedule.closing.episodes:
+            return
+        try:
+            self._play(row, CLOSING, self.schedule.closing)
+        except (EnvError, RewardError, NonFiniteError) as error:  # of the task; the run is done
+            files.guard.failed("closing evaluation", error, "the run is whole without it")
+            return
+        if self._counters.best_return is None:
+            return
+        best: Row | None = row
+        if not improved:
+            best = files.guard.call("best checkpoint", self._play_best, files.path, recorder)
+            row[_SECONDS] += (best or {}).get(_SECONDS, 0.0)
+        for name in ("eval/return", "eval/return_se"):
+            if best and name in best:
+                row[name.replace("/", "/best_")] = best[name]
+
+    def _play(self, row: Row, starts: Starts, size: Size) -> None:
+        """Evaluate; the row gets ``eval/...`` in place of those it has, and the seconds beside."""
+        began = time.perf_counter()
+        result = self._parts.evaluation(starts, size)
+        seconds = time.perf_counter() - began
+        check_row(result.row)
+        for name in [name for name in row if name.startswith("eval/")]:
+            del row[name]
+        row.update(result.row)
+        self._tell("evaluated", {**row, _SECONDS: seconds}, seconds)
+        row[_SECONDS] = row.get(_SECONDS, 0.0) + seconds
+
+    def _play_best(self, folder: Path, recorder: Recorder) -> Row:
+        """The closing evaluation of the best checkpoint; the policy is as before afterwards."""
+        agent, row = self._parts.components()["agent"], Row()
+        state = agent.state_dict()
+        now = {name: each.detach().to("cpu", copy=True) for name, each in state.items()}
+        try:
+            load_component(folder, "best", "agent", agent, self._parts.device, recorder.say)
+            self._play(row, CLOSING, self.schedule.closing)
+        finally:
+            agent.load_state_dict(now)
+        return row
