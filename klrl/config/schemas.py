@@ -25,6 +25,7 @@ class EnvConfig(ChoiceConfig):
     num_envs: int = number(ge=1)
     normalize_observation: bool = MISSING
     reward_scale: float = number(gt=0)
+    normalize_reward: bool = added(field(), False)
     step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
 
 
@@ -274,6 +275,7 @@ class KLPENConfig(LossConfig):
     """PPO with a KL(old||new) penalty whose coefficient beta follows a rule."""
 
     dtarg: float = number(gt=0)
+    dtarg_end: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     beta: float = number(ge=0)
     increment: float = number(ge=1)
     decrement: float = number(gt=0, le=1)

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from klrl.config import AdvantageConfig
 from klrl.control.kl import RAW_REWARD_KEY
+from klrl.control.reward_norm import RewardNormalizer
 from klrl.train.advantage import weighted_reward
 
 
 def gae(
-    config: AdvantageConfig, critic: TensorDictModule, reward_scale: float
+    config: AdvantageConfig,
+    critic: TensorDictModule,
+    reward_scale: float,
+    normalizer: RewardNormalizer | None = None,
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
 
@@ -32,6 +36,7 @@ def gae(
         config: the advantage group.
         critic: observation -> ``state_value``.
         reward_scale: factor on the shaped reward.
+        normalizer: another one, which follows the rewards.
 
     Returns:
         A function that writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
@@ -45,6 +50,8 @@ def gae(
         raw = after.get(RAW_REWARD_KEY, charged)
         # Recorded rewards are neither weighted nor scaled.
         reward = weighted_reward(charged, raw, config.reward_weight) * reward_scale
+        if normalizer is not None:
+            reward = reward * normalizer.update(reward, after.get("done"))
         value = value_of(batch.get("observation"))
         value_after = _values_after(batch, value, value_of)
         alive = (~after.get("terminated")).to(value.dtype)

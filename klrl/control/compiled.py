@@ -46,7 +46,7 @@ AUTO_STEPS = 10_000
 #: The loss's settings that a step does not read, or gets as a tensor: one package serves all their
 #: values.
 NOT_COMPILED = {
-    *("beta", "dtarg", "increment", "decrement", "beta_rule", "gain"),
+    *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "beta_min", "beta_max", "target_kl"),
 }
 

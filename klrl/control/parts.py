@@ -19,6 +19,7 @@ from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import rewards_of
+from klrl.control.reward_norm import RewardNormalizer
 from klrl.control.rollout import RolloutContext, make_rollout
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import ReferenceKL
@@ -68,8 +69,11 @@ class ControlParts(Parts):
         self.preflight = preflight_checks(
             self.agent, self.reference, self._copies, fresh=before is None
         )
+        self._reward_normalizer = (
+            RewardNormalizer(config.advantage.gamma) if config.env.normalize_reward else None
+        )
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
-            config.advantage, self.agent.critic, config.env.reward_scale
+            config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
         # Kept on resume: with more frames, auto might choose another.
@@ -96,6 +100,11 @@ class ControlParts(Parts):
         """Take the rollout into the observation statistics, after the update that used it."""
         if self.agent.normalizer is not None:
             self.agent.normalizer.update(batch.get("observation"))
+
+    @property
+    def reward_norm(self) -> float:
+        """Of ``env.normalize_reward``."""
+        return 1.0 if self._reward_normalizer is None else self._reward_normalizer.scale
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """What a row tells of a charged rollout."""
@@ -133,10 +142,12 @@ class ControlParts(Parts):
         return make_rollout(context)
 
     def components(self) -> dict[str, Any]:
-        """Networks, optimiser, and the reference where there is one."""
+        """Networks, optimiser, and what else there is: reference, scale of rewards."""
         components = {"agent": self.agent.modules, "optimizer": self.learner.steps.optimizer}
         if self.reference is not None:
             components["reference"] = self.reference.module
+        if self._reward_normalizer is not None:
+            components["reward_normalizer"] = self._reward_normalizer
         return components
 
     def _make_reference(self, described: Mapping[str, Any] | None) -> FrozenReference | None:

@@ -16,13 +16,14 @@ class BetaRule:
 
     Attributes:
         beta: the coefficient of KL(old||new).
+        dtarg: its target, nats per position; the learner moves it where it is annealed.
         every_forward: whether the rule is updated with each minibatch's KL, not the rollout's.
     """
 
     every_forward = False
 
-    def __init__(self, beta: float = 0.0) -> None:
-        self.beta = beta
+    def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
+        self.beta, self.dtarg = beta, dtarg
 
     def update(self, kl: float) -> float:
         """The new beta after the KL of one iteration (or forward), nats per frame."""
@@ -45,7 +46,7 @@ class DoublingBeta(BetaRule):
     """
 
     def __init__(self, config: KLPENConfig) -> None:
-        super().__init__(config.beta)
+        super().__init__(config.beta, config.dtarg)
         self.config = config
 
     def update(self, kl: float) -> float:
@@ -58,7 +59,7 @@ class DoublingBeta(BetaRule):
 
     def factor(self, kl: float) -> float:
         """The factor on beta."""
-        return step(kl, self.config)
+        return step(kl, self.dtarg, self.config)
 
 
 class ProportionalBeta(DoublingBeta):
@@ -66,7 +67,7 @@ class ProportionalBeta(DoublingBeta):
 
     def factor(self, kl: float) -> float:
         """The factor (d / dtarg)^g, within 1/4 .. 4."""
-        log_factor = self.config.gain * math.log(max(kl, 1e-12) / self.config.dtarg)
+        log_factor = self.config.gain * math.log(max(kl, 1e-12) / self.dtarg)
         return math.exp(min(max(log_factor, -math.log(4)), math.log(4)))
 
 
@@ -80,12 +81,12 @@ class ForwardBeta(BetaRule):
     every_forward = True
 
     def __init__(self, config: KLPENConfig) -> None:
-        super().__init__(config.beta)
+        super().__init__(config.beta, config.dtarg)
         self.config = config
 
     def update(self, kl: float) -> float:
         """Move beta by a minibatch's KL."""
-        self.beta *= step(kl, self.config)
+        self.beta *= step(kl, self.dtarg, self.config)
         return self.beta
 
 
@@ -106,9 +107,9 @@ def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float
     return 1.0
 
 
-def step(kl: float, config: KLPENConfig) -> float:
+def step(kl: float, dtarg: float, config: KLPENConfig) -> float:
     """:func:`factor` with the settings of the loss group."""
-    return factor(kl, config.dtarg, config.increment, config.decrement)
+    return factor(kl, dtarg, config.increment, config.decrement)
 
 
 BETA_RULES: dict[str, type[DoublingBeta] | type[ForwardBeta]] = {

@@ -98,6 +98,7 @@ class PolicyLoss(ABC):
         line_search: which updates are scaled to bring KL(old||new) to ``dtarg``: none, back (too
             long ones) or both.
         dtarg: that target, nats per position; infinite where there is none.
+        dtarg_end: what it is at the end of the run, linearly from ``dtarg``; None: the same.
         measures: what :class:`LossTerms` holds: ``gain``, ``distance``, ``entropy`` and, where it
             is charged, ``kl_ref`` in units of the advantage; then ``kl_old`` and
             ``policy_entropy``, which are only observed.
@@ -107,6 +108,7 @@ class PolicyLoss(ABC):
     target_kl: float | None = None
     line_search: str = "none"
     dtarg: float = math.inf
+    dtarg_end: float | None = None
 
     def __init__(
         self,
@@ -125,6 +127,12 @@ class PolicyLoss(ABC):
     def entropy_bonus(self) -> float:
         """What a nat of entropy adds to the gain; 0 for no bonus."""
         return self.config.entropy_coeff if self.config.entropy_bonus else 0.0
+
+    def target_at(self, progress: float) -> float:
+        """``dtarg`` where a share 0..1 of the run is over."""
+        if self.dtarg_end is None:
+            return self.dtarg
+        return self.dtarg + (self.dtarg_end - self.dtarg) * min(progress, 1.0)
 
     def __call__(self, scored: Scored, beta: Tensor, kl_coef: Tensor) -> LossTerms:
         """Evaluate on a minibatch.
@@ -240,7 +248,8 @@ class KLPENLoss(PolicyLoss):
     ) -> None:
         super().__init__(config, reference_estimator, divergence, reward_scale)
         self.kl_old = config.kl_old
-        self.line_search, self.dtarg = config.line_search, config.dtarg
+        self.line_search = config.line_search
+        self.dtarg, self.dtarg_end = config.dtarg, config.dtarg_end
 
     def beta_rule(self) -> BetaRule:
         """The rule of ``loss.beta_rule``."""

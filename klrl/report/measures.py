@@ -80,12 +80,15 @@ def final(run: Run, *metrics: str) -> float:
 
 def in_band(run: Run) -> float:
     """Share of the iterations after the tenth with KL(old||new) within 1.5 times loss.dtarg."""
-    target = run.settings.get("loss.dtarg")
-    kl = column(run, "kl/old/exact")[run.trained][WARM_UP:]
-    kl = kl[np.isfinite(kl)]
-    if not target or not len(kl):
+    kl, annealed = (
+        column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
+    )
+    target = np.where(np.isfinite(annealed), annealed, run.settings.get("loss.dtarg") or np.nan)
+    known = np.isfinite(kl) & np.isfinite(target)
+    if not known.any():
         return float("nan")
-    return float((np.abs(np.log(np.maximum(kl, 1e-12) / target)) <= np.log(BAND)).mean())
+    away = np.abs(np.log(np.maximum(kl[known], 1e-12) / target[known]))
+    return float((away <= np.log(BAND)).mean())
 
 
 def seconds(run: Run) -> float:

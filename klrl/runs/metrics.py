@@ -335,6 +335,12 @@ _DECLARED = (
         short="KL old",
     ),
     Metric(
+        "kl/old/target",
+        "target of KL(old||new)",
+        "nats per {unit}",
+        "loss.dtarg in this iteration, where loss.dtarg_end anneals it",
+    ),
+    Metric(
         "kl/ref/coef",
         "kl.coef",
         "reward per nat",

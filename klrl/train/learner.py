@@ -34,6 +34,7 @@ class Learned:
         policy_entropy: nats per frame.
         kl_ref: coef * KL(policy||reference) as the loss charged it.
         kl_old: KL(old||new) over the whole rollout, after the update, nats per frame.
+        dtarg: the target of ``kl_old``, where it is annealed; else None.
         alpha: share of the actor's step that was kept (``loss.line_search``).
         beta: the coefficient that the update started with.
         grad_norm: Euclidean norm before clipping.
@@ -47,6 +48,7 @@ class Learned:
     policy_entropy: float
     kl_ref: float
     kl_old: float
+    dtarg: float | None
     alpha: float
     beta: float
     grad_norm: float
@@ -129,13 +131,14 @@ class Learner:
 
         Args:
             batch: with advantages; annotated where the loss charges KL to the reference.
-            progress: share of the run that is over, 0..1, for the learning rate.
+            progress: share of the run that is over, 0..1, for the learning rate and ``dtarg``.
             kl_coef: ``kl.coef``, for a loss that charges KL to the reference.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
         lr, beta = self._lr(progress), self.beta_rule.beta
+        self.beta_rule.dtarg = dtarg = self.loss.target_at(progress)
         frames = self.steps.lay_out(batch)
         actor_before = [p.detach().clone() for p in self.steps.actor_parameters]
         metrics: list[Tensor] = []
@@ -150,10 +153,11 @@ class Learner:
         kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
-        alpha, kl_old = self._line_search(frames, actor_before, kl_old)
+        alpha, kl_old = self._line_search(frames, actor_before, kl_old, dtarg)
         return Learned(
             **self.loss.weighted(means, kl_coef),
             kl_old=kl_old,
+            dtarg=None if self.loss.dtarg_end is None else dtarg,
             alpha=alpha,
             beta=beta,
             grad_norm=means["grad_norm"],
@@ -185,13 +189,13 @@ class Learner:
         return dict(zip(self._names, metrics.mean(0).tolist(), strict=True))
 
     def _line_search(
-        self, frames: Any, actor_before: list[Tensor], kl: float
+        self, frames: Any, actor_before: list[Tensor], kl: float, dtarg: float
     ) -> tuple[float, float]:
         """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
-        if not line_search.due(self.loss.line_search, kl, self.loss.dtarg):
+        if not line_search.due(self.loss.line_search, kl, dtarg):
             return 1.0, kl
         parameters, measure = self.steps.actor_parameters, lambda: self.steps.kl_old(frames)
-        return line_search.search(parameters, actor_before, measure, kl, self.loss.dtarg)
+        return line_search.search(parameters, actor_before, measure, kl, dtarg)
 
 
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:

@@ -106,6 +106,14 @@ class Parts(ABC):
         """Take the rollout into the observation statistics, after the update that used it."""
         return  # a domain without statistics has nothing to move
 
+    @property
+    def reward_norm(self) -> float:
+        """What the rewards of the last rollout were multiplied by, beside ``env.reward_scale``.
+
+        A KL in the loss is multiplied by it too.
+        """
+        return 1.0
+
     def callbacks(self) -> Sequence[Callback]:
         """Hooks of the domain's own."""
         return ()
@@ -211,7 +219,7 @@ class Training:
         """The update, with the coefficients as they are in this iteration."""
         progress = self.counters.frames / self.config.frames
         coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
-        return self.parts.learner.update(batch, progress, coef)
+        return self.parts.learner.update(batch, progress, coef * self.parts.reward_norm)
 
     def make_row(
         self,

@@ -88,4 +88,6 @@ def _learned(learned: Learned, klpen: bool) -> Row:
         "learner/lr": learned.lr,
         "learner/epochs": learned.epochs,
     }
-    return {**row, "kl/old/beta": learned.beta, "learner/alpha": learned.alpha} if klpen else row
+    if klpen:
+        row |= {"kl/old/beta": learned.beta, "learner/alpha": learned.alpha}
+    return row if learned.dtarg is None else {**row, "kl/old/target": learned.dtarg}

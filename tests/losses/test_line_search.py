@@ -11,6 +11,8 @@ import torch
 
 from klrl.losses import line_search
 from klrl.losses.beta import make_beta_rule
+from klrl.report.measures import in_band
+from klrl.report.runs import find_runs
 from tests.conftest import QUICK
 from tests.losses.test_functional import KLPEN
 from tests.runs.commands import exits, rows_of
@@ -76,6 +78,26 @@ def test_held_runs_end_near_the_target_and_say_how(tmp_path: Path) -> None:
     held = [abs(math.log(row["kl/old/exact"] / 0.01)) <= math.log(1.5) for row in rows[2:]]
     assert sum(held) / len(held) >= 0.9
     assert any(row["learner/alpha"] != 1.0 for row in rows)
+
+
+@pytest.mark.integration
+def test_an_annealed_target_is_held_recorded_and_counted_as_such(tmp_path: Path) -> None:
+    """dtarg from .02 to .005 over 16 iterations, linear in the frames that are over."""
+    words = ("loss=klpen_held", "loss.dtarg=0.02", "loss.dtarg_end=0.005", "optim.lr=0.01")
+    more = ("optim.lr_floor=0.01", "frames=1024", "learner.epochs=10", "hydra.run.dir=run")
+    exits(*QUICK, *words, *more)
+    rows = rows_of(tmp_path / "run")
+    targets = [0.02 - 0.015 * i / len(rows) for i in range(len(rows))]
+    assert [row["kl/old/target"] for row in rows] == pytest.approx(targets)
+    away = [abs(math.log(row["kl/old/exact"] / t)) for row, t in zip(rows, targets, strict=True)]
+    assert sum(a <= math.log(1.5) for a in away[2:]) / len(rows[2:]) >= 0.9
+    (run,) = find_runs([str(tmp_path / "run")]).runs
+    expected = [a <= math.log(1.5) for a in away[10:]]
+    assert in_band(run) == pytest.approx(sum(expected) / len(expected))
+    # Beta follows the same target: with its rule alone.
+    rule = make_beta_rule(replace(KLPEN, beta=1.0, beta_rule="proportional"))
+    rule.dtarg = 0.04
+    assert rule.update(0.01) == pytest.approx(0.5)
 
 
 def test_the_search_moves_the_actor_alone(settings) -> None:

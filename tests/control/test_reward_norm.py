@@ -1,0 +1,88 @@
+"""The running scale of rewards, against Gymnasium's wrapper and sums written out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from klrl.control.reward_norm import RewardNormalizer
+from klrl.runs.rows import read_rows
+from tests.conftest import QUICK
+from tests.runs.commands import exits
+
+GAMMA = 0.9
+
+
+def test_the_scale_is_that_of_gymnasiums_wrapper() -> None:
+    """In two rollouts without the end of an episode, where both mean the same."""
+    plain = gym.make_vec("Pendulum-v1", 3)
+    envs = gym.wrappers.vector.NormalizeReward(plain, gamma=GAMMA)
+    normalizer = RewardNormalizer(GAMMA)
+    envs.reset(seed=4)
+    envs.action_space.seed(4)
+    for length in (7, 40):
+        rewards = []
+        for _ in range(length):
+            before = envs.accumulated_reward.copy()
+            envs.step(envs.action_space.sample())
+            rewards.append(envs.accumulated_reward - GAMMA * before)
+        raw = torch.tensor(np.array(rewards).T).unsqueeze(-1)  # [N, T, 1]
+        scale = normalizer.update(raw, torch.zeros_like(raw, dtype=torch.bool))
+        assert scale == pytest.approx(
+            1 / np.sqrt(envs.return_rms.var + 1e-8), rel=1e-6
+        )  # it adds up in float32
+    envs.close()
+
+
+def test_no_sum_crosses_the_end_of_an_episode() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reward = torch.randn(2, 3, 5, 1, generator=generator, dtype=torch.float64)  # two rollouts
+    done = torch.rand(2, 3, 5, 1, generator=generator) < 0.3
+    done[0, 1, -1] = True  # ... between two rollouts too
+    normalizer = RewardNormalizer(GAMMA)
+    sums: list[float] = []
+    held = np.zeros(3)
+    for rollout in range(2):
+        for t in range(5):
+            held = reward[rollout, :, t, 0].numpy() + GAMMA * held
+            sums += held.tolist()
+            held = np.where(done[rollout, :, t, 0], 0.0, held)
+        scale = normalizer.update(reward[rollout], done[rollout])
+        # Gymnasium starts from 1e-4 of a count, at mean 0 and variance 1.
+        assert scale == pytest.approx(1 / np.std(sums), rel=1e-3)
+    again = RewardNormalizer(GAMMA)
+    again.load_state_dict(json.loads(json.dumps(normalizer.state_dict())))
+    assert again.scale == scale
+    assert again.state_dict() == normalizer.state_dict()
+
+
+@pytest.mark.integration
+def test_only_the_learner_sees_it(tmp_path: Path) -> None:
+    """The first rollout's rewards and KL are recorded as they are; its critic's loss is not."""
+    first = {}
+    for flag in ("false", "true"):
+        words = (f"env.normalize_reward={flag}", f"hydra.run.dir={flag}", "env.reward_scale=1")
+        assert exits(*QUICK, *words) == 0
+        first[flag] = read_rows(Path(flag) / "metrics.jsonl")[0]
+    for name in ("reward/raw", "reward/shaped", "kl/ref/exact"):
+        assert first["true"][name] == first["false"][name]
+    assert first["true"]["loss/critic"] < 0.1 * first["false"]["loss/critic"]
+
+
+@pytest.mark.integration
+def test_a_kl_in_the_loss_is_scaled_as_the_rewards_are() -> None:
+    words = ("frames=64", "learner.epochs=1", "learner.minibatches=1", "kl.coef=0.4")
+    placed = ("kl.placement=split", "kl.estimator=exact", "loss.normalize_advantage=false")
+    other = ("reference=checkpoint", "reference.path=teacher", "env.normalize_reward=true")
+    assert exits(*QUICK, "optim.lr=0.05", "hydra.run.dir=teacher") == 0
+    assert exits(*QUICK, *words, *placed, *other, "hydra.run.dir=run", "env.reward_scale=0.1") == 0
+    (row,) = read_rows(Path("run/metrics.jsonl"))
+    entry = Path("run/checkpoints/last/frames-000000000064/state.json")
+    state = dict(json.loads(entry.read_text())["reward_normalizer"]["items"])
+    expected = 0.4 * 0.1 * state["scale"] * row["kl/ref/exact"]
+    assert row["loss/kl_ref"] == pytest.approx(expected, rel=1e-4)
