@@ -201,8 +201,8 @@ def test_the_csv_has_every_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
     from klrl.config.checks import to_config
-    from klrl.config.combinations import check_all_read
     from klrl.config.compose import Composer, keys
+    from klrl.config.rules.unread import check_all_read
 
     jobs, composer = jobs_of(sweep), Composer()
     assert len({name for name, _ in jobs}) == len(jobs)

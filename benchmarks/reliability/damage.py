@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability.faults import WORDS
+from benchmarks.reliability.small_run import WORDS
 from benchmarks.reliability.words import TEXT, Input, text_files
 from benchmarks.results import ROOT
 from benchmarks.small_jobs import CONTROL, LANGUAGE

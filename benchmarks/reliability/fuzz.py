@@ -28,8 +28,9 @@ from pathlib import Path
 
 from benchmarks.reliability import damage, words
 from benchmarks.reliability.ended import Ended, as_process, in_fork
-from benchmarks.reliability.faults import FRAMES, WORDS, klrl, names
-from benchmarks.reliability.faults import import_all as import_commands
+from benchmarks.reliability.folder import names
+from benchmarks.reliability.small_run import FRAMES, WORDS, klrl
+from benchmarks.reliability.small_run import import_all as import_commands
 from benchmarks.reliability.untrained import without_training
 from benchmarks.reliability.words import Input
 

@@ -16,6 +16,7 @@ from benchmarks.shipped.sweeps import (
     Sweep,
     by_labels,
     closing_return,
+    one_beside_others,
 )
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import column
@@ -33,19 +34,13 @@ MEASURES = (
 
 
 def _sweeps() -> list[Sweep]:
-    found = []
+    sweeps: list[Sweep] = []
     for env in ENVS:
-        words = (
-            *(f"env={env}", f"frames={FRAMES}", f"kl.coef={COEF}"),
-            *("logger=none", "eval.every=0"),
-        )
-        labels = {"env": env, "controller": "fixed"}
-        seeds = ("seed=0,1,2,3,4",)
-        fixed = Sweep(f"results/controllers/{env}_fixed", (*words, *seeds), labels)
-        held = ("controller=held,dual,adaptive", f"controller.target={TARGET}")
-        moved = (*words, *held, *seeds)
-        found += [fixed, Sweep(f"results/controllers/{env}", moved, {"env": env})]
-    return found
+        words = (f"frames={FRAMES}", f"kl.coef={COEF}")
+        moved = ("controller=held,dual,adaptive", f"controller.target={TARGET}")
+        fixed = ("controller", "fixed")
+        sweeps += one_beside_others("controllers", env, fixed, words, others=moved)
+    return sweeps
 
 
 def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:

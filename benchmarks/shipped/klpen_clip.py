@@ -16,6 +16,7 @@ from benchmarks.shipped.sweeps import (
     Sweep,
     by_labels,
     closing_return,
+    one_beside_others,
 )
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import WARM_UP, column, final
@@ -36,18 +37,13 @@ MEASURES = (
 
 
 def _sweeps() -> list[Sweep]:
-    found = []
+    sweeps: list[Sweep] = []
     for env, frames in FRAMES.items():
-        common = (
-            *(f"env={env}", f"frames={frames}", f"actor.init_std={INIT_STD[env]}", "kl=none"),
-            *("logger=none", "eval.every=0"),
-        )
-        target, seeds = f"loss.dtarg={TARGETS[env]}", "seed=0,1,2,3,4"
-        clip, klpen = (*common, "loss=clip", seeds), ("loss=klpen,klpen_held", target, seeds)
-        labels = {"env": env, "loss": "clip"}
-        found.append(Sweep(f"results/klpen_clip/{env}_clip", clip, labels))
-        found.append(Sweep(f"results/klpen_clip/{env}", (*common, *klpen), {"env": env}))
-    return found
+        words = (f"frames={frames}", f"actor.init_std={INIT_STD[env]}", "kl=none")
+        klpen = ("loss=klpen,klpen_held", f"loss.dtarg={TARGETS[env]}")
+        clip, own = ("loss", "clip"), ("loss=clip",)
+        sweeps += one_beside_others("klpen_clip", env, clip, words, one=own, others=klpen)
+    return sweeps
 
 
 def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:

@@ -85,6 +85,34 @@ class Sweep:
         return [Labelled(run, {**self.labels, **words_of(run.path.name)}) for run in found.runs]
 
 
+def one_beside_others(
+    result: str,
+    env: str,
+    label: tuple[str, str],
+    words: Sequence[str],
+    *,
+    one: Sequence[str] = (),
+    others: Sequence[str],
+) -> list[Sweep]:
+    """A sweep of one setting, and one of the others: they take words that the one never reads.
+
+    Args:
+        result: name of the result.
+        env: the task.
+        label: of the one setting: what the others sweep, and its own value.
+        words: of both sweeps.
+        one: more words of the one setting.
+        others: more words of the others.
+    """
+    common, seeds = (f"env={env}", *words, "logger=none", "eval.every=0"), "seed=0,1,2,3,4"
+    key, value = label
+    folder = f"results/{result}/{env}"
+    return [
+        Sweep(f"{folder}_{value}", (*common, *one, seeds), {"env": env, key: value}),
+        Sweep(folder, (*common, *others, seeds), {"env": env}),
+    ]
+
+
 @dataclass(frozen=True)
 class Labelled:
     """A run and what a table says of it.

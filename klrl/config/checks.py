@@ -1,7 +1,7 @@
 """Types and checks a composed config: one typed job, or an error in one line.
 
-No torch in here. A setting's range is declared with its field; ``combinations.py`` checks settings
-against each other, and refuses those that a job never reads.
+No torch in here. A setting's range is declared with its field; ``combinations.py`` lists the
+checks of settings against each other, ``rules/unread.py`` the settings that a job never reads.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
-from klrl.config.combinations import check_all_read
 from klrl.config.explain import explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
+from klrl.config.rules.unread import check_all_read
 
 
 class Checked(NamedTuple):

@@ -65,6 +65,11 @@ class JobConfig(ABC):
         """The task's name in titles."""
 
     @property
+    def has_reference(self) -> bool:
+        """Whether KL(policy||reference) is measured; with ``kl=none`` there is no reference."""
+        return self.kl.name != "none"
+
+    @property
     def iterations(self) -> int:
         """Rollouts that cover ``frames``, the last one whole."""
         return math.ceil(self.frames / self.frames_per_iteration)

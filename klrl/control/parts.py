@@ -152,7 +152,7 @@ class ControlParts(Parts):
 
     def _make_reference(self, described: Mapping[str, Any] | None) -> FrozenReference | None:
         """pi_ref; ``described`` on resume, where it is another run's policy."""
-        if self.config.kl.name == "none":
+        if not self.config.has_reference:
             return None
 
         def load_other() -> Loaded:

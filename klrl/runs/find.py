@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from klrl.base.errors import ConfigError
-from klrl.config import CheckpointReferenceConfig
+from klrl.config import CheckpointReferenceConfig, JobConfig
 from klrl.runs.folder import BrokenRun, RunFolder, read_manifest
 from klrl.runs.owner import lives_here, refuse_owned
 
@@ -44,14 +43,14 @@ def find_manifest(path: str, setting: str) -> Path:
     return run
 
 
-def other_runs(config: Any) -> list[tuple[str, str, Path]]:
+def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
     """The runs whose policies a job loads, as (setting, its value, folder).
 
     Raises:
         ConfigError: a run or its checkpoint is missing.
     """
     sources, runs = [], []
-    if isinstance(config.reference, CheckpointReferenceConfig) and config.kl.name != "none":
+    if isinstance(config.reference, CheckpointReferenceConfig) and config.has_reference:
         sources.append(("reference.path", config.reference.path, config.reference.which))
     if config.actor.init is not None:
         sources.append(("actor.init", config.actor.init, "last"))

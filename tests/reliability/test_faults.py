@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability import faults
-from benchmarks.reliability.faults import Bench, Report, flip_bits, part_of
+from benchmarks.reliability import places
+from benchmarks.reliability.bits import COMMANDS, flip, flip_bits
+from benchmarks.reliability.folder import OTHER, PARTS, part_of
+from benchmarks.reliability.places import Bench
+from benchmarks.reliability.report import Report
+from benchmarks.reliability.small_run import import_all
 
 #: The parts whose every operation is safe, and files with a bit of which nothing is lost.
 SAFE_PARTS = ("save", "metrics", "manifest", "settings", "curves")
@@ -24,13 +28,13 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory) -> Bench:
-    faults.import_all()
+    import_all()
     return Bench(tmp_path_factory.mktemp("faults").resolve())
 
 
 def test_every_part_of_a_run_is_written_in_one_iteration(bench) -> None:
     written = {part for part, _ in bench.operations}
-    assert {*faults.PARTS} <= written
+    assert {*PARTS} <= written
     of_a_save = [name for part, name in bench.operations if part == "save"]
     assert {"mkdir", "open", "write", "half a write", "fsync", "rename", "unlink"} <= {*of_a_save}
 
@@ -46,7 +50,7 @@ def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
 
 
 def test_a_checkpoint_that_is_lost_is_reported(bench, monkeypatch) -> None:
-    monkeypatch.setattr(faults, "whole_entries", lambda run: [64])
+    monkeypatch.setattr(places, "whole_entries", lambda run: [64])
     report = Report()
     bench.place(bench.places("manifest")[0], "kill", report)
     assert "the last good checkpoint is lost" in report.violations[0]
@@ -67,7 +71,7 @@ def test_a_bit_of_a_file_is_answered_by_every_command(bench, file) -> None:
     flip_bits(bench, [0], report, file)
     assert report.violations == []
     (*_, line) = report.lines.values()
-    assert {f"{name} 0" for name in faults.COMMANDS} <= {*line.ended}
+    assert {f"{name} 0" for name in COMMANDS} <= {*line.ended}
 
 
 def test_parts_are_known_by_their_paths() -> None:
@@ -77,7 +81,7 @@ def test_parts_are_known_by_their_paths() -> None:
         "manifest.tmp": "manifest",
         ".hydra/config.yaml": "settings",
         "checkpoints/last/frames-000000000064/manifest.json": "save",
-        "owner.json": faults.OTHER,
+        "owner.json": OTHER,
     }
     assert {path: part_of(Path(path)) for path in parts} == parts
 
@@ -86,6 +90,6 @@ def test_a_bit_is_flipped(tmp_path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps(list(range(20))))
     before = path.read_bytes()
-    place = faults.flip(path, 0)
+    place = flip(path, 0)
     changed = bytes(a ^ b for a, b in zip(before, path.read_bytes(), strict=True))
     assert int.from_bytes(changed, "little") == 1 << place

@@ -1,0 +1,48 @@
+"""``actor`` against other settings, and what its ranges cannot say."""
+
+from __future__ import annotations
+
+from klrl.base.errors import ConfigError
+from klrl.config import Config, JobConfig, LanguageConfig, TextConfig
+
+#: Two layers of it have 4e9 weights between them.
+_WIDEST = 65_536
+
+
+def check_init(c: JobConfig) -> None:
+    """An empty name is no run."""
+    if c.actor.init == "":
+        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
+
+
+def check_hidden(c: Config) -> None:
+    """Every layer has a width."""
+    if not c.actor.hidden or not all(1 <= width <= _WIDEST for width in c.actor.hidden):
+        raise ConfigError(
+            f"actor.hidden={c.actor.hidden}: give widths >= 1 (and <= {_WIDEST}), as in [64,64]"
+        )
+
+
+def check_model(c: LanguageConfig) -> None:
+    """A task of the user's own needs the user's own model."""
+    if isinstance(c.env, TextConfig) and c.actor.model is None and c.actor.init is None:
+        raise ConfigError(
+            "actor.model=null: env=text needs a model; give a folder written by "
+            "save_pretrained, or a hub id"
+        )
+
+
+def check_lora(c: LanguageConfig) -> None:
+    """Adapters that leave the policy one policy, on modules that have names."""
+    lora = c.actor.lora
+    if lora.dropout:
+        raise ConfigError(
+            f"actor.lora.dropout={lora.dropout:g}: the updated policy would differ from the one "
+            "that sampled; set it to 0"
+        )
+    targets = lora.target_modules
+    listed = isinstance(targets, list) and targets and all(isinstance(t, str) for t in targets)
+    if targets != "all-linear" and not listed:
+        raise ConfigError(
+            f"actor.lora.target_modules={targets}: give names as in [q_proj,v_proj], or all-linear"
+        )

@@ -1,0 +1,65 @@
+"""``env`` and ``collector`` against other settings: the task, and how a rollout is shared out."""
+
+from __future__ import annotations
+
+from klrl.base.errors import ConfigError
+from klrl.config import (
+    Config,
+    GroupConfig,
+    LanguageConfig,
+    RayCollectorConfig,
+    SortDigitsConfig,
+    TextConfig,
+)
+
+MOST_DIGITS = 64
+#: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
+BASE_CONTEXT = 256
+
+
+def check_workers(c: Config) -> None:
+    """Ray's workers share the copies equally."""
+    if not isinstance(c.collector, RayCollectorConfig):
+        return
+    if c.env.num_envs % c.collector.workers:
+        raise ConfigError(
+            f"collector.workers={c.collector.workers}: does not divide env.num_envs="
+            f"{c.env.num_envs}, and every worker steps equally many copies; choose a divisor"
+        )
+
+
+def check_reward(c: LanguageConfig) -> None:
+    """A task of the user's own has the user's own reward."""
+    if isinstance(c.env, TextConfig) and c.env.reward in ("exact", "proxy"):
+        raise ConfigError(
+            f"env.reward={c.env.reward}: belongs to env=sort_digits; give your own function as "
+            "package.module:function"
+        )
+
+
+def check_digits(c: LanguageConfig) -> None:
+    """Lengths of lists that there are; shots that leave the base model room for a response."""
+    env = c.env
+    if not isinstance(env, SortDigitsConfig):
+        return
+    if not env.shortest <= env.longest <= MOST_DIGITS:
+        raise ConfigError(
+            f"env.longest={env.longest}: give env.shortest={env.shortest} .. {MOST_DIGITS}"
+        )
+    room = BASE_CONTEXT - 8 - env.longest - 20 * env.shots
+    if c.actor.model is None and room < c.collector.max_new_tokens:
+        raise ConfigError(
+            f"env.shots={env.shots}: with env.longest={env.longest} leaves {max(room, 0)} of "
+            f"the base model's {BASE_CONTEXT} tokens for a response of "
+            f"collector.max_new_tokens={c.collector.max_new_tokens}; choose fewer"
+        )
+
+
+def check_group_size(c: LanguageConfig) -> None:
+    """A group is compared with itself."""
+    size = c.collector.group_size
+    if isinstance(c.advantage, GroupConfig) and size < 2:
+        raise ConfigError(
+            f"collector.group_size={size}: advantage=group compares the responses to a prompt; "
+            "give >= 2, or choose advantage=gae"
+        )

@@ -1,0 +1,158 @@
+"""Settings that a job never reads, each with the reason; giving one of them is refused.
+
+To add one: an :class:`Unread` in the tuple of its domain, or of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A rule on one setting, or on all settings of a group.
+
+    Attributes:
+        key: the setting, as ``loss.gain``, or the group.
+        unread: whether a job, a ``Config`` or a ``LanguageConfig``, never reads it.
+        reason: why, and the remedy.
+    """
+
+    key: str
+    unread: Callable[[Any], bool]
+    reason: str
+
+
+_no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
+_unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
+_grouped = "advantage=group has no critic; drop it or choose advantage=gae"
+_full = "actor.lora.r=0 has no adapters; set actor.lora.r"
+_UNREAD_BOTH = (
+    Unread(
+        "kl.samples_mc_js",
+        lambda c: getattr(c.kl, "divergence", "js") != "js",
+        "only kl.divergence=js draws samples; drop it or set that",
+    ),
+    Unread(
+        "loss.gain",
+        lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
+        "only loss.beta_rule=proportional reads it; drop it or set that",
+    ),
+    *(
+        Unread(
+            f"loss.{name}",
+            lambda c: getattr(c.loss, "beta_rule", "") == "proportional",
+            "loss.beta_rule=proportional reads loss.gain instead; drop it",
+        )
+        for name in ("increment", "decrement")
+    ),
+    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    *(
+        Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
+        for name in ("beta_min", "beta_max")
+    ),
+    *(
+        Unread(group, lambda c: not c.has_reference, f"kl=none has no {group}; drop it")
+        for group in ("reference", "controller")
+    ),
+    *(
+        Unread(
+            f"eval.{name}",
+            lambda c: not c.eval.on,
+            "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it",
+        )
+        for name in ("episodes", "steps", "final", "sampled")
+    ),
+    Unread(
+        "eval.share",
+        lambda c: not c.eval.on,
+        "eval.evaluations=0 never evaluates; drop it",
+    ),
+    *(
+        Unread(
+            f"eval.{name}",
+            lambda c: c.eval.every is not None,
+            "eval.every says when to evaluate, whatever it costs; drop one of the two",
+        )
+        for name in ("evaluations", "share")
+    ),
+)
+_UNREAD_CONTROL = (
+    Unread(
+        "kl.samples_mc_js",
+        lambda c: c.actor.name == "categorical",
+        "of a categorical the js is a sum; drop it",
+    ),
+    Unread(
+        "loss.samples_mc_kl",
+        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
+        "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
+    ),
+    Unread(
+        "kl.apply",
+        lambda c: getattr(c.kl, "placement", "reward") == "loss",
+        "kl.placement=loss puts no penalty in the reward; drop it",
+    ),
+    Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    Unread(
+        "loss.samples_mc_entropy",
+        lambda c: c.actor.name != "tanh_normal",
+        "only actor=tanh_normal lacks a closed-form entropy; drop it",
+    ),
+    Unread(
+        "loss.separate_losses",
+        lambda c: not c.actor.share_trunk,
+        "policy and critic share nothing; set actor.share_trunk=true",
+    ),
+)
+_UNREAD_LANGUAGE = (
+    Unread("eval.steps", lambda c: True, "a response is one step; set eval.episodes"),
+    Unread("kl.samples_mc_js", lambda c: True, "of tokens the js is a sum; drop it"),
+    *(
+        Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
+        for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")
+    ),
+    *(
+        Unread(f"actor.lora.{name}", lambda c: c.actor.lora.r == 0, _full)
+        for name in ("alpha", "dropout", "target_modules")
+    ),
+    *(
+        Unread(f"loss.{name}", lambda c: True, reason)
+        for name, reason in (
+            ("samples_mc_kl", "a language job samples KL(old||new) from the responses; drop it"),
+            ("samples_mc_entropy", "a token's entropy has a closed form; drop it"),
+        )
+    ),
+    Unread(
+        "collector.samples_count",
+        lambda c: c.collector.samples_every == 0,
+        "collector.samples_every=0 never shows any; drop it",
+    ),
+)
+#: domain -> the rules of its jobs
+UNREAD = {
+    CONTROL: (*_UNREAD_BOTH, *_UNREAD_CONTROL),
+    LANGUAGE: (*_UNREAD_BOTH, *_UNREAD_LANGUAGE),
+}
+
+
+def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
+    """Refuse an override that the chosen composition never reads.
+
+    Args:
+        config: the checked job.
+        overridden: the keys that the user gave, as in ``loss.beta``.
+
+    Raises:
+        ConfigError: an override is never read; says why.
+    """
+    given = sorted(overridden)
+    for rule in UNREAD[config.domain]:
+        named = [key for key in given if f"{key}.".startswith(f"{rule.key}.")]
+        if named and rule.unread(config):
+            raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")

@@ -1,0 +1,32 @@
+"""A rule about settings that nobody asks refuses nothing: none is forgotten, none is misspelt."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from inspect import getmembers, isfunction
+from pkgutil import iter_modules
+
+import pytest
+
+from klrl.config import GROUPS, rules
+from klrl.config.catalogue import settings
+from klrl.config.combinations import CHECKS
+from klrl.config.rules.unread import UNREAD
+
+FILES = sorted({each.name for each in iter_modules(rules.__path__)} - {"unread"})
+KEYS = sorted({rule.key for several in UNREAD.values() for rule in several})
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_check_of_a_file_is_made(file) -> None:
+    module = import_module(f"{rules.__name__}.{file}")
+    listed = {check for checks in CHECKS.values() for check in checks}
+    own = {f for _, f in getmembers(module, isfunction) if f.__module__ == module.__name__}
+    assert own
+    assert own <= listed
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_setting_that_is_never_read_is_a_setting(key) -> None:
+    nested = [name for name in settings() if name.startswith(f"{key}.")]
+    assert key in settings() or key in GROUPS or nested
