@@ -75,8 +75,12 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-lm: $(READY) .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (20 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(READY) ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-7: one of them
+results: $(READY) ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-8: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
+
+results-7: $(READY) ## MuJoCo at a million frames, two runs at a time (5 hours); goes on from the committed cells
+	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
 results-%: $(READY)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*

@@ -1,4 +1,4 @@
-"""Result 7: klpen against clip where both move as far, in KL(old||new), per iteration."""
+"""Result 8: klpen against clip where both move as far, in KL(old||new), per iteration."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _draw(path: Path, groups: dict[tuple[str, ...], list[Run]], rows: Sequence[R
 
 
 RESULT = Result(
-    number=7,
+    number=8,
     name="klpen_clip",
     title="klpen against clip at equal KL(old||new)",
     question=(

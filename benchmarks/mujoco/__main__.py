@@ -1,0 +1,31 @@
+"""``python -m benchmarks.mujoco``: run what is missing of the page, part by part, then write it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks.mujoco.cells import run_cells
+from benchmarks.mujoco.page import write_page
+from benchmarks.mujoco.runs import SEEDS, cells_of, lines_of
+from benchmarks.shipped.page import write_index
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mujoco", description=__doc__)
+    parser.add_argument("settings", nargs="*", metavar="PART", help=f"of {', '.join(SEEDS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
+    parser.add_argument("--draw", action="store_true", help="no runs; write from those there are")
+    args = parser.parse_args(argv)
+    for setting in args.settings:
+        if setting not in SEEDS:
+            parser.error(f"{setting}: choose {', '.join(SEEDS)}")
+    for setting in args.settings or SEEDS:
+        if not args.draw:
+            run_cells(cells_of(setting), lines_of(setting), args.jobs)
+        write_page()
+        write_index()
+
+
+if __name__ == "__main__":
+    main()

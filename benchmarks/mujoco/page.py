@@ -1,0 +1,238 @@
+"""``docs/results/mujoco/``: README.md, figures.csv, about.json and the pictures, from the cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.mujoco.cells import END, Line
+from benchmarks.mujoco.runs import (
+    CLIP,
+    FOLDER,
+    HELD,
+    KL,
+    KLPEN,
+    MAIN,
+    SB3,
+    SEEDS,
+    SETTINGS,
+    TASKS,
+    TITLES,
+    TWO,
+    known,
+)
+from benchmarks.peers.common import versions
+from benchmarks.results import cpu_name, machine
+from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, RED, panels
+from benchmarks.shipped.page import INTERVAL, replace_measured
+from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
+from klrl.report.measures import BAND
+from klrl.report.statistics import ENOUGH, chance_of_more, iqm, welch
+
+NUMBER = 7
+TITLE = "MuJoCo at a million frames"
+COLOUR = {HELD: BLUE, CLIP: GREEN, KLPEN: ORANGE, KL: RED, SB3: BLACK}
+#: Share of a task's return that a new default may lose at most.
+LOSS = 0.05
+RESAMPLES = 10_000
+Known = Mapping[str, Mapping[str, Sequence[Line]]]
+
+MEASURES = (
+    Measure("return", "return", "per episode", ",.0f"),
+    Measure("band", "in band", "share of iterations", bounds=(0.0, 1.0)),
+    Measure("band_end", "in band at the end", "likewise", bounds=(0.0, 1.0)),
+    Measure("cpu", "CPU", "seconds", ",.0f", "high"),
+)
+
+
+def write_page(folder: Path = FOLDER) -> None:
+    """Compute, draw and write what there is."""
+    cells: Known = {setting: known(setting, folder) for setting in SEEDS}
+    rows = [
+        Row({"task": task, "setting": TITLES.get(setting, setting)}, _values(lines))
+        for task in TASKS
+        for setting, tasks in cells.items()
+        if (lines := tasks.get(task))
+    ]
+    write_csv(rows, MEASURES, folder / "figures.csv")
+    draw_curves(folder / "mujoco.png", cells, "frames")
+    draw_curves(folder / "cpu.png", cells, "seconds")
+    runs = [line for tasks in cells.values() for lines in tasks.values() for line in lines]
+    about = {
+        "number": NUMBER,
+        "title": TITLE,
+        "machine": {"cpu": cpu_name(), "name": machine()},
+        "versions": versions(),
+        "runs": len(runs),
+        "seconds": round(sum(line["seconds"] for line in runs)),
+    }
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    question = (
+        "What does one setting reach on nine tasks at the presets' own length, and which loss "
+        "should be the default?"
+    )
+    text = "\n\n".join(_sections(cells, rows, about))
+    replace_measured(folder / "README.md", text, f"# {TITLE}\n\n{question}\n")
+
+
+def _values(lines: Sequence[Line]) -> dict[str, np.ndarray]:
+    """Measure -> one value per seed; none where the setting does not have it."""
+    values = {m.key: [line.get(m.key) for line in lines] for m in MEASURES}
+    return {key: np.array(each, float) for key, each in values.items() if None not in each}
+
+
+def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
+    told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    return [
+        "## Returns",
+        "![Training return over frames on nine tasks, a line per seed, for each loss](mujoco.png)",
+        "Return: 100 deterministic episodes of the last policy, from start states that all runs of "
+        f"a task share. In band: iterations after the tenth with KL(old||new) within {BAND} times "
+        f"its target, of all and of the last {END:.0%}. CPU: of the whole process, one thread, "
+        "evaluation included. A setting of fewer than five seeds shows its range.",
+        markdown(rows, MEASURES),
+        INTERVAL.format(seeds=f"{SEEDS[HELD]} (klpen_held) or {SEEDS[CLIP]}"),
+        *_losses(cells),
+        *_beside_sb3(cells),
+        *_in_cpu_seconds(),
+        "## How",
+        f"    make results-{NUMBER}",
+        "which goes on from the committed cells/, and then draws. " + _commands(),
+        f"{about['runs']} runs, {about['seconds']:,} seconds of iterations in all. Machine: "
+        f"{about['machine']['name']}. Versions: {told}.",
+    ]
+
+
+def _in_cpu_seconds() -> list[str]:
+    return [
+        "## Over time",
+        "![Training return over seconds of iterations, on nine tasks](cpu.png)",
+        "Seconds of the iterations alone (rollout, KL, update), on one core of a machine whose "
+        "other core ran another of these runs.",
+    ]
+
+
+def _commands() -> str:
+    words = {setting: " ".join(each) for setting, each in SETTINGS.items()}
+    return "Beside `env=TASK seed=SEED`: " + "; ".join(f"`{each}`" for each in words.values()) + "."
+
+
+def _losses(cells: Known) -> list[str]:
+    """Held less each other loss, task by task, and whether a loss of 5 % is excluded."""
+    lines = [
+        _head("task", "other", "klpen_held - other [95 %]", "in % of other")
+        + _head("P(klpen_held > other)", "a loss of 5 % is excluded")[1:],
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for task in MAIN:
+        held = _returns(cells, HELD, task)
+        for setting in (CLIP, KLPEN):
+            other = _returns(cells, setting, task)
+            if min(len(held), len(other)) < ENOUGH:
+                continue
+            gap, mean = welch([held, other], [1, -1]), abs(other.mean())
+            excluded = gap.low > -LOSS * mean
+            lines.append(
+                f"| {task} | {setting} | {gap.value:+,.0f} [{gap.low:+,.0f}, {gap.high:+,.0f}] | "
+                f"{100 * gap.value / mean:+.0f} [{100 * gap.low / mean:+.0f}, "
+                f"{100 * gap.high / mean:+.0f}] | {chance_of_more(held, other):.2f} | "
+                f"{'yes' if excluded else 'no'} |"
+            )
+    if len(lines) == 2:
+        return []
+    note = (
+        "Welch's interval of the difference of the means. The default follows klpen_held only if "
+        "every line says yes."
+    )
+    return ["## klpen_held beside the other losses", note, "\n".join(lines)]
+
+
+def _head(*titles: str) -> str:
+    """The first line of a table."""
+    return f"| {' | '.join(titles)} |"
+
+
+def _beside_sb3(cells: Known) -> list[str]:
+    lines = [
+        _head("task", "klrl (klpen_held)", "Stable-Baselines3", "P(klrl > SB3) [95 %]")
+        + _head("CPU seconds per run, klrl / SB3")[1:],
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for task in TWO:
+        ours, peers = _returns(cells, HELD, task), _returns(cells, SB3, task)
+        if not len(ours) or not len(peers):
+            continue
+        low, high = chance_interval(ours, peers)
+        cpu = [
+            np.median([line["cpu"] - line["evaluation_seconds"] for line in cells[s][task]])
+            for s in (HELD, SB3)
+        ]
+        lines.append(
+            f"| {task} | {ours.mean():,.0f} ({ours.min():,.0f} to {ours.max():,.0f}) | "
+            f"{peers.mean():,.0f} ({peers.min():,.0f} to {peers.max():,.0f}) | "
+            f"{chance_of_more(ours, peers):.2f} [{low:.2f}, {high:.2f}] | "
+            f"{cpu[0]:,.0f} / {cpu[1]:,.0f} = {cpu[0] / cpu[1]:.2f} |"
+        )
+    if len(lines) == 2:
+        return []
+    note = (
+        f"Stable-Baselines3's PPO with CleanRL's settings, {SEEDS[SB3]} seeds, on the same start "
+        "states. P(klrl > SB3): that a run of klrl returns more than one of Stable-Baselines3; its "
+        f"interval is a percentile bootstrap over seeds, of which {SEEDS[SB3]} are too few for it "
+        "to hold its level. CPU: medians, without evaluation."
+    )
+    return ["## Beside Stable-Baselines3", note, "\n".join(lines)]
+
+
+def chance_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """95 % percentile-bootstrap interval of P(A > B), seeds drawn anew in either sample."""
+    rng = np.random.default_rng(0)
+    draws = [chance_of_more(rng.choice(a, len(a)), rng.choice(b, len(b))) for _ in range(RESAMPLES)]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def against_published(cells: Known, best: Mapping[str, float]) -> float:
+    """Interquartile mean over the main tasks' runs of (return / best published).
+
+    Args:
+        cells: with klpen_held's.
+        best: task -> the best published return of PPO at a million frames.
+    """
+    ratios = [_returns(cells, HELD, task) / best[task] for task in MAIN]
+    return float(iqm(np.concatenate(ratios)))
+
+
+def _returns(cells: Known, setting: str, task: str) -> np.ndarray:
+    return np.array([line["return"] for line in cells[setting].get(task, ())], float)
+
+
+def draw_curves(path: Path, cells: Known, axis: str) -> None:
+    """Training return over frames or seconds: nine panels, a thin line per seed, their mean."""
+    with panels(path, 3, 3, height=2.9) as axes:
+        for each, task in zip(axes.ravel(), TASKS, strict=True):
+            for setting, tasks in cells.items():
+                lines = tasks.get(task, ())
+                if lines:
+                    _curves(each, lines, axis, COLOUR[setting], TITLES.get(setting, setting))
+            each.set(title=TASKS[task])
+        for each in axes[-1]:
+            each.set(xlabel="thousand frames" if axis == "frames" else "seconds of iterations")
+        for each in axes[:, 0]:
+            each.set(ylabel="training return")
+
+
+def _curves(axes: object, lines: Sequence[Line], axis: str, colour: str, label: str) -> None:
+    scale = 1000 if axis == "frames" else 1
+    curves = [line["curve"] for line in lines]
+    xs = [np.array(c[axis], float) / scale for c in curves]
+    ys = [np.array(c["return"], float) for c in curves]
+    for x, y in zip(xs, ys, strict=True):
+        axes.plot(x, y, color=colour, linewidth=0.5, alpha=0.3)  # type: ignore[attr-defined]
+    points = min(map(len, ys))
+    x = np.mean([x[:points] for x in xs], axis=0)
+    y = np.nanmean([y[:points] for y in ys], axis=0)
+    axes.plot(x, y, color=colour, linewidth=1.6, label=label)  # type: ignore[attr-defined]

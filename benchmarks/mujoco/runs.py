@@ -1,0 +1,60 @@
+"""What the page is made of: tasks, settings, seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.mujoco.cells import Cell, Line, Lines
+from benchmarks.results import ROOT
+
+FOLDER = ROOT / "docs/results/mujoco"
+#: Gymnasium's name of each preset.
+TASKS = {
+    "half_cheetah": "HalfCheetah",
+    "hopper": "Hopper",
+    "walker2d": "Walker2d",
+    "ant": "Ant",
+    "swimmer": "Swimmer",
+    "reacher": "Reacher",
+    "inverted_pendulum": "InvertedPendulum",
+    "inverted_double_pendulum": "InvertedDoublePendulum",
+    "humanoid": "Humanoid",
+}
+#: Those that are compared with other losses, and with published figures in one number.
+MAIN = ("half_cheetah", "hopper", "walker2d", "ant", "swimmer")
+#: Those with the regulariser on, and those that Stable-Baselines3 is run on.
+TWO = ("half_cheetah", "hopper")
+HELD, CLIP, KLPEN, KL, SB3 = "klpen_held", "clip", "klpen", "klpen_held_kl", "sb3"
+#: What a table calls them, where it is not their name.
+TITLES = {KL: "klpen_held, kl.coef=0.01, reference=ema", SB3: "Stable-Baselines3"}
+#: Setting -> words, beside the presets'.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    HELD: ("kl=none", "loss=klpen_held"),
+    CLIP: ("kl=none", "loss=clip"),
+    KLPEN: ("kl=none", "loss=klpen"),
+    KL: ("kl.coef=0.01", "reference=ema", "loss=klpen_held"),
+}
+SEEDS = {HELD: 10, CLIP: 5, KLPEN: 5, KL: 5, SB3: 3}
+
+
+def cells_of(setting: str) -> list[Cell]:
+    """Seed by seed, so that a stopped run knows some seeds of every task."""
+    tasks: Sequence[str] = {HELD: tuple(TASKS), KL: TWO, SB3: TWO}.get(setting, MAIN)
+    words = SETTINGS.get(setting, ())
+    return [Cell(task, setting, seed, words) for seed in range(SEEDS[setting]) for task in tasks]
+
+
+def lines_of(setting: str, folder: Path = FOLDER) -> Lines:
+    """The committed file of a setting."""
+    return Lines(folder / "cells" / f"{setting}.jsonl")
+
+
+def known(setting: str, folder: Path = FOLDER) -> dict[str, list[Line]]:
+    """Task -> its finished cells, by seed."""
+    lines, found = lines_of(setting, folder), {}
+    for cell in cells_of(setting):
+        line = lines.get(cell)
+        if line is not None:
+            found.setdefault(cell.task, []).append(line)
+    return found
