@@ -1,0 +1,147 @@
+"""``benchmarks/mujoco``: the published figures, and what surrounds Stable-Baselines3's run."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from benchmarks.mujoco import sb3
+from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
+from benchmarks.mujoco.sb3 import Row
+
+ENVS = Path(__file__).parents[1] / "conf/env"
+WHOLE = 488 * 2048  # what CleanRL makes of a million
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_the_best_is_the_highest_of_all(task):
+    value, source = best(task)
+    published = [s.returns[task][0] for s in SOURCES if s.method == "PPO" and task in s.returns]
+    assert value == sorted(published)[-1] == source.returns[task][0]
+
+
+def test_the_best_by_hand():
+    assert (best("half_cheetah")[0], best("ant")[0], best("reacher")[0]) == (5819.099, 3258.4, -4.1)
+    assert best("hopper")[1].name == "XuanCe"
+    many = [source for source in SOURCES if (source.seeds or 0) >= 10]
+    assert [best("hopper", many)[0], best("walker2d", many)[0]] == [2609.3, 3588.5]
+    assert best("walker2d", method="TRPO")[0] == 4933.148
+    with pytest.raises(ValueError, match="reacher"):
+        best("reacher", SOURCES[:1])
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_every_task_has_its_preset(task):
+    preset = yaml.safe_load((ENVS / f"{task}.yaml").read_text("utf-8"))
+    assert preset["env"]["id"] == sb3.env_id(task)
+    assert preset["frames"] == FRAMES
+
+
+def test_the_sources_are_whole():
+    assert len({source.name for source in SOURCES}) == len(SOURCES)
+    assert V5.keys() <= NAMES.keys()
+    for source in SOURCES:
+        assert source.returns.keys() <= NAMES.keys()
+        assert 0.999e6 <= source.frames <= 1e6
+        spreads = {spread is not None for _, spread in source.returns.values()}
+        assert spreads == {bool(source.spread)}, source.name
+        assert not (source.approximate and source.spread)
+
+
+def test_the_learning_rate_is_that_of_cleanrl():
+    """frac = 1 - (iteration - 1) / num_iterations, iterations from 1; SB3 tells what is left."""
+    for iteration in (1, 2, 488):
+        left = 1 - iteration * 2048 / WHOLE
+        by_cleanrl = 3e-4 * (1 - (iteration - 1) / 488)
+        assert sb3.learning_rate(left, WHOLE) == pytest.approx(by_cleanrl, rel=1e-9)
+
+
+def test_whole_rollouts_only():
+    assert sb3.whole_frames(FRAMES) == WHOLE
+    with pytest.raises(ValueError, match="frames=2047"):
+        sb3.whole_frames(2047)
+
+
+def test_the_identity_is_of_all_settings_and_versions():
+    versions = {"stable-baselines3": "2.9.2"}
+    first = sb3.identity(sb3.settings("hopper", 0, WHOLE), versions)
+    assert first == sb3.identity(sb3.settings("hopper", 0, WHOLE), versions)
+    others = [
+        sb3.identity(sb3.settings("walker2d", 0, WHOLE), versions),
+        sb3.identity(sb3.settings("hopper", 1, WHOLE), versions),
+        sb3.identity(sb3.settings("hopper", 0, 2048), versions),
+        sb3.identity(sb3.settings("hopper", 0, WHOLE), {"stable-baselines3": "2.9.3"}),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_training_tells_the_episodes_of_each_iteration():
+    """Episodes of 1 and 3, then none, then 5: no episode counts twice."""
+    iterations = [[1.0, 3.0], [], [5.0]]
+
+    class Model:
+        num_timesteps, ep_info_buffer = 0, []
+
+        def train(self):
+            pass
+
+        def learn(self, frames):
+            for returns in iterations:
+                self.num_timesteps += frames // len(iterations)
+                self.ep_info_buffer.extend({"r": each} for each in returns)
+                self.train()
+
+    rows = sb3.train(Model(), 30)
+    assert [row[:2] for row in rows] == [(10, 2.0), (20, None), (30, 5.0)]
+    assert all(a.seconds <= b.seconds for a, b in pairwise(rows))
+
+
+def test_the_curve_has_few_points_and_loses_no_iteration():
+    rows = [Row(10 * i, float(i), i / 10) for i in range(1, 101)]
+    points = sb3.curve(rows)
+    assert points["frames"] == list(range(20, 1001, 20))
+    assert points["return"][:2] == [1.5, 3.5]
+    assert points["seconds"][-1] == 10.0
+    assert sb3.last_tenth(rows) == pytest.approx(95.5)  # 91 to 100
+    few = [Row(10, None, 1.0), Row(20, 2.0, 2.0)]
+    assert sb3.curve(few) == {"frames": [10, 20], "return": [None, 2.0], "seconds": [1.0, 2.0]}
+    assert (sb3.last_tenth(few), sb3.last_tenth(few[:1])) == (2.0, None)
+
+
+@pytest.mark.integration
+def test_a_line_of_stable_baselines3(monkeypatch):
+    """One rollout of the shortest task, two episodes from klrl's closing start states."""
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setattr(sb3, "EPISODES", 2)
+    line = json.loads(json.dumps(sb3.run("inverted_pendulum", 3, 2048)))
+    assert line["name"] == "inverted_pendulum sb3 3"
+    assert {"seed=3", "frames=2048", "gamma=0.99", "env=InvertedPendulum-v5"} <= set(line["words"])
+    assert line["curve"]["frames"] == [2048]
+    assert line["training"] == pytest.approx(line["curve"]["return"][0], rel=1e-4)
+    assert line["return"] >= 1
+    assert line["cpu"] > 0
+
+
+def test_evaluation_starts_where_klrl_closes(monkeypatch):
+    """A policy that does nothing: its returns are those of plain Gymnasium from these seeds."""
+    gym = pytest.importorskip("gymnasium")
+    monkeypatch.setattr(sb3, "EPISODES", 3)
+    normalize = SimpleNamespace(normalize_obs=lambda observation: observation)
+    model = SimpleNamespace(
+        predict=lambda observation, deterministic: ([0.0], None),
+        get_vec_normalize_env=lambda: normalize,
+    )
+    from klrl.train.evaluate import CLOSING
+
+    steps = []
+    for seed in CLOSING.seeds(3):
+        env = gym.make("InvertedPendulum-v5")
+        env.reset(seed=seed)
+        count = 1
+        while not env.step([0.0])[2]:
+            count += 1
+        steps.append(count - 1.0)  # 1 for each step but the one that ends it
+    assert sb3.evaluate(model, "inverted_pendulum") == steps
