@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.mujoco import sb3
 from benchmarks.results import ROOT, cpu_name
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
@@ -30,6 +31,8 @@ Line = dict[str, Any]
 POINTS = 50
 #: Share of a run's end, where the learning rate is nearly 0.
 END = 0.05
+#: The setting that Stable-Baselines3 runs.
+SB3 = "sb3"
 COMMON = ("logger=none", "eval.evaluations=1", "eval.final=100")
 
 
@@ -75,6 +78,8 @@ _composer, _composing = Composer(), threading.Lock()
 
 def job_identity(cell: Cell) -> str:
     """The settings' hash and the numerics, as ``0f3a...-2``."""
+    if cell.setting == SB3:
+        return sb3.known_identity(cell.task, cell.seed)
     with _composing:
         own = identity(to_config(_composer.explained(cell.command)))
     return f"{own.settings}-{own.numerics}"
@@ -136,6 +141,11 @@ def run_cell(cell: Cell, curves: bool) -> Line:
     Raises:
         RuntimeError: it failed.
     """
+    if cell.setting == SB3:
+        words = ["-m", "benchmarks.mujoco.sb3", "--task", cell.task, "--seed", str(cell.seed)]
+        _run([sys.executable, *words], cell.log)
+        line: Line = json.loads(cell.log.read_text().splitlines()[-1])
+        return line
     words = [f"hydra.run.dir={cell.folder}", *cell.command]
     if (cell.folder / "checkpoints" / "last").exists():
         words = [f"resume={cell.folder}"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco.cells import END, Line
+from benchmarks.mujoco.cells import END, SB3, Line
+from benchmarks.mujoco.published import NAMES, SOURCES, V5, best
 from benchmarks.mujoco.runs import (
     CLIP,
     FOLDER,
@@ -16,10 +17,8 @@ from benchmarks.mujoco.runs import (
     KL,
     KLPEN,
     MAIN,
-    SB3,
     SEEDS,
     SETTINGS,
-    TASKS,
     TITLES,
     TWO,
     known,
@@ -38,6 +37,8 @@ COLOUR = {HELD: BLUE, CLIP: GREEN, KLPEN: ORANGE, KL: RED, SB3: BLACK}
 #: Share of a task's return that a new default may lose at most.
 LOSS = 0.05
 RESAMPLES = 10_000
+#: Seeds of a published figure that may stand for more than its luck.
+LEAST = 3
 Known = Mapping[str, Mapping[str, Sequence[Line]]]
 
 MEASURES = (
@@ -53,7 +54,7 @@ def write_page(folder: Path = FOLDER) -> None:
     cells: Known = {setting: known(setting, folder) for setting in SEEDS}
     rows = [
         Row({"task": task, "setting": TITLES.get(setting, setting)}, _values(lines))
-        for task in TASKS
+        for task in NAMES
         for setting, tasks in cells.items()
         if (lines := tasks.get(task))
     ]
@@ -97,6 +98,7 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         INTERVAL.format(seeds=f"{SEEDS[HELD]} (klpen_held) or {SEEDS[CLIP]}"),
         *_losses(cells),
         *_beside_sb3(cells),
+        *_beside_published(cells),
         *_in_cpu_seconds(),
         "## How",
         f"    make results-{NUMBER}",
@@ -195,6 +197,58 @@ def chance_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def _beside_published(cells: Known) -> list[str]:
+    """klrl's means, and every published table; the aim in one number."""
+    if not all(len(_returns(cells, HELD, task)) for task in MAIN):
+        return []
+    tasks = list(NAMES)
+    lines = [_head("", "env", "seeds", "tuned", *NAMES.values())]
+    lines.append(_head(*["---"] * (len(tasks) + 4)))
+    means = {task: _returns(cells, HELD, task) for task in tasks}
+    shown = [f"{_short(each.mean())}" if len(each) else "" for each in means.values()]
+    lines.append(_head("klrl, klpen_held", "v5", str(SEEDS[HELD]), "one setting", *shown))
+    for source in SOURCES:
+        numbers = [
+            _short(source.returns[task][0]) if task in source.returns else "" for task in tasks
+        ]
+        name = f"[{source.name}, {source.method}]({_link(source.address)})"
+        seeds = str(source.seeds or "not said")
+        lines.append(_head(name, source.versions, seeds, source.tuning, *numbers))
+    said = [s for s in SOURCES if (s.seeds or 0) >= LEAST and not s.approximate]
+    text = []
+    for which, sources in (
+        ("of all tables", SOURCES),
+        (f"of those of {LEAST} seeds or more", said),
+    ):
+        highest = {task: best(task, sources) for task in MAIN}
+        values = {task: value for task, (value, _) in highest.items()}
+        each = ", ".join(
+            f"{NAMES[task]} {means[task].mean() / value:.2f} ({source.name})"
+            for task, (value, source) in highest.items()
+        )
+        middle = against_published(cells, values)
+        text.append(
+            f"Return / the best published PPO, {which}: interquartile mean over all runs of the "
+            f"five main tasks {middle:.2f}; means by task {each}."
+        )
+    changed = "; ".join(f"{NAMES[task]}: {what}" for task, what in V5.items())
+    note = (
+        "Published at a million frames, as read; versions, tuning and measures differ, so that a "
+        "ratio is no comparison of implementations. How each source measured stands in "
+        f"benchmarks/mujoco/published.py. What v5 changed: {changed}."
+    )
+    return ["## Beside published tables", note, "\n".join(lines), *text]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _link(address: str) -> str:
+    """An address without the words after it."""
+    return address.split(",")[0].split(" ")[0]
+
+
 def against_published(cells: Known, best: Mapping[str, float]) -> float:
     """Interquartile mean over the main tasks' runs of (return / best published).
 
@@ -213,12 +267,12 @@ def _returns(cells: Known, setting: str, task: str) -> np.ndarray:
 def draw_curves(path: Path, cells: Known, axis: str) -> None:
     """Training return over frames or seconds: nine panels, a thin line per seed, their mean."""
     with panels(path, 3, 3, height=2.9) as axes:
-        for each, task in zip(axes.ravel(), TASKS, strict=True):
+        for each, task in zip(axes.ravel(), NAMES, strict=True):
             for setting, tasks in cells.items():
                 lines = tasks.get(task, ())
                 if lines:
                     _curves(each, lines, axis, COLOUR[setting], TITLES.get(setting, setting))
-            each.set(title=TASKS[task])
+            each.set(title=NAMES[task])
         for each in axes[-1]:
             each.set(xlabel="thousand frames" if axis == "frames" else "seconds of iterations")
         for each in axes[:, 0]:

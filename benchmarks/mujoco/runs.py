@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.mujoco.cells import Cell, Line, Lines
+from benchmarks.mujoco.cells import SB3, Cell, Line, Lines
+from benchmarks.mujoco.published import NAMES
 from benchmarks.results import ROOT
 
 FOLDER = ROOT / "docs/results/mujoco"
-#: Gymnasium's name of each preset.
-TASKS = {
-    "half_cheetah": "HalfCheetah",
-    "hopper": "Hopper",
-    "walker2d": "Walker2d",
-    "ant": "Ant",
-    "swimmer": "Swimmer",
-    "reacher": "Reacher",
-    "inverted_pendulum": "InvertedPendulum",
-    "inverted_double_pendulum": "InvertedDoublePendulum",
-    "humanoid": "Humanoid",
-}
 #: Those that are compared with other losses, and with published figures in one number.
 MAIN = ("half_cheetah", "hopper", "walker2d", "ant", "swimmer")
 #: Those with the regulariser on, and those that Stable-Baselines3 is run on.
 TWO = ("half_cheetah", "hopper")
-HELD, CLIP, KLPEN, KL, SB3 = "klpen_held", "clip", "klpen", "klpen_held_kl", "sb3"
+HELD, CLIP, KLPEN, KL = "klpen_held", "clip", "klpen", "klpen_held_kl"
 #: What a table calls them, where it is not their name.
 TITLES = {KL: "klpen_held, kl.coef=0.01, reference=ema", SB3: "Stable-Baselines3"}
 #: Setting -> words, beside the presets'.
@@ -40,7 +29,7 @@ SEEDS = {HELD: 10, CLIP: 5, KLPEN: 5, KL: 5, SB3: 3}
 
 def cells_of(setting: str) -> list[Cell]:
     """Seed by seed, so that a stopped run knows some seeds of every task."""
-    tasks: Sequence[str] = {HELD: tuple(TASKS), KL: TWO, SB3: TWO}.get(setting, MAIN)
+    tasks: Sequence[str] = {HELD: tuple(NAMES), KL: TWO, SB3: TWO}.get(setting, MAIN)
     words = SETTINGS.get(setting, ())
     return [Cell(task, setting, seed, words) for seed in range(SEEDS[setting]) for task in tasks]
 

@@ -116,25 +116,31 @@ def identity(of: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def known_identity(task: str, seed: int, frames: int = FRAMES) -> str:
+    """That of a run with the packages that are installed."""
+    of = settings(task, seed, whole_frames(frames))
+    return identity(of, {name: metadata.version(name) for name in PACKAGES})
+
+
 def run(task: str, seed: int, frames: int) -> dict[str, Any]:
     """Train, evaluate and tell.
 
-    ``cpu`` is that of the process until the training ends, imports included; klrl's in
-    ``cells.Line`` has its evaluations in it, which both tell apart in ``evaluation_seconds``.
+    ``cpu`` is that of the whole process, as klrl's in ``cells.Line``: imports and evaluation are in
+    it; ``evaluation_seconds`` tells the latter apart.
     """
     frames = whole_frames(frames)
     model = make_model(task, seed, frames)
     rows = train(model, frames)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     returns = evaluate(model, task)
     evaluation_seconds = time.perf_counter() - began
-    from benchmarks.results import cpu_name  # after the training, which does not pay for it
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    from benchmarks.results import cpu_name
 
     of = settings(task, seed, frames)
     return {
         "name": f"{task} sb3 {seed}",
-        "identity": identity(of, {name: metadata.version(name) for name in PACKAGES}),
+        "identity": known_identity(task, seed, frames),
         "words": [f"{key}={value}" for key, value in of.items()],
         "return": statistics.fmean(returns),
         "se": statistics.stdev(returns) / sqrt(len(returns)),
