@@ -211,7 +211,8 @@ def _beside_published(cells: Known) -> list[str]:
         numbers = [
             _short(source.returns[task][0]) if task in source.returns else "" for task in tasks
         ]
-        name = f"[{source.name}, {source.method}]({_link(source.address)})"
+        method = f", {source.method}" * (source.method not in source.name)
+        name = f"[{source.name}{method}]({_link(source.address)})"
         seeds = str(source.seeds or "not said")
         lines.append(_head(name, source.versions, seeds, source.tuning, *numbers))
     said = [s for s in SOURCES if (s.seeds or 0) >= LEAST and not s.approximate]
@@ -246,7 +247,7 @@ def _short(value: float) -> str:
 
 def _link(address: str) -> str:
     """An address without the words after it."""
-    return address.split(",")[0].split(" ")[0]
+    return address.split(",")[0].split(" ")[0].rstrip(";")
 
 
 def against_published(cells: Known, best: Mapping[str, float]) -> float:
