@@ -337,8 +337,8 @@ def test_a_diverged_run_counts_where_a_sweep_says_that_it_may() -> None:
     assert "1 of forward's on pendulum; they count as they were at their last checkpoint" in told
     with pytest.raises(SystemExit, match="seed=1"):
         replace(sweep, may_diverge=False).runs()
-    write_run(sweep.folder / "seed=1,loss.beta_rule=forward", **failed, error="OSError: no space")
-    with pytest.raises(SystemExit, match="seed=1"):
+    write_run(sweep.folder / "seed=2,loss.beta_rule=forward", **failed, error="OSError: no space")
+    with pytest.raises(SystemExit, match="seed=2"):
         sweep.runs()
 
 
