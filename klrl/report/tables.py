@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from klrl.base.digits import number, places, span
+from klrl.base.digits import show as show_number
 from klrl.domains import Domain
 from klrl.report.aggregate import Aggregate, Scale, against_best
 from klrl.report.differences import ALL_PAIRS, Difference, shown
-from klrl.report.digits import places, show_estimate, span
-from klrl.report.digits import show as show_number
 from klrl.report.equal_kl import KNOBS, EqualKL
 from klrl.report.measures import Line, Measure, recorded_metrics
 from klrl.report.outcomes import seeds_text
 from klrl.report.runs import Inventory, Run
 from klrl.report.settings import Job, Setting, count_states, differing, show
 from klrl.report.statistics import ENOUGH, Estimate
-from klrl.runs.metrics import heading, metric_of, number
+from klrl.runs.metrics import heading, metric_of
 
 #: A table of more rows scrolls in its own box, so that the charts below it stay in reach.
 TALL = 16
@@ -107,8 +107,23 @@ def _head(title: str, measure: Measure) -> str:
 def _cell(value: Estimate | None) -> str:
     if value is None:
         return ""
-    first, below = show_estimate(value)
+    first, below = _shown(value)
     return f"{first}<small>{below}</small>" if below else first
+
+
+def _shown(value: Estimate) -> tuple[str, str]:
+    """What comes first, and the smaller print below it.
+
+    The mean and its interval; below five seeds the range and the mean, and no interval.
+    """
+    decimals = places(value.value, value.error)
+    mean = show_number(value.value, decimals)
+    # No interval with one seed, or where all seeds agree, as on a fixed coefficient.
+    if value.least == value.most:
+        return mean, ""
+    if value.low is None or value.high is None:
+        return span(value.least, value.most, decimals), f"mean {mean}"
+    return mean, span(value.low, value.high, decimals)
 
 
 def differences_table(lines: Sequence[Line], differences: Sequence[Difference]) -> str:
