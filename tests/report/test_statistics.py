@@ -11,8 +11,10 @@ from benchmarks.coverage import bad_seeds, false_alarms, share_held, t_interval,
 from klrl.report.statistics import (
     chance_of_more,
     estimate,
+    expanded_level,
     holm,
     iqm,
+    iqm_interval,
     welch,
     welch_all,
 )
@@ -147,6 +149,22 @@ def test_intervals_cover_what_they_say_on_normal_returns_and_too_little_with_bad
         held = share_held(*t_interval(draws.standard_normal((20_000, n))), 0.0)
         assert 0.94 < held < 0.96
     assert share_held(*t_interval(bad_seeds(draws, (5_000, 5))), 0.7) < 0.87
+
+
+@pytest.mark.parametrize(
+    "runs, tasks, t",  # t as printed tables have it, two-sided 5 %
+    [(5, 1, 2.776), (5, 3, 2.179), (5, 5, 2.086), (10, 3, 2.052), (10, 5, 2.014)],
+)
+def test_the_bootstrap_is_expanded_as_far_as_students_interval(runs, tasks, t):
+    with mpmath.workdps(20):
+        outside = 2 * mpmath.ncdf(-mpmath.sqrt(mpmath.mpf(runs) / (runs - 1)) * t)
+    assert 1 - expanded_level(runs, tasks) == pytest.approx(float(outside), rel=5e-3)
+
+
+@pytest.mark.parametrize("runs, tasks", [(5, 3), (5, 5), (10, 3)])
+def test_the_interval_of_the_iqm_over_tasks_covers_what_it_says(runs, tasks):
+    scores = np.random.default_rng(0).standard_normal((runs, tasks, 1_000))
+    assert 0.94 < share_held(*iqm_interval(scores), 0.0) < 0.97
 
 
 def test_holm_over_all_pairs_keeps_the_level_and_over_those_with_the_best_does_not():
