@@ -179,12 +179,12 @@ def main() -> None:
     intervals(args.repeats, rng)
     print("\nOne spread for all settings of a table, or one for each (wide setting, another)\n")
     pooled(args.repeats, rng)
-    few = args.repeats // 10
-    print(f"\n{few} repeats; coverage of the 95 % interval of the IQM over tasks\n")
-    over_tasks(few, rng)
     tables = args.repeats // 4
     print(f"\n{tables} tables of equal settings; share with a difference called significant\n")
     levels(tables, rng)
+    few = args.repeats // 10
+    print(f"\n{few} repeats; coverage of the 95 % interval of the IQM over tasks\n")
+    over_tasks(few, rng)
 
 
 if __name__ == "__main__":

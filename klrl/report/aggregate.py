@@ -82,6 +82,11 @@ class Aggregate:
     iqm_high: float | None
 
     @property
+    def task_means(self) -> list[float]:
+        """Task by task, the mean over seeds."""
+        return [float(each.mean()) for each in self.scores]
+
+    @property
     def seeds(self) -> int:
         """The fewest seeds of any task."""
         return min(map(len, self.scores))

@@ -241,14 +241,17 @@ def _reach(n: int) -> float:
 def _estimates(seeds: Array) -> list[Estimate]:
     """An estimate per column of [seeds, points]."""
     n = len(seeds)
-    columns = [seeds.mean(axis=0), iqm(seeds), seeds.min(axis=0), seeds.max(axis=0)]
+    least, most = seeds.min(axis=0), seeds.max(axis=0)
+    mean, middle = (np.clip(each, least, most) for each in (seeds.mean(axis=0), iqm(seeds)))
     error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
+    # The spread of equal numbers is rounding, as is a mean beyond them.
+    columns = [mean, middle, least, most, np.where(least == most, 0.0, error)]
     reach = _reach(n) if n >= ENOUGH else None
     estimates = []
-    for mean, middle, least, most, se in np.stack([*columns, error]).T.tolist():
-        low, high = (None, None) if reach is None else (mean - reach * se, mean + reach * se)
+    for value, of_middle, first, last, se in np.stack(columns).T.tolist():
+        low, high = (None, None) if reach is None else (value - reach * se, value + reach * se)
         known = se if n > 1 else None
-        estimates.append(Estimate(mean, low, high, n, middle, least, most, known))
+        estimates.append(Estimate(value, low, high, n, of_middle, first, last, known))
     return estimates
 
 

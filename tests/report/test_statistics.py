@@ -112,6 +112,13 @@ def test_equal_seeds_have_no_width_and_rounding_makes_no_difference():
     assert welch_all([]) == []
 
 
+def test_seeds_that_agree_have_no_interval_by_rounding():
+    """Six times .01 are .06 in floating point, and a sixth of it is not .01."""
+    for value in (0.01, 0.1, 1 / 3):
+        made = estimate(np.full(6, value))
+        assert (made.value, made.low, made.high, made.error) == (value, value, value, 0.0)
+
+
 def test_holm_is_the_closed_test():
     """Rejected at a level if Bonferroni rejects every intersection that holds the hypothesis."""
     for _ in range(20):
