@@ -10,13 +10,19 @@ from klrl.report.aggregate import Aggregate
 
 #: Pixels: the chart's width, a strip's height, the room beside, above and below the strips, and
 #: about the width of a letter.
-_WIDTH, _STRIP, _SIDE, _TOP, _BOTTOM, _LETTER = 440, 38, 14, 26, 44, 6.7
-#: The title of the chart.
-TITLE = "All tasks: mean and tasks"
-#: The axis.
-SCORE = "normalised final return"
-#: Tasks of more are not told apart.
+_WIDTH, _STRIP, _SIDE, _TOP, _BOTTOM, _LETTER = 440, 42, 14, 26, 44, 6.7
+#: More tasks than shapes are not told apart.
 _SHAPES = ("circle", "square", "triangle", "diamond")
+
+
+def title(score: str) -> str:
+    """The chart's title; ``score`` is return, or score of language."""
+    return f"Normalised {score} over all tasks"
+
+
+def axis_title(score: str) -> str:
+    """The title of its axis."""
+    return f"normalised final {score}"
 
 
 def shapes(tasks: Sequence[str]) -> list[str]:
@@ -29,24 +35,25 @@ def told_apart(tasks: Sequence[str]) -> bool:
     return len(set(shapes(tasks))) == len(tasks)
 
 
-def dots(settings: Sequence[Aggregate], tasks: Sequence[str]) -> str:
+def dots(settings: Sequence[Aggregate], tasks: Sequence[str], score: str = "return") -> str:
     """The figure: of each setting its mean over tasks with the interval, and the mean of each task.
 
     Args:
         settings: at least one.
         tasks: in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
+        score: the name of a return.
     """
     axis = _Axis(_ends(settings))
     below = _TOP + _STRIP * len(settings)
     key, rows = _key(tasks, below + _BOTTOM)
     height = below + _BOTTOM + 18 * rows
     parts = [
-        f'<text x="{_SIDE}" y="17" font-weight="600" font-size="13">{TITLE}</text>',
-        *axis.drawn(below),
+        f'<text x="{_SIDE}" y="17" font-weight="600" font-size="13">{title(score)}</text>',
+        *axis.drawn(below, axis_title(score)),
         *(_strip(each, tasks, axis, _TOP + _STRIP * i) for i, each in enumerate(settings)),
         *key,
     ]
-    told = f"{TITLE}: {SCORE} of {len(settings)} settings over {len(tasks)} tasks"
+    told = f"{title(score)}: {len(settings)} settings, {len(tasks)} tasks"
     return (
         f'<figure class="dots"><svg width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{told}">{"".join(parts)}</svg>'
@@ -82,9 +89,9 @@ class _Axis:
         share = (value - self._low) / (self._high - self._low)
         return round(_SIDE + share * (_WIDTH - 2 * _SIDE), 1)
 
-    def drawn(self, bottom: int) -> list[str]:
+    def drawn(self, bottom: int, title: str) -> list[str]:
         """Its lines, numbers and title."""
-        step = _step((self._high - self._low) / 6)
+        step = _step((self._high - self._low) / 8)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         first, last = math.ceil(self._low / step), math.floor(self._high / step)
         parts = []
@@ -95,8 +102,8 @@ class _Axis:
                 f'<text class="x" x="{x}" y="{bottom + 15}" text-anchor="middle">'
                 f"{value:.{digits}f}</text>",
             ]
-        title = f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">{SCORE}</text>'
-        return [*parts, title]
+        below = f'<text x="{_WIDTH / 2}" y="{bottom + 32}" text-anchor="middle">{title}</text>'
+        return [*parts, below]
 
 
 def _step(least: float) -> float:
@@ -106,15 +113,15 @@ def _step(least: float) -> float:
 
 
 def _strip(each: Aggregate, tasks: Sequence[str], axis: _Axis, top: int) -> str:
-    """A setting's name, and below it its marks on one line."""
-    y = top + 26
+    """A setting's name, below it its mean, and the tasks a little lower, so that none is hidden."""
+    y, lower = top + 24, top + 31
     name, mean = escape(each.name), each.mean
     room = int((_WIDTH - 2 * _SIDE) / _LETTER)
     short = name if len(each.name) <= room else f"{escape(each.name[: room - 1])}…"
     parts = [f'<text x="{_SIDE}" y="{top + 13}">{short}</text>']
     for task, shape, value in zip(tasks, shapes(tasks), each.task_means, strict=True):
         told = f"<title>{name}, {escape(task)}: {value:.3f}</title>"
-        parts.append(f'<g class="dot">{told}{_mark(shape, axis(value), y)}</g>')
+        parts.append(f'<g class="dot">{told}{_mark(shape, axis(value), lower)}</g>')
     span = ""
     if math.isfinite(mean.low):
         x1, x2 = axis(mean.low), axis(mean.high)

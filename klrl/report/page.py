@@ -53,6 +53,10 @@ _READING = (
         "five seeds, three of which finished. A failed seed counts: by default as the mean over "
         "the last tenth of what it recorded",
     ),
+    (
+        "4 of 5 have a return",
+        "in one finished seed no episode ended; it is in no number of that column",
+    ),
     ("short", "runs that ended before the frames that the task's runs ask for"),
     (
         "differences",

@@ -11,7 +11,7 @@ import numpy as np
 
 from klrl.report.aggregate import Aggregate
 from klrl.report.charts import Chart, Point
-from klrl.report.dots import SCORE, TITLE, told_apart
+from klrl.report.dots import axis_title, title, told_apart
 from klrl.report.statistics import Array, Estimate
 from klrl.runs.curves import COLOURS
 
@@ -61,12 +61,15 @@ def draw_charts(
     return _names(stem)
 
 
-def draw_tasks(settings: Sequence[Aggregate], tasks: Sequence[str], stem: Path) -> list[str]:
+def draw_tasks(
+    settings: Sequence[Aggregate], tasks: Sequence[str], score: str, stem: Path
+) -> list[str]:
     """Draw the settings over all tasks into a PNG and an SVG; returns their names.
 
     Args:
         settings: at least one.
         tasks: in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
+        score: the name of a return.
         stem: the pictures' path, without suffix.
     """
     apart = told_apart(tasks)
@@ -75,10 +78,6 @@ def draw_tasks(settings: Sequence[Aggregate], tasks: Sequence[str], stem: Path) 
     size = (6.5, 1.1 + 0.34 * len(settings) + 0.24 * legend_rows)
     with _figure(size, stem) as figure:
         axes = figure.subplots()
-        for i, task in enumerate(tasks):
-            label, shape = (task, _SHAPES[i]) if apart else ("means of the tasks", "o")
-            x = [each.task_means[i] for each in settings]
-            axes.plot(x, range(len(x)), shape, color="0.45", markersize=4.5, label=label)
         mean = [each.mean for each in settings]
         axes.errorbar(
             [each.value for each in mean],
@@ -89,7 +88,13 @@ def draw_tasks(settings: Sequence[Aggregate], tasks: Sequence[str], stem: Path) 
             color=COLOURS[0],
             label="mean and 95 % interval" if any(m.low == m.low for m in mean) else "mean",
         )
-        axes.set(title=TITLE, xlabel=SCORE, ylim=(len(mean) - 0.5, -0.5))
+        for i, task in enumerate(tasks):
+            label, shape = (task, _SHAPES[i]) if apart else ("means of the tasks", "o")
+            x = [each.task_means[i] for each in settings]
+            # A little lower, so that no mean hides one.
+            y = np.arange(len(x)) + 0.22
+            axes.plot(x, y, shape, color="0.45", markersize=4.5, label=label)
+        axes.set(title=title(score), xlabel=axis_title(score), ylim=(len(mean) - 0.5, -0.5))
         axes.set_yticks(range(len(mean)), [each.name for each in settings])
         axes.grid(visible=False, axis="y")
         _add_legend(figure, [axes], in_row)

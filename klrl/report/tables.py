@@ -124,7 +124,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     run, value = line.setting.runs[i], float(line.values["return"][i])
     state = escape(run.status)
     state = f'<span class="bad">{state}</span>' if run.failed else state
-    score = "" if math.isnan(value) else number(value, run.domain.digits)
+    score = "" if math.isnan(value) else number(value, 4)
     row = last_evaluated(run, "eval/return")
     # The first of them says of both how they were played.
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
@@ -225,12 +225,15 @@ def show_p(p: float) -> str:
     return "&lt; .001" if p < 0.001 else f"{p:.2g}".removeprefix("0") if p < 1 else "1"
 
 
-def aggregate_section(settings: Sequence[Aggregate], scale: Scale, pictures: Sequence[str]) -> str:
+def aggregate_section(
+    settings: Sequence[Aggregate], scale: Scale, score: str, pictures: Sequence[str]
+) -> str:
     """The section of the settings over all tasks.
 
     Args:
         settings: those that every task has.
         scale: of every task, in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
+        score: the name of a return.
         pictures: names of the pictures beside the page.
     """
     title = '<section id="tasks"><h2>All tasks</h2>'
@@ -269,10 +272,12 @@ def aggregate_section(settings: Sequence[Aggregate], scale: Scale, pictures: Seq
             "a task of more seeds weighs more in the IQM, which has no interval then."
         )
     note = (
-        f"Final returns, normalised as you gave it: {ends}. {weights} The IQM is over all runs of "
+        f"Final {score}s, normalised as you gave it: {ends}. {weights} The IQM is over all runs of "
         "all tasks. Intervals assume no rare bad seeds."
     )
-    figure = f'{dots(settings, list(scale))}<p class="soft">As pictures: {links(pictures)}</p>'
+    figure = (
+        f'{dots(settings, list(scale), score)}<p class="soft">As pictures: {links(pictures)}</p>'
+    )
     table = _table("All tasks", head, rows)
     return f'{title}{table}{figure}{below}<p class="soft">{note}</p></section>'
 

@@ -52,8 +52,11 @@ def write_report(
     together = ""
     if scale and tasks:
         over_all = aggregates({t.name: t.lines for t in tasks}, scale)
-        drawn = draw_tasks(over_all, list(stems), folder / "all_tasks") if over_all else []
-        together = aggregate_section(over_all, {name: scale[name] for name in stems}, drawn)
+        score = " or ".join(dict.fromkeys(run.domain.score for run in runs))
+        path = folder / "all_tasks"
+        drawn = draw_tasks(over_all, list(stems), score, path) if over_all else []
+        scales = {name: scale[name] for name in stems}
+        together = aggregate_section(over_all, scales, score, drawn)
     page = folder / "report.html"
     replace_file(page, make_page(tasks, jobs, inventory, together))
     _write_summary(tasks, folder / "summary.csv")
