@@ -387,6 +387,10 @@ def test_marks_stand_where_the_axis_says(two_tasks):
     np.testing.assert_allclose(np.polyval(scale, places), names, atol=2e-3)
     means = [float(x) for x in re.findall(r'<circle class="point" cx="([-.\d]+)"', figure)]
     np.testing.assert_allclose(np.polyval(scale, means), [0.209, 0.47, 0.07], atol=2e-3)
+    first = [
+        float(x) for x in re.findall(r"Toy-v1: [-.\d]+</title><circle cx=\"([-.\d]+)\"", figure)
+    ]
+    np.testing.assert_allclose(np.polyval(scale, first), [0.418, 0.42, 0.02], atol=2e-3)
     (low, high), *_ = re.findall(r'<line class="up" x1="([-.\d]+)" x2="([-.\d]+)"', figure)[1:]
     ends = np.polyval(scale, [float(low), float(high)])
     np.testing.assert_allclose(ends, [0.4585, 0.4815], atol=2e-3)
@@ -416,6 +420,23 @@ def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, t
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"klrl report: {told}")
     assert not (two_tasks / "report").exists()
+
+
+def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
+    tasks = [f"<b>{i}" for i in range(5)]
+    for i, task in enumerate(tasks):
+        write(tmp_path / f"{i}", {1.0: (i, i + 1)}, env={"id": task})
+    words = [f"{task}=0:10" for task in tasks]
+    text, _ = page_of(tmp_path, "--normalise", *words)
+    (figure,) = re.findall(r'<figure class="dots">.*?</figure>', text, re.S)
+    # The mean of .05, .15 ... .45; no shapes, and so no key but a line.
+    assert "<title>all runs: 0.250</title>" in figure
+    assert [figure.count(f'class="{kind}"') for kind in ("point", "up", "dot")] == [1, 0, 5]
+    assert "small: means of the tasks" in figure
+    assert "<b>" not in figure
+    drawn = (tmp_path / "report" / "all_tasks.svg").read_text()
+    assert "means of the tasks" in drawn
+    assert "95 % interval" not in drawn
 
 
 # ------------------------------------------------------------------------------------- evaluations
