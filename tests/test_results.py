@@ -333,6 +333,8 @@ def test_a_diverged_run_counts_where_a_sweep_says_that_it_may() -> None:
     failed = {"seed": 1, "status": "failed"}
     write_run(sweep.folder / "seed=1,loss.beta_rule=forward", **failed, error=infinite)
     groups = by_labels(sweep.runs(), "env", "loss.beta_rule")
+    sweep.run(1)  # nothing is left to run, and the diverged one is not tried again
+    assert not (sweep.folder / "sweep.json").exists()
     told = beta_rules.ended_early(groups)
     assert "1 of forward's on pendulum; they count as they were at their last checkpoint" in told
     with pytest.raises(SystemExit, match="seed=1"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from benchmarks.results import ROOT
@@ -58,9 +59,14 @@ class Sweep:
     def run(self, jobs: int) -> None:
         """Run what is not finished yet; its lines go to the terminal.
 
+        A run that diverged, and may, is not tried again: another try goes on from its checkpoint
+        with other start states, and would be counted as if it were the first.
+
         Raises:
             SystemExit: a job failed (but see ``may_diverge``), was refused or interrupted.
         """
+        if self.may_diverge and self._ended():
+            return
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen([sys.executable, *self.command(jobs)], env=environment) as process:
@@ -71,6 +77,12 @@ class Sweep:
                 code = process.wait() or 130
         if code and not (code == FAILED and self.may_diverge):
             raise SystemExit(code)
+
+    def _ended(self) -> bool:
+        """Whether every run is there, finished or diverged."""
+        jobs = prod(len(word.partition("=")[2].split(",")) for word in self.words)
+        runs = find_runs([str(self.folder)]).runs if self.folder.exists() else []
+        return len(runs) == jobs and all(r.status == "finished" or diverged(r) for r in runs)
 
     def runs(self) -> list[Labelled]:
         """Its runs, in the order of their folders' names.
