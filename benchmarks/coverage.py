@@ -1,6 +1,6 @@
 """How often the report's intervals hold the truth, and how often its test of differences is wrong.
 
-    python -m benchmarks.coverage              # under a minute; prints the tables of docs/report.md
+    python -m benchmarks.coverage              # some minutes; prints the tables of docs/report.md
 
 Synthetic returns with a known mean; no training. Intervals are of nominally 95 %, levels of 5 %.
 """
@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from klrl.report.statistics import Array, bootstrap_interval, holm, welch_all
+from klrl.report.statistics import Array, bootstrap_interval, holm, iqm_interval, welch_all
 from klrl.report.student import quantile, two_sided
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -86,6 +86,38 @@ def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
             print(f"| {name} | {kind} | " + " | ".join(row) + " |")
 
 
+def tasks_apart(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """[runs, tasks, repeats] of which each task lies 1.5 spreads above the one before."""
+    return rng.standard_normal(shape) + 1.5 * np.arange(shape[1])[:, None]
+
+
+def middle_half(draw: Draw, tasks: int, rng: np.random.Generator) -> float:
+    """The IQM of very many runs of each task, drawn as [runs, tasks, 1]."""
+    runs = np.sort(draw(rng, (400_000, tasks, 1)).ravel())
+    return float(runs[len(runs) // 4 : -(len(runs) // 4)].mean())
+
+
+def over_tasks(repeats: int, rng: np.random.Generator) -> None:
+    """The report's interval of the IQM over tasks, beside the percentile bootstrap."""
+    sizes = [(n, tasks) for n in (5, 10) for tasks in (3, 5)]
+    head = ["returns", *(f"{tasks} tasks, n = {n}" for n, tasks in sizes)]
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    rows = [
+        *((name, draw, iqm_interval) for name, (draw, _) in RETURNS.items()),
+        ("normal, tasks 1.5 spreads apart", tasks_apart, iqm_interval),
+        ("normal, one task of 4 times the spread", wide_first, iqm_interval),
+        ("normal, percentile bootstrap (before)", RETURNS["normal"][0], bootstrap_interval),
+    ]
+    for name, draw, interval in rows:
+        cells = []
+        for n, tasks in sizes:
+            # Columns share their resamples; each is a repeat.
+            scores = draw(rng, (n, tasks, repeats))
+            held = share_held(*interval(scores), middle_half(draw, tasks, rng))
+            cells.append(f"{held:.3f}")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
 def welch_p(a: Array, b: Array) -> Array:
     """:func:`klrl.report.statistics.welch` of a - b over the last axis, of many pairs at once."""
     n = a.shape[-1]
@@ -150,6 +182,9 @@ def main() -> None:
     tables = args.repeats // 4
     print(f"\n{tables} tables of equal settings; share with a difference called significant\n")
     levels(tables, rng)
+    few = args.repeats // 10
+    print(f"\n{few} repeats; coverage of the 95 % interval of the IQM over tasks\n")
+    over_tasks(few, rng)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from benchmarks.shipped import (
     best_of_n,
+    beta_rules,
     controllers,
     forgetting,
     frontier,
@@ -321,6 +323,24 @@ def test_runs_are_grouped_by_label_and_ordered_by_seed() -> None:
     }
     write_run(sweep.folder / "kl.coef=1,seed=1", seed=1, status="failed")
     with pytest.raises(SystemExit, match=r"kl\.coef=1,seed=1: failed; a result is made of all"):
+        sweep.runs()
+
+
+def test_a_diverged_run_counts_where_a_sweep_says_that_it_may() -> None:
+    sweep = Sweep("toy", ("seed=0,1",), {"env": "pendulum"}, may_diverge=True)
+    infinite = "NonFiniteError: gradient is inf in minibatch 3 of epoch 2"
+    write_run(sweep.folder / "seed=0,loss.beta_rule=forward")
+    failed = {"seed": 1, "status": "failed"}
+    write_run(sweep.folder / "seed=1,loss.beta_rule=forward", **failed, error=infinite)
+    groups = by_labels(sweep.runs(), "env", "loss.beta_rule")
+    sweep.run(1)  # nothing is left to run, and the diverged one is not tried again
+    assert not (sweep.folder / "sweep.json").exists()
+    told = beta_rules.ended_early(groups)
+    assert "1 of forward's on pendulum; they count as they were at their last checkpoint" in told
+    with pytest.raises(SystemExit, match="seed=1"):
+        replace(sweep, may_diverge=False).runs()
+    write_run(sweep.folder / "seed=2,loss.beta_rule=forward", **failed, error="OSError: no space")
+    with pytest.raises(SystemExit, match="seed=2"):
         sweep.runs()
 
 

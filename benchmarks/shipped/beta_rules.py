@@ -16,6 +16,7 @@ from benchmarks.shipped.sweeps import (
     Sweep,
     by_labels,
     closing_return,
+    diverged,
 )
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import BAND, in_band
@@ -42,7 +43,9 @@ def _sweeps() -> list[Sweep]:
         task = (f"env={env}", f"frames={frames}")
         rules = (*task, "loss=klpen", "loss.beta_rule=doubling,forward", *_COMMON)
         held = (*task, "loss=klpen_held", *_COMMON)
-        found.append(Sweep(f"results/beta_rules/{env}", rules, {"env": env}))
+        # TorchRL's rule has no bounds: beta may become infinite, and then the gradient is.
+        swept = Sweep(f"results/beta_rules/{env}", rules, {"env": env}, may_diverge=True)
+        found.append(swept)
         labels = {"env": env, "loss.beta_rule": "held"}
         found.append(Sweep(f"results/beta_rules/{env}_held", held, labels))
     return found
@@ -59,10 +62,22 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     note = (
         "In band: the share of iterations after the tenth whose KL(old||new), of the whole rollout "
         f"after the update, lies within a factor {BAND} of `loss.dtarg={TARGET}`. Evaluation: "
-        f"{EPISODES} deterministic episodes of the last policy."
+        f"{EPISODES} deterministic episodes of the last policy. {ended_early(groups)}"
     )
     alt = "KL(old||new) over frames with its band, share in band and return of three rules"
     return [Section("Figures", note, rows, MEASURES, "beta_rules.png", alt)]
+
+
+def ended_early(groups: dict[tuple[str, ...], list[Run]]) -> str:
+    """Which runs ended early, in a sentence."""
+    counts = {key: sum(map(diverged, runs)) for key, runs in groups.items()}
+    ended = [f"{n} of {rule}'s on {env}" for (env, rule), n in counts.items() if n]
+    if not ended:
+        return "All runs came to their end."
+    return (
+        f"Runs that ended early, with an infinite gradient: {', '.join(ended)}; they count as they "
+        "were at their last checkpoint."
+    )
 
 
 def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from benchmarks.results import ROOT
@@ -18,6 +19,8 @@ from klrl.report.runs import Run, find_runs
 OUTPUTS = Path("outputs")
 #: Episodes of a closing evaluation.
 EPISODES = 100
+#: The exit code of a sweep of which jobs failed.
+FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,14 @@ class Sweep:
         words: as after ``python -m klrl -m``.
         labels: what all its runs have in common and a table shall show.
         alone: jobs take turns even where others run side by side: their time is measured.
+        may_diverge: a run that ends as a NonFiniteError counts, as it was at its last checkpoint.
     """
 
     name: str
     words: tuple[str, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
+    may_diverge: bool = False
 
     @property
     def folder(self) -> Path:
@@ -54,9 +59,14 @@ class Sweep:
     def run(self, jobs: int) -> None:
         """Run what is not finished yet; its lines go to the terminal.
 
+        A run that diverged, and may, is not tried again: another try goes on from its checkpoint
+        with other start states, and would be counted as if it were the first.
+
         Raises:
-            SystemExit: a job failed, was refused or interrupted.
+            SystemExit: a job failed (but see ``may_diverge``), was refused or interrupted.
         """
+        if self.may_diverge and self._ended():
+            return
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen([sys.executable, *self.command(jobs)], env=environment) as process:
@@ -65,8 +75,14 @@ class Sweep:
             except KeyboardInterrupt:
                 # It was told, too, and writes its checkpoints: subprocess.run would kill it.
                 code = process.wait() or 130
-        if code:
+        if code and not (code == FAILED and self.may_diverge):
             raise SystemExit(code)
+
+    def _ended(self) -> bool:
+        """Whether every run is there, finished or diverged."""
+        jobs = prod(len(word.partition("=")[2].split(",")) for word in self.words)
+        runs = find_runs([str(self.folder)]).runs if self.folder.exists() else []
+        return len(runs) == jobs and all(r.status == "finished" or diverged(r) for r in runs)
 
     def runs(self) -> list[Labelled]:
         """Its runs, in the order of their folders' names.
@@ -78,7 +94,7 @@ class Sweep:
         ended = [
             f"{run.path}: {run.status}; a result is made of all runs, finished"
             for run in found.runs
-            if run.status != "finished"
+            if run.status != "finished" and not (self.may_diverge and diverged(run))
         ]
         if found.skipped or ended:
             raise SystemExit("\n".join([*found.skipped, *ended]))
@@ -124,6 +140,11 @@ class Labelled:
 
     run: Run
     labels: Mapping[str, str]
+
+
+def diverged(run: Run) -> bool:
+    """Whether a value of the run was NaN or infinite, which ended it."""
+    return run.status == "failed" and str(run.manifest.get("error", "")).startswith("NonFinite")
 
 
 def words_of(folder: str) -> dict[str, str]:

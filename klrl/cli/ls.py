@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from klrl.base.digits import mean_and_error
 from klrl.base.text import text_table
 from klrl.cli.wrapper import Parser
 from klrl.domains import Domain
 from klrl.report.listing import Entry, entries
 from klrl.runs.metrics import metric_of
-
-_HEADS = ("", "state", "progress", "", "return", "KL(ref)", "started", "")
-_RIGHT = (2, 3, 4, 5)
 
 
 def ls_command(argv: list[str]) -> int:
@@ -29,7 +28,7 @@ def ls_command(argv: list[str]) -> int:
     if args.json:
         print(json.dumps([_as_json(entry) for entry in listed], indent=1))
     elif listed:
-        print(text_table([_HEADS, *(_cells(entry, folder) for entry in listed)], right=_RIGHT))
+        print(_table(listed, folder))
     else:
         print(f"{args.folder}: no runs")
     return 0
@@ -48,23 +47,33 @@ def parser() -> Parser:
     return parser
 
 
-def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
+def _table(listed: Sequence[Entry], folder: Path) -> str:
+    """A line per entry; a column for the best checkpoints where there are any."""
+    scores = dict.fromkeys(entry.domain.score for entry in listed if entry.score is not None)
+    score, best = ", ".join(scores) or "return", any(entry.best is not None for entry in listed)
+    head = ["", "state", "progress", "", score, *["best"] * best, "KL(ref)", "started", ""]
+    rows = [_cells(entry, folder, best=best) for entry in listed]
+    return text_table([head, *rows], right=range(2, 6 + best))
+
+
+def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
     """A line of the table."""
     name = entry.path.name if entry.path == folder else str(entry.path.relative_to(folder))
-    return (
+    return [
         name,
         entry.state,
         _progress(entry),
         f"{_percent(entry)}%" if entry.unit and entry.total else "",
-        _shown("eval/return", entry.score, entry.domain),
-        _shown("kl/ref/exact", entry.kl, entry.domain),
+        _scored(entry.score, entry.error, entry.domain),
+        *[_scored(entry.best, entry.best_error, entry.domain)] * best,
+        "" if entry.kl is None else metric_of("kl/ref/exact", entry.domain).show(entry.kl),
         _local(entry.started),
         entry.note or ", ".join(f"{count} {state}" for state, count in entry.jobs.items()),
-    )
+    ]
 
 
-def _shown(metric: str, value: float | None, domain: Domain) -> str:
-    return "" if value is None else metric_of(metric, domain).show(value)
+def _scored(value: float | None, error: float | None, domain: Domain) -> str:
+    return "" if value is None else mean_and_error(value, error, domain.digits)
 
 
 def _progress(entry: Entry) -> str:
@@ -89,10 +98,11 @@ def _local(started: str | None) -> str:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON; a sweep has ``jobs``, a run its last recorded ``return`` and ``kl``."""
+    """An entry as JSON; a sweep has ``jobs``, a run its last recorded returns and ``kl``."""
     shared: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
     shared |= {"done": entry.done, "total": entry.total, "started": entry.started}
-    own: dict[str, Any] = (
-        {"jobs": entry.jobs} if entry.unit == "jobs" else {"return": entry.score, "kl": entry.kl}
-    )
+    own: dict[str, Any] = {"jobs": entry.jobs}
+    if entry.unit != "jobs":
+        own = {"return": entry.score, "return_se": entry.error, "best_return": entry.best}
+        own |= {"best_return_se": entry.best_error, "kl": entry.kl}
     return {**shared, **own, "note": entry.note}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from klrl.report.statistics import (
     ENOUGH,
     Array,
     Contrast,
-    bootstrap_interval,
     chance_of_more,
     holm,
     iqm,
+    iqm_interval,
     welch,
 )
 
@@ -66,22 +66,35 @@ class Aggregate:
 
     Attributes:
         name: the setting's, the same in every task.
-        seeds: the fewest seeds of any task.
         scores: task by task, the normalised final returns [seeds].
         mean: mean over tasks of the means over seeds; its interval is NaN below ENOUGH seeds.
-        iqm: the interquartile mean of all runs of all tasks.
-        iqm_low: lower end of its stratified bootstrap interval; None below ENOUGH seeds, or where
-            tasks have unequal numbers of seeds.
+        iqm: the interquartile mean of all runs of all tasks: a task of more seeds weighs more.
+        iqm_low: lower end of its 95 % interval; None below ENOUGH seeds, or where tasks have
+            unequal numbers of seeds.
         iqm_high: upper end.
     """
 
     name: str
-    seeds: int
     scores: list[Array]
     mean: Contrast
     iqm: float
     iqm_low: float | None
     iqm_high: float | None
+
+    @property
+    def task_means(self) -> list[float]:
+        """Task by task, the mean over seeds."""
+        return [float(each.mean()) for each in self.scores]
+
+    @property
+    def seeds(self) -> int:
+        """The fewest seeds of any task."""
+        return min(map(len, self.scores))
+
+    @property
+    def equal_seeds(self) -> bool:
+        """Whether all tasks have as many."""
+        return len({len(each) for each in self.scores}) == 1
 
 
 def aggregates(tasks: Mapping[str, Sequence[Line]], scale: Scale) -> list[Aggregate]:
@@ -112,10 +125,12 @@ def _aggregate(name: str, scores: list[Array]) -> Aggregate:
         mean = welch(scores, weights)
     else:
         mean = Contrast(float(np.mean([each.mean() for each in scores])), *[math.nan] * 3)
-    low = high = None
-    if seeds >= ENOUGH and len({len(each) for each in scores}) == 1:
-        low, high = map(float, bootstrap_interval(np.stack(scores, axis=1)))
-    return Aggregate(name, seeds, scores, mean, float(iqm(np.concatenate(scores))), low, high)
+    middle = float(iqm(np.concatenate(scores)))
+    known = Aggregate(name, scores, mean, middle, None, None)
+    if seeds < ENOUGH or not known.equal_seeds:
+        return known
+    low, high = map(float, iqm_interval(np.stack(scores, axis=1)))
+    return replace(known, iqm_low=low, iqm_high=high)
 
 
 @dataclass(frozen=True)

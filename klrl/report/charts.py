@@ -67,7 +67,7 @@ class Chart:
         title: above it.
         x: label of the x-axis, with its unit.
         y: label of the y-axis, with its unit.
-        digits: significant digits of x and of y, see :func:`klrl.runs.metrics.number`.
+        digits: significant digits of x and of y, see :func:`klrl.base.digits.number`.
         log: whether y is logarithmic; values <= 0 are left out.
         series: index of the setting -> its points by x.
         front: indices of the settings that none beats, by x; None for learning curves.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -45,6 +45,9 @@ class Entry:
         done: progress so far.
         total: at the end; None if it is unknown.
         score: the return of the last evaluation, else of the last episodes of training.
+        error: its standard error, of an evaluation of several episodes.
+        best: the return of the best checkpoint, in the closing evaluation.
+        best_error: its standard error.
         kl: the last KL(policy||reference), nats.
         started: in ISO 8601; None if it has not begun.
         note: an error, in one line.
@@ -58,6 +61,9 @@ class Entry:
     done: int = 0
     total: int | None = None
     score: float | None = None
+    error: float | None = None
+    best: float | None = None
+    best_error: float | None = None
     kl: float | None = None
     started: str | None = None
     note: str = ""
@@ -182,6 +188,9 @@ def _read_run(folder: Path) -> Entry:
         done=int(row.get(domain.axis, 0)),
         total=None if frames is None else int(float(frames)),
         score=final_return(row),
+        error=row.get("eval/return_se") if "eval/return" in row else None,
+        best=row.get("eval/best_return"),
+        best_error=row.get("eval/best_return_se"),
         kl=row.get("kl/ref/exact"),
         started=manifest.get("started"),
         note="; ".join(filter(None, notes)),
@@ -216,7 +225,7 @@ def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> di
         if not last or any(f'"{name}"'.encode() in line for name in wanted):
             row = parse_row(line) or {}
             last = last or row
-            returns = {name: row[name] for name in wanted if name in row} | returns
+            returns = {name: row[name] for name in _with_errors(wanted, row)} | returns
             wanted = [name for name in wanted if name not in returns]
         else:
             row = {} if line[:1] + line[-1:] != b"{}" else last
@@ -226,6 +235,11 @@ def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> di
     if bad:
         say(f"{path.name}: lines that are no rows near its end: {bad}")
     return {**last, **returns}
+
+
+def _with_errors(names: Iterable[str], row: Mapping[str, float]) -> list[str]:
+    """Those of the row, and their standard errors in it."""
+    return [each for name in names if name in row for each in (name, f"{name}_se") if each in row]
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:

@@ -10,16 +10,17 @@ import numpy as np
 from klrl.report.runs import Run
 from klrl.report.settings import Setting
 from klrl.report.statistics import Array, Estimate, estimate
-from klrl.runs.metrics import METRICS, Metric, metric_of
+from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
 #: KL(old||new) is in band within this factor of loss.dtarg, after WARM_UP iterations.
 BAND = 1.5
 WARM_UP = 10
 
 #: Measures that are a return or a score, by their keys.
-SCORES = ("return", "eval_return", "gold", "eval_gold")
+SCORES = ("return", "eval_return", "eval_best", "gold", "eval_gold")
 
-_REWARDS = ("reward/episode", "reward/raw")
+EPISODE_REWARD = "reward/episode"
+_REWARDS = (EPISODE_REWARD, "reward/raw")
 #: Closed forms first, then k3, which is unbiased and never negative too.
 _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
 
@@ -113,6 +114,7 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
+        _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
         _of("eval_gold", "eval/gold", "last", runs),
         _of("kl_ref", kl, "final", runs),
@@ -125,8 +127,9 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
         Measure("speed", metric_of(rate, runs[0].domain), "median", speed),
         Measure("seconds", metric_of("time/iteration", runs[0].domain), "sum", seconds),
     ]
-    gold = any("reward/gold" in run.columns or "eval/gold" in run.columns for run in runs)
-    unused = set() if gold else {"gold", "eval_gold"}
+    recorded = {name for run in runs for name in run.columns}
+    unused = set() if recorded & {"reward/gold", "eval/gold"} else {"gold", "eval_gold"}
+    unused |= set() if "eval/best_return" in recorded else {"eval_best"}
     unused |= set() if kl.endswith("_seq") else {"kl_ref_token"}
     return [measure for measure in columns if measure.key not in unused]
 
@@ -144,8 +147,17 @@ def _last(run: Run, metric: str) -> float:
     return float(finite[-1]) if len(finite) else float("nan")
 
 
+def last_evaluated(run: Run, metric: str) -> Row:
+    """The row of the last evaluation in which a metric has a value; empty if there is none."""
+    at = np.flatnonzero(np.isfinite(column(run, metric)))
+    if not len(at):
+        return {}
+    row = {name: float(values[at[-1]]) for name, values in run.columns.items()}
+    return {name: value for name, value in row.items() if np.isfinite(value)}
+
+
 def reward_metric(runs: Sequence[Run]) -> str:
-    """The reward that all these runs recorded: per episode, else per frame."""
+    """The reward that all these runs recorded: per episode, else per frame; else that of most."""
     return _shared(runs, _REWARDS)
 
 
@@ -163,10 +175,9 @@ def compared_by(runs: Sequence[Run], name: str) -> str:
 def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
     # A run that failed early may lack what all others have.
     runs = [run for run in runs if not run.failed] or runs
-    for name in names:
-        if runs and all(name in run.columns for run in runs):
-            return name
-    return names[1]
+    recorded = {name: sum(name in run.columns for run in runs) for name in names}
+    # Of equal numbers the first.
+    return max(names, key=lambda name: recorded[name]) if any(recorded.values()) else names[1]
 
 
 @dataclass(frozen=True)

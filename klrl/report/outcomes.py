@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from klrl.report.measures import EPISODE_REWARD, Line, reward_metric
 from klrl.report.runs import Run
 from klrl.report.settings import Setting, count, group_runs, names_of
 
@@ -67,6 +68,16 @@ def seeds_text(setting: Setting) -> str:
     return str(every) if finished == every else f"{finished} of {every}"
 
 
+def returns_text(line: Line) -> str:
+    """How many seeds have a final return, as ``4 of 5 have a return``; empty if all have."""
+    runs, score = line.setting.runs, line.estimates["return"]
+    seeds = score.seeds if score else 0
+    if seeds == len(runs):
+        return ""
+    have = f"{seeds} of {len(runs)} {'has' if seeds == 1 else 'have'}" if seeds else "none has"
+    return f"{have} a {runs[0].domain.score}"
+
+
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
     """Index of a setting -> how many of its runs ended before the frames that the task's runs ask.
 
@@ -114,6 +125,16 @@ def _digest(run: Run) -> str:
     return digest.hexdigest()
 
 
+def _evaluations(runs: Sequence[Run]) -> list[str]:
+    """Which evaluations are sampled, where some are and some are not."""
+    evaluated = [run for run in runs if "eval/return" in run.columns]
+    sampled = sum(run.domain.evaluation.startswith("sampled") for run in evaluated)
+    if sampled in (0, len(evaluated)):
+        return []
+    others = f"{runs[0].domain.mode} in {len(evaluated) - sampled}"
+    return [f"Evaluations are sampled in {count(sampled, 'run')} and {others}."]
+
+
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """What a reader must know before comparing these settings of one task, a sentence each."""
     told = []
@@ -126,4 +147,13 @@ def remarks(settings: Sequence[Setting]) -> list[str]:
             "Equal returns, KL(old||new) and entropy in every iteration of every seed: "
             f"{'; '.join(names)}. What tells them apart had no effect."
         )
+    runs = [run for setting in settings for run in setting.runs]
+    without = sum(EPISODE_REWARD not in run.columns and not run.failed for run in runs)
+    if 0 < without < len(runs) and reward_metric(runs) != EPISODE_REWARD:
+        domain = runs[0].domain
+        told.append(
+            f"In {count(without, 'run')} no {domain.episode} ended, so that all are compared by "
+            f"the reward per {domain.unit}."
+        )
+    told += _evaluations(runs)
     return told

@@ -5,7 +5,7 @@
   const tasks = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
 
-  // As klrl.runs.metrics.number: significant digits, large numbers in full; 0 digits for a count.
+  // As klrl.base.digits.number: significant digits, large numbers in full; 0 digits for a count.
   const number = (v, digits) => digits === 0 || Math.abs(v) >= 10 ** digits - 0.5
     ? (Math.round(v) || 0).toLocaleString("en") : String(+v.toPrecision(digits));
   const estimate = (v, low, high, digits) => number(v, digits) +

@@ -27,9 +27,11 @@ from klrl.report.tables import (
     differences_table,
     equal_table,
     jobs_table,
+    links,
     metrics_table,
     other_numbers,
     result_table,
+    runs_table,
     settings_table,
 )
 
@@ -50,6 +52,10 @@ _READING = (
         "3 of 5",
         "five seeds, three of which finished. A failed seed counts: by default as the mean over "
         "the last tenth of what it recorded",
+    ),
+    (
+        "4 of 5 have a return",
+        "in one finished seed no episode ended; it is in no number of that column",
     ),
     ("short", "runs that ended before the frames that the task's runs ask for"),
     (
@@ -267,7 +273,6 @@ def _section(index: int, task: Task) -> str:
         else ""
     )
     results = sum(chart.result for chart in task.charts)
-    pictures = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in task.pictures)
     told = "".join(f"<p><strong>{escape(each)}</strong></p>" for each in task.remarks)
     note = _POINTS + (_FRONT if task.fronts[0].front else _NO_FRONT)
     return "\n".join(
@@ -279,13 +284,14 @@ def _section(index: int, task: Task) -> str:
             '<div class="legend" role="group" aria-label="Settings that are drawn"></div></div>',
             f'<div class="charts results">{_figures(0, results)}</div>',
             f'<p class="soft">{note}{_GOLD if len(task.fronts) > 1 else ""}</p>',
-            f'<p class="soft">As pictures: {pictures}</p>',
+            f'<p class="soft">As pictures: {links(task.pictures)}</p>',
             differences_table(task.lines, task.differences),
             "<details class=more><summary>More: at equal KL, KLs and coefficients, speed, "
-            "what differs</summary>",
+            "every run, what differs</summary>",
             equal_table(task.equal),
             f'<h3>More curves</h3><div class="charts">{_figures(results, len(task.charts))}</div>',
             other_numbers(task.lines, task.measures),
+            runs_table(task.lines),
             settings_table([line.setting for line in task.lines]),
             "</details></section>",
         ]

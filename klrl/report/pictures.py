@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from klrl.report.aggregate import Aggregate
 from klrl.report.charts import Chart, Point
+from klrl.report.dots import axis_title, title, told_apart
 from klrl.report.statistics import Array, Estimate
 from klrl.runs.curves import COLOURS
 
@@ -43,32 +46,83 @@ def draw_charts(
         shown: indices of the settings to draw; return against KL draws all.
         stem: the pictures' path, without suffix.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(3, len(charts))
     rows = -(-len(charts) // columns)
-    # Numbers of a figure's elements that do not change from one report to the next.
-    look = {**_LOOK, "svg.hashsalt": stem.name}
-    with matplotlib.rc_context(look):
-        width = 4.6 * columns + 0.6
-        in_row = _legend_columns([names[i] for i in shown], width)
-        size = (width, 3.5 * rows + 0.22 * -(-len(shown) // in_row))
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
+    width = 4.6 * columns + 0.6
+    in_row = _legend_columns([names[i] for i in shown], width)
+    size = (width, 3.5 * rows + 0.22 * -(-len(shown) // in_row))
+    with _figure(size, stem) as figure:
         places = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, chart in zip(places, charts, strict=False):
             _draw(axes, chart, names, failed, shown)
         for axes in places[len(charts) :]:
             axes.set_axis_off()
         _add_legend(figure, places, in_row)
-        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-        figure.savefig(paths[0], dpi=130)
+    return _names(stem)
+
+
+def draw_tasks(
+    settings: Sequence[Aggregate], tasks: Sequence[str], score: str, stem: Path
+) -> list[str]:
+    """Draw the settings over all tasks into a PNG and an SVG; returns their names.
+
+    Args:
+        settings: at least one.
+        tasks: in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
+        score: the name of a return.
+        stem: the pictures' path, without suffix.
+    """
+    apart = told_apart(tasks)
+    in_row = _legend_columns(["mean and 95 % interval", *tasks], 6.5) if apart else 2
+    legend_rows = -(-(1 + len(tasks) * apart) // in_row)
+    size = (6.5, 1.1 + 0.34 * len(settings) + 0.24 * legend_rows)
+    with _figure(size, stem) as figure:
+        axes = figure.subplots()
+        mean = [each.mean for each in settings]
+        axes.errorbar(
+            [each.value for each in mean],
+            range(len(mean)),
+            xerr=np.transpose([[m.value - m.low, m.high - m.value] for m in mean]),
+            fmt="o",
+            markersize=7.5,
+            color=COLOURS[0],
+            label="mean and 95 % interval" if any(m.low == m.low for m in mean) else "mean",
+        )
+        for i, task in enumerate(tasks):
+            label, shape = (task, _SHAPES[i]) if apart else ("means of the tasks", "o")
+            x = [each.task_means[i] for each in settings]
+            # A little lower, so that no mean hides one.
+            y = np.arange(len(x)) + 0.22
+            axes.plot(x, y, shape, color="0.45", markersize=4.5, label=label)
+        axes.set(title=title(score), xlabel=axis_title(score), ylim=(len(mean) - 0.5, -0.5))
+        axes.set_yticks(range(len(mean)), [each.name for each in settings])
+        axes.grid(visible=False, axis="y")
+        _add_legend(figure, [axes], in_row)
+    return _names(stem)
+
+
+@contextmanager
+def _figure(size: tuple[float, float], stem: Path) -> Iterator[Any]:
+    """A figure of this size in inches, which is saved when all is drawn."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Numbers of a figure's elements that do not change from one report to the next.
+    look = {**_LOOK, "svg.hashsalt": stem.name}
+    with matplotlib.rc_context(look):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        png, svg = (stem.with_name(name) for name in _names(stem))
+        figure.savefig(png, dpi=130)
         # All is in its place by now.
         figure.set_layout_engine("none")
-        figure.savefig(paths[1], metadata={"Date": None})
-    return [path.name for path in paths]
+        figure.savefig(svg, metadata={"Date": None})
+
+
+def _names(stem: Path) -> list[str]:
+    return [f"{stem.name}.{kind}" for kind in ("png", "svg")]
 
 
 def _legend_columns(names: Sequence[str], width: float) -> int:

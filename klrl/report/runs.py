@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
+from klrl.report.starts import mark_own_seeds
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key, read_manifest, read_settings
 from klrl.runs.rows import parse_row, tell_bad_lines
@@ -94,7 +95,8 @@ class Inventory:
     """The runs and sweeps below the given paths.
 
     Attributes:
-        runs: those that could be read.
+        runs: those that could be read; see :func:`klrl.report.starts.mark_own_seeds` for their
+            paths.
         skipped: one line per run or sweep that could not be read.
         sweeps: those whose ``sweep.json`` could be read.
     """
@@ -125,6 +127,8 @@ def find_runs(paths: Sequence[str]) -> Inventory:
     skipped: list[str] = []
     runs = _readable(read_run, folders.values(), skipped)
     sweeps = _readable(read_sweep, swept.values(), skipped)
+    marked = mark_own_seeds([run.settings for run in runs], [run.seed for run in runs])
+    runs = [replace(run, settings=each) for run, each in zip(runs, marked, strict=True)]
     return Inventory(runs, skipped, sweeps)
 
 

@@ -1,7 +1,8 @@
 """Means, intervals and tests over seeds, as functions of arrays.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", for the
-interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals; Holm 1979.
+interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals of means;
+Hesterberg 2015 for that of the interquartile mean; Holm 1979.
 What the intervals cover is measured by ``benchmarks/coverage.py``.
 """
 
@@ -181,6 +182,32 @@ def bootstrap_interval(
     return low.reshape(shape), high.reshape(shape)
 
 
+def iqm_interval(scores: Array) -> tuple[Array, Array]:
+    """Both ends of the 95 % interval of the IQM of all runs of all tasks.
+
+    Arguments and result as :func:`bootstrap_interval`, whose interval is too narrow for a few runs.
+    Here it is expanded: the level is :func:`expanded_level`.
+    """
+    runs, tasks = scores.shape[:2]
+    return bootstrap_interval(scores, level=expanded_level(runs, tasks))
+
+
+def expanded_level(runs: int, tasks: int, level: float = LEVEL) -> float:
+    """The level at which a percentile bootstrap covers ``level``.
+
+    1 - 2 Phi(-sqrt(n / (n - 1)) t), t of tasks (n - 1) degrees of freedom: the bootstrap divides by
+    n where s^2 divides by n - 1, and takes the spread for known (Hesterberg 2015, "What Teachers
+    Should Know About the Bootstrap", the expanded percentile interval).
+
+    Args:
+        runs: n, of each task; 2 or more.
+        tasks: how many.
+        level: coverage, 0.95 for 95 %.
+    """
+    t = float(quantile(level, tasks * (runs - 1)))
+    return math.erf(math.sqrt(runs / (runs - 1)) * t / math.sqrt(2))
+
+
 def estimate(values: Array) -> Estimate | None:
     """The mean over seeds with its interval, without NaNs; None if nothing is left."""
     return estimate_curve(np.asarray(values, float)[:, None])[0]
@@ -214,14 +241,17 @@ def _reach(n: int) -> float:
 def _estimates(seeds: Array) -> list[Estimate]:
     """An estimate per column of [seeds, points]."""
     n = len(seeds)
-    columns = [seeds.mean(axis=0), iqm(seeds), seeds.min(axis=0), seeds.max(axis=0)]
+    least, most = seeds.min(axis=0), seeds.max(axis=0)
+    mean, middle = (np.clip(each, least, most) for each in (seeds.mean(axis=0), iqm(seeds)))
     error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
+    # The spread of equal numbers is rounding, as is a mean beyond them.
+    columns = [mean, middle, least, most, np.where(least == most, 0.0, error)]
     reach = _reach(n) if n >= ENOUGH else None
     estimates = []
-    for mean, middle, least, most, se in np.stack([*columns, error]).T.tolist():
-        low, high = (None, None) if reach is None else (mean - reach * se, mean + reach * se)
+    for value, of_middle, first, last, se in np.stack(columns).T.tolist():
+        low, high = (None, None) if reach is None else (value - reach * se, value + reach * se)
         known = se if n > 1 else None
-        estimates.append(Estimate(mean, low, high, n, middle, least, most, known))
+        estimates.append(Estimate(value, low, high, n, of_middle, first, last, known))
     return estimates
 
 

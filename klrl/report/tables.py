@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from klrl.base.digits import number, places, span
+from klrl.base.digits import show as show_number
 from klrl.domains import Domain
 from klrl.report.aggregate import Aggregate, Scale, against_best
 from klrl.report.differences import ALL_PAIRS, Difference, shown
-from klrl.report.digits import places, show_estimate, span
-from klrl.report.digits import show as show_number
+from klrl.report.dots import dots
 from klrl.report.equal_kl import KNOBS, EqualKL
-from klrl.report.measures import Line, Measure, recorded_metrics
-from klrl.report.outcomes import seeds_text
+from klrl.report.measures import (
+    Line,
+    Measure,
+    last_evaluated,
+    recorded_metrics,
+    reward_metric,
+)
+from klrl.report.outcomes import returns_text, seeds_text
 from klrl.report.runs import Inventory, Run
-from klrl.report.settings import Job, Setting, count_states, differing, show
+from klrl.report.settings import Job, Setting, count, count_states, differing, show
 from klrl.report.statistics import ENOUGH, Estimate
-from klrl.runs.metrics import heading, metric_of, number
+from klrl.runs.metrics import heading, metric_of, with_error
 
 #: A table of more rows scrolls in its own box, so that the charts below it stay in reach.
 TALL = 16
@@ -36,7 +44,7 @@ def equal_table(equal: EqualKL) -> str:
         "family",
         *(f"KL = {number(each, 3)}<small>{escape(equal.kl.unit)}</small>" for each in equal.levels),
     ]
-    rows = [[escape(name), *map(_cell, row)] for name, row in equal.families.items()]
+    rows = [[escape(name), *map(_estimate, row)] for name, row in equal.families.items()]
     note = (
         f"Each family joins the settings that differ in {' or '.join(KNOBS)} alone; the final "
         "value is linear in sqrt(KL) between them, seed by seed."
@@ -45,7 +53,7 @@ def equal_table(equal: EqualKL) -> str:
 
 
 #: Measures of the first table; the others stand below the fold.
-RESULTS = ("return", "eval_return", "gold", "eval_gold", "kl_ref", "kl_ref_token")
+RESULTS = ("return", "eval_return", "eval_best", "gold", "eval_gold", "kl_ref", "kl_ref_token")
 
 
 def result_table(
@@ -69,12 +77,11 @@ def result_table(
         head[3:3] = ["IQM", "worst seed"]
     rows = []
     for i, line in enumerate(lines):
-        cells = [_cell(line.estimates[each.key]) for each in chosen]
+        cells = [_cell(line, each.key) for each in chosen]
         if beside:
             cells[1:1] = _beside(line.estimates["return"])
-        seeds = seeds_text(line.setting)
-        if i in short:
-            seeds += f"<small>{short[i]} short</small>"
+        below = (f"{short[i]} short" if i in short else "", returns_text(line))
+        seeds = seeds_text(line.setting) + "".join(f"<small>{b}</small>" for b in below if b)
         rows.append([escape(line.setting.name), seeds, *cells])
     return _table("Results", head, rows)
 
@@ -92,10 +99,42 @@ def other_numbers(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
     chosen = [measure for measure in measures if measure.key not in RESULTS]
     head = ["setting", *(_head(measure.metric.title, measure) for measure in chosen)]
     rows = [
-        [escape(line.setting.name), *(_cell(line.estimates[each.key]) for each in chosen)]
-        for line in lines
+        [escape(line.setting.name), *(_cell(line, each.key) for each in chosen)] for line in lines
     ]
     return f"<h3>Other numbers</h3>{_table('Other numbers', head, rows)}" if chosen else ""
+
+
+def runs_table(lines: Sequence[Line]) -> str:
+    """Every run: its final return, and its closing evaluations with their standard errors."""
+    runs = [run for line in lines for run in line.setting.runs]
+    domain, evaluated = runs[0].domain, ["eval/return", "eval/best_return"]
+    kept = [name for name in evaluated if any(name in run.columns for run in runs)]
+    titles = (metric_of(name, domain) for name in (reward_metric(runs), *kept))
+    head = ["setting", "seed", "state", *(f"{escape(each.title)}" for each in titles)]
+    rows = [_run_row(line, i, kept) for line in lines for i in range(len(line.setting.runs))]
+    note = (
+        f"After +- the standard error over the {domain.episode}s of a run's own evaluation; how "
+        "far seeds lie apart stands in the first table."
+    )
+    below = f'<p class="soft">{note}</p>' if kept else ""
+    return f"<h3>Runs</h3>{_table('Runs', head, rows)}{below}"
+
+
+def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
+    run, value = line.setting.runs[i], float(line.values["return"][i])
+    state = escape(run.status)
+    state = f'<span class="bad">{state}</span>' if run.failed else state
+    score = "" if math.isnan(value) else number(value, 4)
+    row = last_evaluated(run, "eval/return")
+    # The first of them says of both how they were played.
+    cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
+    if "eval/return" in row:
+        sampled = run.domain.evaluation.startswith("sampled")
+        played = ["sampled" if sampled else run.domain.mode]
+        if "eval/episodes" in row:  # 0.1.0 did not record it
+            played.insert(0, count(int(row["eval/episodes"]), run.domain.episode))
+        cells[0] += f"<small>{', '.join(played)}</small>"
+    return [escape(line.setting.name), str(run.seed), state, score, *cells]
 
 
 def _head(title: str, measure: Measure) -> str:
@@ -104,11 +143,36 @@ def _head(title: str, measure: Measure) -> str:
     return escape(title) + "".join(below)
 
 
-def _cell(value: Estimate | None) -> str:
+def _cell(line: Line, key: str) -> str:
+    """A measure of a setting, with how many seeds have it where not all have."""
+    value, runs = line.estimates[key], len(line.setting.runs)
+    cell = _estimate(value)
+    # Of returns the first columns tell.
+    if value is None or value.seeds == runs or key == "return":
+        return cell
+    return f"{cell}<small>{value.seeds} of {runs}</small>"
+
+
+def _estimate(value: Estimate | None) -> str:
     if value is None:
         return ""
-    first, below = show_estimate(value)
+    first, below = _shown(value)
     return f"{first}<small>{below}</small>" if below else first
+
+
+def _shown(value: Estimate) -> tuple[str, str]:
+    """What comes first, and the smaller print below it.
+
+    The mean and its interval; below five seeds the range and the mean, and no interval.
+    """
+    decimals = places(value.value, value.error)
+    mean = show_number(value.value, decimals)
+    # No interval with one seed, or where all seeds agree, as on a fixed coefficient.
+    if value.least == value.most:
+        return mean, ""
+    if value.low is None or value.high is None:
+        return span(value.least, value.most, decimals), f"mean {mean}"
+    return mean, span(value.low, value.high, decimals)
 
 
 def differences_table(lines: Sequence[Line], differences: Sequence[Difference]) -> str:
@@ -161,8 +225,17 @@ def show_p(p: float) -> str:
     return "&lt; .001" if p < 0.001 else f"{p:.2g}".removeprefix("0") if p < 1 else "1"
 
 
-def aggregate_tables(settings: Sequence[Aggregate], scale: Scale) -> str:
-    """The section of the settings over all tasks."""
+def aggregate_section(
+    settings: Sequence[Aggregate], scale: Scale, score: str, pictures: Sequence[str]
+) -> str:
+    """The section of the settings over all tasks.
+
+    Args:
+        settings: those that every task has.
+        scale: of every task, in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
+        score: the name of a return.
+        pictures: names of the pictures beside the page.
+    """
     title = '<section id="tasks"><h2>All tasks</h2>'
     ends = ", ".join(
         f"{escape(t)} {low:g} = 0 and {high:g} = 1" for t, (low, high) in scale.items()
@@ -170,7 +243,12 @@ def aggregate_tables(settings: Sequence[Aggregate], scale: Scale) -> str:
     if not settings:
         return f"{title}<p>No setting has the same name in every task.</p></section>"
     rows = [_aggregate_row(each) for each in settings]
-    head = ["setting", "seeds", "mean<small>95 % interval</small>", "IQM<small>bootstrap</small>"]
+    head = [
+        "setting",
+        "seeds<small>of each task</small>",
+        "mean<small>95 % interval</small>",
+        "IQM<small>95 % bootstrap interval</small>",
+    ]
     best, others = against_best(settings)
     below = ""
     if others:
@@ -187,8 +265,26 @@ def aggregate_tables(settings: Sequence[Aggregate], scale: Scale) -> str:
         top = ["other", "best - other<small>95 % interval</small>", "p<small>Holm</small>"]
         table = _table("Best against others", [*top, "P(best &gt; other)"], compared)
         below = f"<p>Best: {escape(best)}</p>{table}"
-    note = f"Final returns, normalised as you gave it: {ends}. Every task weighs the same."
-    return f'{title}{_table("All tasks", head, rows)}{below}<p class="soft">{note}</p></section>'
+    weights = "Every task weighs the same."
+    if not all(each.equal_seeds for each in settings):
+        weights = (
+            "Every task weighs the same in the mean. Where tasks have unequal numbers of seeds, "
+            "a task of more seeds weighs more in the IQM, which has no interval then."
+        )
+    note = (
+        f"Final {score}s, normalised as you gave it: {ends}. {weights} The IQM is over all runs of "
+        "all tasks. Intervals assume no rare bad seeds."
+    )
+    figure = (
+        f'{dots(settings, list(scale), score)}<p class="soft">As pictures: {links(pictures)}</p>'
+    )
+    table = _table("All tasks", head, rows)
+    return f'{title}{table}{figure}{below}<p class="soft">{note}</p></section>'
+
+
+def links(names: Iterable[str]) -> str:
+    """Files beside the page."""
+    return ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in names)
 
 
 def _aggregate_row(each: Aggregate) -> list[str]:
@@ -197,7 +293,9 @@ def _aggregate_row(each: Aggregate) -> list[str]:
         mean += f"<small>{each.mean.low:.3f} to {each.mean.high:.3f}</small>"
     if each.iqm_low is not None and each.iqm_high is not None:
         middle += f"<small>{each.iqm_low:.3f} to {each.iqm_high:.3f}</small>"
-    return [escape(each.name), str(each.seeds), mean, middle]
+    most = max(map(len, each.scores))
+    seeds = str(most) if each.equal_seeds else f"{each.seeds} to {most}"
+    return [escape(each.name), seeds, mean, middle]
 
 
 def settings_table(settings: Sequence[Setting]) -> str:

@@ -12,13 +12,13 @@ from klrl.report.aggregate import Scale, aggregates, check_scale
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
 from klrl.report.equal_kl import equal_kl
-from klrl.report.measures import measures, summary_lines
-from klrl.report.outcomes import Counted, count_runs, remarks, seeds_text, short_runs
+from klrl.report.measures import Line, measures, summary_lines
+from klrl.report.outcomes import Counted, count_runs, remarks, returns_text, seeds_text, short_runs
 from klrl.report.page import Task, make_page
-from klrl.report.pictures import draw_charts
+from klrl.report.pictures import draw_charts, draw_tasks
 from klrl.report.runs import Inventory
 from klrl.report.settings import Job, Setting, count, count_states, names_of, other_jobs
-from klrl.report.tables import aggregate_tables
+from klrl.report.tables import aggregate_section
 
 
 def write_report(
@@ -51,7 +51,12 @@ def write_report(
     jobs = other_jobs(inventory, runs, counted.replaced, names_of(inventory.runs))
     together = ""
     if scale and tasks:
-        together = aggregate_tables(aggregates({t.name: t.lines for t in tasks}, scale), scale)
+        over_all = aggregates({t.name: t.lines for t in tasks}, scale)
+        score = " or ".join(dict.fromkeys(run.domain.score for run in runs))
+        path = folder / "all_tasks"
+        drawn = draw_tasks(over_all, list(stems), score, path) if over_all else []
+        scales = {name: scale[name] for name in stems}
+        together = aggregate_section(over_all, scales, score, drawn)
     page = folder / "report.html"
     replace_file(page, make_page(tasks, jobs, inventory, together))
     _write_summary(tasks, folder / "summary.csv")
@@ -93,7 +98,7 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
         against_kl(lines, differences),
         first_shown(lines),
     )
-    titles = [_label(setting) for setting in members]
+    titles = [_label(line) for line in lines]
     pictures = []
     for what, charts in (
         ("curves", [chart for chart in curves if chart.result]),
@@ -122,10 +127,11 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
     )
 
 
-def _label(setting: Setting) -> str:
-    """A setting's name in a legend; with how many seeds finished if not all."""
-    seeds = seeds_text(setting)
-    return f"{setting.name} ({seeds})" if "of" in seeds else setting.name
+def _label(line: Line) -> str:
+    """A setting's name in a legend; with how many seeds finished, or have a return, if not all."""
+    seeds = seeds_text(line.setting)
+    told = ", ".join(each for each in (seeds if "of" in seeds else "", returns_text(line)) if each)
+    return f"{line.setting.name} ({told})" if told else line.setting.name
 
 
 def _write_summary(tasks: Sequence[Task], path: Path) -> None:

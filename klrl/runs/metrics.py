@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from klrl.base.digits import mean_and_error, number
+
 if TYPE_CHECKING:
     from klrl.domains import Domain
 
@@ -92,20 +94,6 @@ class Metric:
         return number(value, self.digits, signed=signed)
 
 
-def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """A number as text; large ones in full (1.2346e+05 is hard to read), zero without a sign.
-
-    Args:
-        value: any number.
-        digits: significant digits; 0 for whole numbers.
-        signed: with a plus if it is above 0.
-    """
-    plus = "+" if signed else ""
-    in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
-    text = f"{value:{plus},.0f}" if in_full else f"{value:{plus}.{digits}g}"
-    return "0" if text in ("-0", "+0") else text
-
-
 def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
     """What an evaluation scored, for a person to read.
 
@@ -133,9 +121,7 @@ def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = 
 
 def with_error(row: Row, name: str, domain: Domain) -> str:
     """A score with its standard error, as in ``-160.8 +- 9.1``."""
-    value, error = row[name], row.get(f"{name}_se")
-    text = number(value, domain.digits)
-    return text if error is None else f"{text} +- {number(error, 2)}"
+    return mean_and_error(row[name], row.get(f"{name}_se"), domain.digits)
 
 
 def fill(text: str, domain: Domain) -> str:

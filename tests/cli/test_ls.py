@@ -57,6 +57,43 @@ def test_an_evaluation_counts_before_the_returns_of_training(tmp_path) -> None:
     assert [entry.score for entry in entries(tmp_path)] == [40.0, 4.0, 40.0, 4.0]
 
 
+def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_path, capsys) -> None:
+    rows = rows_of(reward=5.0)
+    rows[9] |= {"eval/return": 40.0, "eval/return_se": 3.0}
+    config = {"eval": {"every": None, "evaluations": 10}}
+    write_run(tmp_path / "a", rows=rows, config=config, started=at(1))
+    best = {"eval/best_return": -141.25, "eval/best_return_se": 12.3}
+    rows[19] |= {"eval/return": -152.68, "eval/return_se": 9.9, **best}
+    write_run(tmp_path / "b", rows=rows, config=config, started=at(2))
+    # An evaluation of one episode has no error, and not that of the one before.
+    del rows[19]["eval/return_se"]
+    write_run(tmp_path / "c", rows=rows, config=config, started=at(3))
+    assert [line[4:-2] for line in listed(capsys, str(tmp_path))] == [
+        ["40.0 +- 3.0"],
+        ["-152.7 +- 9.9", "-141 +- 12"],
+        ["-152.68", "-141 +- 12"],
+    ]
+    assert ls_command([str(tmp_path), "--json"]) == 0
+    keys = ("return", "return_se", "best_return", "best_return_se")
+    assert [[run[key] for key in keys] for run in json.loads(capsys.readouterr().out)] == [
+        [40.0, 3.0, None, None],
+        [-152.68, 9.9, -141.25, 12.3],
+        [-152.68, None, -141.25, 12.3],
+    ]
+
+
+def test_the_head_names_the_score_of_the_runs(tmp_path, capsys) -> None:
+    write_run(tmp_path / "a")
+    rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012}]
+    for folders, head in (((), "return"), (("b",), "return, score")):
+        for name in folders:
+            write_run(tmp_path / name, rows=rows)
+        assert ls_command([str(tmp_path)]) == 0
+        assert f"  {head}  KL(ref)" in capsys.readouterr().out.splitlines()[0]
+    assert ls_command([str(tmp_path / "b")]) == 0
+    assert "  score  KL(ref)" in capsys.readouterr().out.splitlines()[0]
+
+
 def test_language_counts_samples(tmp_path, capsys) -> None:
     rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012, "kl/ref/exact": 0.5}]
     write_run(tmp_path / "a", rows=rows, config={"frames": "1e2"})
@@ -175,6 +212,9 @@ def test_json_holds_the_same(tmp_path, capsys) -> None:
         "total": 2000,
         "started": at(1),
         "return": -10.0,
+        "return_se": None,
+        "best_return": None,
+        "best_return_se": None,
         "kl": 0.25,
         "note": "",
     }

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from klrl.cli.report import main
 from klrl.report.aggregate import against_best, aggregates
 from klrl.report.differences import differences_of, front, shown
+from klrl.report.dots import dots
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import count_runs, remarks, short_runs
 from klrl.report.runs import find_runs
@@ -146,6 +148,62 @@ def test_equal_returns_of_other_policies_are_no_coincidence(tmp_path):
     assert remarks(count_runs(find_runs([str(tmp_path)]).runs).settings) == []
 
 
+def change_rows(folder, change):
+    """Rewrite a run's rows."""
+    path = folder / "metrics.jsonl"
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_finished_seed_without_a_return_is_told(tmp_path):
+    """It leaves four seeds, and so no interval."""
+    write(tmp_path)
+    change_rows(tmp_path / "0.1_2", lambda row: row | {"reward/episode": float("nan")})
+    change_rows(tmp_path / "0.1_3", lambda row: row | {"kl/ref/exact": float("nan")})
+    for seed in range(5):
+        change_rows(tmp_path / f"1.0_{seed}", lambda row: row | {"reward/episode": float("nan")})
+    _, page = page_of(tmp_path)
+    labels = json.loads(page.data)[0]["settings"]
+    told = "4 of 5 have a return"
+    assert labels == ["kl.coef=0", f"kl.coef=0.1 ({told})", "kl.coef=1 (none has a return)"]
+    i = page.cells.index("kl.coef=0.1")
+    assert page.cells[i + 1 : i + 3] == [f"5|{told}", "50.0 to 54.0|mean 52.0"]
+    # The KL of four, 2 in each.
+    assert page.cells[i + 5] == "2|4 of 5"
+    assert page.cells[page.cells.index("kl.coef=1") + 1 :][:2] == ["5|none has a return", ""]
+    svg = (tmp_path / "report" / "Toy_v1_curves.svg").read_text()
+    assert svg.count(f"({told})") == 1
+
+
+def test_a_failed_and_a_silent_seed_are_told_together(diverged):
+    change_rows(diverged / "0.1_2", lambda row: row | {"reward/episode": float("nan")})
+    _, page = page_of(diverged)
+    label = "kl.coef=0.1 (3 of 5, 4 of 5 have a return)"
+    assert json.loads(page.data)[0]["settings"][1] == label
+    assert page.cells[page.cells.index("kl.coef=0.1") + 1] == "3 of 5|4 of 5 have a return"
+
+
+def test_where_no_episode_ended_in_a_run_all_are_compared_by_the_reward_per_frame(tmp_path):
+    write(tmp_path, {1.0: (10, 11, 12), 0.1: (50, 51, 52)})
+
+    def silent(row):
+        return {k: v for k, v in row.items() if k != "reward/episode"}
+
+    # Without any other reward the two that ended episodes are left.
+    change_rows(tmp_path / "1.0_1", silent)
+    text, page = page_of(tmp_path)
+    assert page.cells[page.cells.index("kl.coef=1") + 1 :][:2] == [
+        "3|2 of 3 have a return",
+        "10.0 to 12.0|mean 11.0",
+    ]
+    for folder in tmp_path.glob("*.*_*"):
+        change_rows(folder, lambda row: row | {"reward/raw": 0.25})
+    text, page = page_of(tmp_path)
+    assert page.cells[page.cells.index("kl.coef=1") + 1 :][:2] == ["3", "0.25"]
+    told = "In 1 run no episode ended, so that all are compared by the reward per frame."
+    assert f"<strong>{told}</strong>" in text
+
+
 # -------------------------------------------------------------------------------------- differences
 
 
@@ -263,6 +321,81 @@ def test_an_aggregate_normalises_as_it_was_asked(two_tasks):
     assert others[0].more == pytest.approx((13 / 25 + 1) / 2)
 
 
+def lines_by_task(root):
+    counted = count_runs(find_runs([str(root)]).runs).settings
+    return {
+        task: summary_lines([each for each in counted if each.task == task])
+        for task in dict.fromkeys(setting.task for setting in counted)
+    }
+
+
+SCALE = {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)}
+NORMALISE = ("--normalise", "Toy-v1=10:110", "Big-v1=0:10000")
+
+
+def test_where_tasks_have_unequal_seeds_the_page_says_what_weighs_how(two_tasks):
+    same = "Every task weighs the same."
+    assert same in page_of(two_tasks, *NORMALISE)[0]
+    write_run(
+        two_tasks / "b" / "more",
+        seed=5,
+        rows=rows_of(5200.5),
+        config={
+            "env": {"id": "Big-v1"},
+            "kl": {"coef": 0.1},
+        },
+    )
+    tasks = lines_by_task(two_tasks)
+    one = {each.name: each for each in aggregates(tasks, SCALE)}["kl.coef=0.1"]
+    # .40 to .44 and .50 to .54, with .52 again: of eleven runs two are cut at either end.
+    assert one.iqm == pytest.approx(np.mean([0.42, 0.43, 0.44, 0.50, 0.51, 0.52, 0.52]))
+    assert one.mean.value == pytest.approx((0.42 + 0.52) / 2)
+    assert (one.iqm_low, one.iqm_high) == (None, None)
+    text, page = page_of(two_tasks, *NORMALISE)
+    assert same not in text
+    assert "a task of more seeds weighs more in the IQM, which has no interval then" in text
+    every = [k for k, cell in enumerate(page.cells) if cell == "kl.coef=0.1"]
+    assert "5 to 6" in {page.cells[k + 1] for k in every}
+
+
+def test_the_interval_of_the_iqm_says_its_level(two_tasks):
+    text, _ = page_of(two_tasks, *NORMALISE)
+    assert "IQM<small>95 % bootstrap interval</small>" in text
+    assert "Intervals assume no rare bad seeds." in text
+
+
+def test_all_tasks_have_a_figure(two_tasks):
+    text, _ = page_of(two_tasks, *NORMALISE)
+    for kind in ("png", "svg"):
+        assert f'<a href="all_tasks.{kind}">' in text
+    assert (two_tasks / "report" / "all_tasks.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (two_tasks / "report" / "all_tasks.svg").read_text()
+    assert all(each in drawn for each in ("kl.coef=0.1", "Toy-v1", "Big-v1", "normalised"))
+    (figure,) = re.findall(r'<figure class="dots">.*?</figure>', text, re.S)
+    # Per setting a mean with its interval and a mark for each task, which the key has too.
+    counts = [figure.count(f'class="{kind}"') for kind in ("point", "up", "dot")]
+    assert counts == [3, 3, 6 + 2]
+    assert "<title>kl.coef=0.1, Toy-v1: 0.420</title>" in figure
+    assert "<title>kl.coef=0.1: 0.470 (0.458 to 0.482)</title>" in figure
+
+
+def test_marks_stand_where_the_axis_says(two_tasks):
+    figure = dots(aggregates(lines_by_task(two_tasks), SCALE), [*SCALE])
+    ticks = re.findall(r'<text class="x" x="([-.\d]+)"[^>]*>([-.\d]+)</text>', figure)
+    places, names = np.array(ticks, float).T
+    scale = np.polyfit(places, names, 1)
+    np.testing.assert_allclose(np.polyval(scale, places), names, atol=2e-3)
+    means = [float(x) for x in re.findall(r'<circle class="point" cx="([-.\d]+)"', figure)]
+    np.testing.assert_allclose(np.polyval(scale, means), [0.209, 0.47, 0.07], atol=2e-3)
+    first = [
+        float(x) for x in re.findall(r"Toy-v1: [-.\d]+</title><circle cx=\"([-.\d]+)\"", figure)
+    ]
+    np.testing.assert_allclose(np.polyval(scale, first), [0.418, 0.42, 0.02], atol=2e-3)
+    (low, high), *_ = re.findall(r'<line class="up" x1="([-.\d]+)" x2="([-.\d]+)"', figure)[1:]
+    ends = np.polyval(scale, [float(low), float(high)])
+    np.testing.assert_allclose(ends, [0.4585, 0.4815], atol=2e-3)
+
+
 def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
     text, _ = page_of(two_tasks, "--normalise", "Toy-v1=0:100", "Big-v1=0:10000")
     assert '<a href="#tasks">All tasks</a>' in text
@@ -287,3 +420,95 @@ def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, t
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"klrl report: {told}")
     assert not (two_tasks / "report").exists()
+
+
+def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
+    tasks = [f"<b>{i}" for i in range(5)]
+    for i, task in enumerate(tasks):
+        write(tmp_path / f"{i}", {1.0: (i, i + 1)}, env={"id": task})
+    words = [f"{task}=0:10" for task in tasks]
+    text, _ = page_of(tmp_path, "--normalise", *words)
+    (figure,) = re.findall(r'<figure class="dots">.*?</figure>', text, re.S)
+    # The mean of .05, .15 ... .45; no shapes, and so no key but a line.
+    assert "<title>all runs: 0.250</title>" in figure
+    assert [figure.count(f'class="{kind}"') for kind in ("point", "up", "dot")] == [1, 0, 5]
+    assert "small: means of the tasks" in figure
+    assert "<b>" not in figure
+    drawn = (tmp_path / "report" / "all_tasks.svg").read_text()
+    assert "means of the tasks" in drawn
+    assert "95 % interval" not in drawn
+
+
+# ------------------------------------------------------------------------------------- evaluations
+
+
+def close(folder, value, error, best=None, best_error=None, **more):
+    """Let a run's last row hold a closing evaluation."""
+    row = {"eval/return": value, "eval/return_se": error, "eval/episodes": 100}
+    row |= {"eval/best_return": best, "eval/best_return_se": best_error} if best else {}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[3] |= {"eval/return": -1000.0, "eval/return_se": 1.0, "eval/episodes": 20}
+    rows[-1] |= row | more
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_runs_are_listed_with_their_closing_evaluation_and_the_best(tmp_path):
+    write(tmp_path, {1.0: (10, 11), 0.1: (50, 51)})
+    close(tmp_path / "1.0_0", -152.68, 9.9, best=-141.25, best_error=12.3)
+    close(tmp_path / "1.0_1", -160.0, 8.0, best=-150.0, best_error=7.0)
+    fail(tmp_path, 0.1, 1, reward=21.0, rows=4)
+    _, page = page_of(tmp_path)
+    cells = page.cells
+    places = [k for k, cell in enumerate(cells) if cell in ("finished", "failed")]
+    runs = {tuple(cells[k - 2 : k]): cells[k : k + 4] for k in places}
+    closing = "100 episodes, deterministic"
+    assert runs == {
+        ("kl.coef=0.1", "0"): ["finished", "50", "", ""],
+        ("kl.coef=0.1", "1"): ["failed", "5", "", ""],
+        ("kl.coef=1", "0"): ["finished", "10", f"-152.7 +- 9.9|{closing}", "-141 +- 12"],
+        ("kl.coef=1", "1"): ["finished", "11", f"-160.0 +- 8.0|{closing}", "-150.0 +- 7.0"],
+    }
+    # And in the table of settings beside the last policy.
+    i = cells.index("kl.coef=1")
+    assert "-160 to -153|mean -156" in cells[i + 1 : i + 9]
+    assert "-150 to -141|mean -146" in cells[i + 1 : i + 9]
+    with (tmp_path / "report" / "summary.csv").open() as file:
+        best = {row["setting"]: row["eval_best"] for row in csv.DictReader(file)}
+    assert float(best["kl.coef=1"]) == pytest.approx(-145.625)
+
+
+@pytest.mark.parametrize(
+    "evaluation, told, title",
+    [
+        (None, "greedy", "greedy evaluation score of the best checkpoint"),
+        ("sampled", "sampled", "sampled evaluation score of the best checkpoint"),
+    ],
+)
+def test_language_says_score_and_how_it_was_evaluated(evaluation, told, title, tmp_path):
+    rows = [{"samples": 10 * i, "reward/episode": 0.5} for i in range(1, 5)]
+    config = {"env": {"id": None, "task": "sort_digits"}}
+    more = {"domain": "language", **({"evaluation": evaluation} if evaluation else {})}
+    rows[-1] |= {"eval/return": 0.8359375, "eval/return_se": 0.0123, "eval/episodes": 512}
+    rows[-1] |= {"eval/best_return": 0.75, "eval/best_return_se": 0.02}
+    write_run(tmp_path / "a", rows=rows, config=config, **more)
+    text, page = page_of(tmp_path)
+    assert f"0.836 +- 0.012|512 responses, {told}" in page.cells
+    assert "0.750 +- 0.020" in page.cells
+    assert title in text
+    # But in the names of metrics.
+    assert "return" not in re.sub(r"eval/\w+", "", " ".join(page.cells))
+
+
+def test_evaluations_of_both_kinds_are_told(tmp_path):
+    write(tmp_path, {1.0: (10, 11), 0.1: (50, 51)})
+    for seed in (0, 1):
+        folder = tmp_path / f"0.1_{seed}"
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest |= {"domain": "control", "evaluation": "sampled"}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    for folder in tmp_path.glob("*_*"):
+        close(folder, 1.0, 0.5)
+    text, page = page_of(tmp_path)
+    assert "<strong>Evaluations are sampled in 2 runs and deterministic in 2.</strong>" in text
+    assert "1.00 +- 0.50|100 episodes, sampled" in page.cells
+    assert "1.00 +- 0.50|100 episodes, deterministic" in page.cells

@@ -304,11 +304,11 @@ def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
     main([str(tmp_path)])
     page = Page((tmp_path / "report" / "report.html").read_text())
     task = json.loads(page.data)[0]
-    assert task["settings"] == ["kl.coef=0.1", "kl.coef=1"]
+    assert task["settings"] == ["kl.coef=0.1", "kl.coef=1 (none has a return)"]
     assert [series["i"] for series in task["charts"][0]["series"]] == [0]
     assert "Evaluation return" not in {chart["title"] for chart in task["charts"]}
     i = page.cells.index("kl.coef=1")
-    assert page.cells[i + 1 : i + 4] == ["1", "", "1"]
+    assert page.cells[i + 1 : i + 4] == ["1|none has a return", "", "1"]
     assert "finished, without rows" in page.cells
 
 

@@ -11,8 +11,10 @@ from benchmarks.coverage import bad_seeds, false_alarms, share_held, t_interval,
 from klrl.report.statistics import (
     chance_of_more,
     estimate,
+    expanded_level,
     holm,
     iqm,
+    iqm_interval,
     welch,
     welch_all,
 )
@@ -110,6 +112,13 @@ def test_equal_seeds_have_no_width_and_rounding_makes_no_difference():
     assert welch_all([]) == []
 
 
+def test_seeds_that_agree_have_no_interval_by_rounding():
+    """Six times .01 are .06 in floating point, and a sixth of it is not .01."""
+    for value in (0.01, 0.1, 1 / 3):
+        made = estimate(np.full(6, value))
+        assert (made.value, made.low, made.high, made.error) == (value, value, value, 0.0)
+
+
 def test_holm_is_the_closed_test():
     """Rejected at a level if Bonferroni rejects every intersection that holds the hypothesis."""
     for _ in range(20):
@@ -147,6 +156,22 @@ def test_intervals_cover_what_they_say_on_normal_returns_and_too_little_with_bad
         held = share_held(*t_interval(draws.standard_normal((20_000, n))), 0.0)
         assert 0.94 < held < 0.96
     assert share_held(*t_interval(bad_seeds(draws, (5_000, 5))), 0.7) < 0.87
+
+
+@pytest.mark.parametrize(
+    "runs, tasks, t",  # t as printed tables have it, two-sided 5 %
+    [(5, 1, 2.776), (5, 3, 2.179), (5, 5, 2.086), (10, 3, 2.052), (10, 5, 2.014)],
+)
+def test_the_bootstrap_is_expanded_as_far_as_students_interval(runs, tasks, t):
+    with mpmath.workdps(20):
+        outside = 2 * mpmath.ncdf(-mpmath.sqrt(mpmath.mpf(runs) / (runs - 1)) * t)
+    assert 1 - expanded_level(runs, tasks) == pytest.approx(float(outside), rel=5e-3)
+
+
+@pytest.mark.parametrize("runs, tasks", [(5, 3), (5, 5), (10, 3)])
+def test_the_interval_of_the_iqm_over_tasks_covers_what_it_says(runs, tasks):
+    scores = np.random.default_rng(0).standard_normal((runs, tasks, 1_000))
+    assert 0.94 < share_held(*iqm_interval(scores), 0.0) < 0.97
 
 
 def test_holm_over_all_pairs_keeps_the_level_and_over_those_with_the_best_does_not():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,11 @@ def test_rows_hold_an_evaluation_of_the_start_and_the_closing_one(capsys) -> Non
     last = evals(rows[-1])
     assert {k: last[k] for k in last if "best" not in k} == played("run", "last", CLOSING, 6)
     assert "evaluation: 3 during the run of 4, 6 episodes at the end" in told
-    assert f"return {last['eval/return']:.5g} +- " in told
+    mean, error = re.search(r"return (\S+) \+- (\S+) \(standard error over 6", told).groups()
+    decimals = len(mean.partition(".")[2])
+    assert decimals == len(error.partition(".")[2])
+    for text, name in ((mean, "eval/return"), (error, "eval/return_se")):
+        assert float(text) == pytest.approx(last[name], abs=0.5001 * 10.0**-decimals)
     assert "(standard error over 6 episodes, deterministic, " in told
     assert manifest_of(Path("run"))["evaluation"] == "deterministic"
     assert klrl.load_run("run").summary["return"] == last["eval/return"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import klrl
+from klrl.base.digits import number
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
 from klrl.control.kl import RAW_REWARD_KEY
@@ -28,7 +29,7 @@ from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import Opened, wandb_run
-from klrl.runs.metrics import METRICS, PANELS, Metric, heading, metric_of, metrics_of, number
+from klrl.runs.metrics import METRICS, PANELS, Metric, heading, metric_of, metrics_of
 from klrl.runs.progress import Progress
 from klrl.runs.record import recording, summary
 from klrl.sweep.jobs import Job

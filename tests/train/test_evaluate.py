@@ -37,7 +37,13 @@ def test_mean_and_errors_are_numpys_however_many_end_at_a_time(few: int, gold: l
             CONTROL,
             Scores([-150.0, -151.0]),
             "deterministic",
-            "return -150.5 +- 0.5 (standard error over 2 episodes, deterministic)",
+            "return -150.50 +- 0.50 (standard error over 2 episodes, deterministic)",
+        ),
+        (
+            CONTROL,
+            Scores([-142.78, -162.58]),
+            "deterministic",
+            "return -152.7 +- 9.9 (standard error over 2 episodes, deterministic)",
         ),
         (CONTROL, Scores([-150.0]), "sampled", "return -150 (1 episode, sampled)"),
         (

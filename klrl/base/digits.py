@@ -1,0 +1,77 @@
+"""Numbers as people read them: a mean has as many digits as its standard error allows."""
+
+from __future__ import annotations
+
+import math
+
+#: Significant digits of a mean in a table; one less if its error is a tenth of it or more.
+_MOST = 3
+#: Decimal places beyond which a number is written with an exponent where it needs one.
+_LONGEST = 5
+
+
+def number(value: float, digits: int, *, signed: bool = False) -> str:
+    """A number as text; large ones in full (1.2346e+05 is hard to read), zero without a sign.
+
+    Args:
+        value: any number.
+        digits: significant digits; 0 for whole numbers.
+        signed: with a plus if it is above 0.
+    """
+    plus = "+" if signed else ""
+    in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
+    text = f"{value:{plus},.0f}" if in_full else f"{value:{plus}.{digits}g}"
+    return "0" if text in ("-0", "+0") else text
+
+
+def mean_and_error(value: float, error: float | None, digits: int) -> str:
+    """A mean and its standard error, rounded to the second digit of the error: ``-152.7 +- 9.9``.
+
+    Args:
+        value: the mean.
+        error: None if it is unknown: the mean alone.
+        digits: significant digits of a mean without an error that could round it.
+    """
+    if error is None:
+        return number(value, digits)
+    decimals = None
+    if _limits(error, value):
+        # Rounded first: 9.96 has two digits as 10.
+        decimals = 1 - int(f"{error:.1e}".partition("e")[2])
+    if decimals is None or decimals > _LONGEST:
+        return f"{number(value, digits)} +- {number(error, 2)}"
+    return " +- ".join(_fixed(each, decimals) for each in (value, error))
+
+
+def places(value: float, error: float | None) -> int | None:
+    """Decimal places of a mean, negative for tens and hundreds; None where no error limits them.
+
+    Three digits of the larger of mean and error; two if the error is a tenth of the mean or more.
+    """
+    if not error or not _limits(error, value):
+        return None
+    size = max(abs(value), error)
+    digits = _MOST if error < abs(value) / 10 else _MOST - 1
+    return digits - 1 - math.floor(math.log10(size))
+
+
+def _limits(error: float, value: float) -> bool:
+    """Whether an error is one by which a mean is rounded: that of equal numbers may be rounding."""
+    return math.isfinite(error) and error > 0 and error >= 1e-12 * abs(value)
+
+
+def show(value: float, decimals: int | None, *, signed: bool = False) -> str:
+    """A number with so many places, as ``4,740`` for 4742.3 and -1; None: three digits."""
+    if decimals is None or decimals > _LONGEST:
+        return number(value, _MOST, signed=signed)
+    return _fixed(value, decimals, signed=signed)
+
+
+def span(low: float, high: float, decimals: int | None) -> str:
+    """``95 to 112``."""
+    return f"{show(low, decimals)} to {show(high, decimals)}"
+
+
+def _fixed(value: float, decimals: int, *, signed: bool = False) -> str:
+    text = f"{round(value, decimals):{'+' if signed else ''},.{max(decimals, 0)}f}"
+    return text.lstrip("+-") if not text.strip("+-0.,") else text  # zero without a sign
