@@ -203,7 +203,7 @@ def test_a_run_is_evaluated(run, call, monkeypatch) -> None:
         return list(range(first, first + count))
 
     monkeypatch.setattr(Starts, "seeds", seeds)
-    monkeypatch.setattr("klrl.language.evaluate.places", lambda starts, count, _: range(count))
+    monkeypatch.setattr("klrl.language.evaluate.places", lambda starts, count, *_: range(count))
     how = ["--episodes", "32", "--sampled"] if run == "language/run" else ["--episodes", "4"]
     told = json.loads(call("klrl.evaluate", run, *how, "--json"))
     expected = EXPECTED["evaluated"][run]
