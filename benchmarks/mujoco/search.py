@@ -25,7 +25,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "preset": _HELD,
     "normal": _NORMAL,
     "normal .02": (*_NORMAL, "loss.dtarg=0.02"),
-    "normal .02 to .002": (*_NORMAL, "loss.dtarg=0.02", "loss.dtarg_end=0.002"),
+    "normal .03 to .003": (*_NORMAL, "loss.dtarg=0.03", "loss.dtarg_end=0.003"),
 }
 
 
