@@ -26,6 +26,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "normal": _NORMAL,
     "normal .02": (*_NORMAL, "loss.dtarg=0.02"),
     "normal .03 to .003": (*_NORMAL, "loss.dtarg=0.03", "loss.dtarg_end=0.003"),
+    # What a task may impose: Ant's contact forces are most of what it observes, Swimmer's reward is
+    # far from what earns it.
+    "normal no contacts": (*_NORMAL, "env.kwargs.include_cfrc_ext_in_observation=false"),
+    "normal gamma .9999": (*_NORMAL, "advantage.gamma=0.9999"),
+    "normal epochs 5": (*_NORMAL, "learner.epochs=5"),
+    "normal lr .001": (*_NORMAL, "optim.lr=0.001"),
+    "normal 8 x 512": (*_NORMAL, "collector.steps=512", "learner.minibatches=64"),
+    "normal .02": (*_NORMAL, "loss.dtarg=0.02"),
+    "normal .02 to .005": (*_NORMAL, "loss.dtarg=0.02", "loss.dtarg_end=0.005"),
 }
 
 
