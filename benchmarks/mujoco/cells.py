@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.mujoco import sb3
 from benchmarks.results import ROOT, cpu_name
 from klrl.config.checks import to_config
-from klrl.config.compose import Composer
+from klrl.config.compose import Composer, allow_env_kwargs
 from klrl.config.identity import identity
 from klrl.report.measures import BAND, WARM_UP, column
 from klrl.report.runs import Run, find_runs
@@ -81,7 +81,7 @@ def job_identity(cell: Cell) -> str:
     if cell.setting == SB3:
         return sb3.known_identity(cell.task, cell.seed)
     with _composing:
-        own = identity(to_config(_composer.explained(cell.command)))
+        own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
     return f"{own.settings}-{own.numerics}"
 
 
