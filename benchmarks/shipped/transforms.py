@@ -141,7 +141,7 @@ RESULT = Result(
     ),
     chosen="Nothing was chosen: the presets' settings, `kl.coef=0.1`.",
     limits=(
-        "The cost is that of one kind of machine, busy with other work, and of two environments in "
+        "The cost is that of one kind of machine and of two environments in "
         "control; language policies are not in it. The parity is that of k1 in the reward; tests "
         "hold it for the other estimators. Once rounding has been amplified, the two modes are as "
         "two seeds: their returns say nothing about which is better."
