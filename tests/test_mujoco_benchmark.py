@@ -1,15 +1,21 @@
-"""``benchmarks/mujoco``: the published figures, and what surrounds Stable-Baselines3's run."""
+"""``benchmarks/mujoco``: the published figures, Stable-Baselines3's run, cells and the page."""
 
 import json
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
 from benchmarks.mujoco import sb3
+from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cell, run_cells
+from benchmarks.mujoco.page import against_published, chance_interval
 from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
+from benchmarks.mujoco.runs import HELD, MAIN
 from benchmarks.mujoco.sb3 import Row
 
 ENVS = Path(__file__).parents[1] / "conf/env"
@@ -145,3 +151,89 @@ def test_evaluation_starts_where_klrl_closes(monkeypatch):
             count += 1
         steps.append(count - 1.0)  # 1 for each step but the one that ends it
     assert sb3.evaluate(model, "inverted_pendulum") == steps
+
+
+# ----------------------------------------------------------------------------- cells and page
+
+CELL = Cell("hopper", "klpen_held", 3, ("kl=none", "loss=klpen_held"))
+
+
+def line(cell: Cell, **values: object) -> dict:
+    return {"name": cell.name, "identity": job_identity(cell), "return": 1.0, "se": 0.1, **values}
+
+
+def test_a_finished_cell_is_known_to_a_fresh_clone_while_its_settings_are_the_same(
+    tmp_path,
+) -> None:
+    path = tmp_path / "cells" / "klpen_held.jsonl"
+    Lines(path).add(line(CELL, cpu=7.0))
+    known = Lines(path).get(CELL)
+    assert known is not None
+    assert known["cpu"] == 7.0
+    for other in (
+        replace(CELL, seed=4),
+        replace(CELL, words=("kl=none", "loss=clip")),
+        replace(CELL, task="walker2d"),
+    ):
+        assert Lines(path).get(other) is None
+
+
+def test_what_failed_is_told_after_the_others_are_done(tmp_path, monkeypatch, capsys) -> None:
+    cells = [replace(CELL, seed=seed) for seed in range(3)]
+    ran = []
+
+    def run(cell: Cell, curves: bool) -> dict:
+        ran.append(cell.seed)
+        if cell.seed == 1:
+            raise RuntimeError("exit 1; see the log")
+        return line(cell, cpu=60.0)
+
+    monkeypatch.setattr("benchmarks.mujoco.cells.run_cell", run)
+    path = tmp_path / "held.jsonl"
+    with pytest.raises(SystemExit, match="hopper klpen_held 1: exit 1; see the log"):
+        run_cells(cells, Lines(path), 1)
+    assert sorted(ran) == [0, 1, 2]
+    assert [Lines(path).get(cell) is not None for cell in cells] == [True, False, True]
+    ran.clear()
+    with pytest.raises(SystemExit):
+        run_cells(cells, Lines(path), 2)
+    assert ran == [1]
+
+
+def test_the_chance_of_more_is_certain_where_all_are_more_and_its_interval_holds_it() -> None:
+    a, b = np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0])
+    assert chance_interval(a, b) == (1.0, 1.0)
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(0.5, 1, 10), rng.normal(0, 1, 10)
+    low, high = chance_interval(a, b)
+    exact = np.mean([[x > y for y in b] for x in a])
+    assert 0 < low < exact < high < 1
+    # Of U's normal approximation (Mann and Whitney): the same to a tenth.
+    assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(21 / (12 * 100)), abs=0.1)
+
+
+def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
+    cells = {HELD: {task: [{"return": 10.0 * i} for i in range(10)] for task in MAIN}}
+    # Of 0, 10, ..., 90, five times each, over 10: the middle half of 50 numbers, 12 cut at either end.
+    ordered = np.sort(np.tile(np.arange(10.0), 5))
+    assert against_published(cells, dict.fromkeys(MAIN, 10.0)) == ordered[12:-12].mean()
+
+
+@pytest.mark.integration
+def test_a_cell_runs_and_goes_on_from_its_checkpoint(tmp_path) -> None:
+    """As it would after Ctrl-C: its folder has a checkpoint of half of the run."""
+    words = ("env.num_envs=2", "collector.steps=64", "learner.minibatches=2", "frames=1024")
+    few = ("learner.epochs=1", "eval.final=2", "checkpoint.every=1", "learner.compile=false")
+    cell = Cell("inverted_pendulum", "tiny", 0, ("kl=none", "loss=klpen_held", *words, *few))
+    whole = run_cell(cell, curves=True)
+    assert whole["curve"]["frames"][-1] == 1024
+    assert len(whole["curve"]["frames"]) == 8
+    assert 0 <= whole["band"] <= 1 or whole["band"] is None
+    (last,) = (cell.folder / "checkpoints" / "last").glob("frames-000000001024")
+    shutil.rmtree(last)
+    manifest = cell.folder / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "status": "interrupted"}))
+    again = run_cell(cell, curves=True)
+    assert again["identity"] == whole["identity"]
+    assert again["curve"]["frames"] == whole["curve"]["frames"]
+    assert "resumed at 896 frames" in cell.log.read_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -136,7 +137,7 @@ def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = Tru
 
 
 def run_cell(cell: Cell, curves: bool) -> Line:
-    """Run one to its end, from its last checkpoint where there is one.
+    """Run one from its beginning: what a stopped one left would hide part of its CPU time.
 
     Raises:
         RuntimeError: it failed.
@@ -146,9 +147,8 @@ def run_cell(cell: Cell, curves: bool) -> Line:
         _run([sys.executable, *words], cell.log)
         line: Line = json.loads(cell.log.read_text().splitlines()[-1])
         return line
+    shutil.rmtree(cell.folder, ignore_errors=True)
     words = [f"hydra.run.dir={cell.folder}", *cell.command]
-    if (cell.folder / "checkpoints" / "last").exists():
-        words = [f"resume={cell.folder}"]
     cpu = _run([sys.executable, "-m", "klrl", *words], cell.log)
     (run,) = find_runs([str(cell.folder)]).runs
     if run.status != "finished":
