@@ -1,7 +1,6 @@
 """``benchmarks/mujoco``: the published figures, Stable-Baselines3's run, cells and the page."""
 
 import json
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -162,9 +161,7 @@ def line(cell: Cell, **values: object) -> dict:
     return {"name": cell.name, "identity": job_identity(cell), "return": 1.0, "se": 0.1, **values}
 
 
-def test_a_finished_cell_is_known_to_a_fresh_clone_while_its_settings_are_the_same(
-    tmp_path,
-) -> None:
+def test_a_fresh_clone_knows_a_finished_cell_while_its_settings_are_the_same(tmp_path) -> None:
     path = tmp_path / "cells" / "klpen_held.jsonl"
     Lines(path).add(line(CELL, cpu=7.0))
     known = Lines(path).get(CELL)
@@ -207,33 +204,27 @@ def test_the_chance_of_more_is_certain_where_all_are_more_and_its_interval_holds
     a, b = rng.normal(0.5, 1, 10), rng.normal(0, 1, 10)
     low, high = chance_interval(a, b)
     exact = np.mean([[x > y for y in b] for x in a])
-    assert 0 < low < exact < high < 1
+    assert 0 < low < exact < high <= 1
     # Of U's normal approximation (Mann and Whitney): the same to a tenth.
     assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(21 / (12 * 100)), abs=0.1)
 
 
 def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
     cells = {HELD: {task: [{"return": 10.0 * i} for i in range(10)] for task in MAIN}}
-    # Of 0, 10, ..., 90, five times each, over 10: the middle half of 50 numbers, 12 cut at either end.
+    # Of 0 to 9, five times each: the middle half of 50 numbers, 12 cut at either end.
     ordered = np.sort(np.tile(np.arange(10.0), 5))
     assert against_published(cells, dict.fromkeys(MAIN, 10.0)) == ordered[12:-12].mean()
 
 
 @pytest.mark.integration
-def test_a_cell_runs_and_goes_on_from_its_checkpoint(tmp_path) -> None:
-    """As it would after Ctrl-C: its folder has a checkpoint of half of the run."""
-    words = ("env.num_envs=2", "collector.steps=64", "learner.minibatches=2", "frames=1024")
+def test_a_cell_runs_and_a_stopped_one_begins_anew(tmp_path) -> None:
+    words = ("env.num_envs=2", "collector.steps=64", "learner.minibatches=2", "frames=2048")
     few = ("learner.epochs=1", "eval.final=2", "checkpoint.every=1", "learner.compile=false")
     cell = Cell("inverted_pendulum", "tiny", 0, ("kl=none", "loss=klpen_held", *words, *few))
     whole = run_cell(cell, curves=True)
-    assert whole["curve"]["frames"][-1] == 1024
-    assert len(whole["curve"]["frames"]) == 8
-    assert 0 <= whole["band"] <= 1 or whole["band"] is None
-    (last,) = (cell.folder / "checkpoints" / "last").glob("frames-000000001024")
-    shutil.rmtree(last)
-    manifest = cell.folder / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "status": "interrupted"}))
+    assert whole["curve"]["frames"] == list(range(128, 2049, 128))
+    assert 0 <= whole["band"] <= 1
+    (cell.folder / "manifest.json").write_text("a stopped run's")
     again = run_cell(cell, curves=True)
-    assert again["identity"] == whole["identity"]
-    assert again["curve"]["frames"] == whole["curve"]["frames"]
-    assert "resumed at 896 frames" in cell.log.read_text()
+    same = ("identity", "return", "se", "training", "band", "kl_old")
+    assert {key: again[key] for key in same} == {key: whole[key] for key in same}

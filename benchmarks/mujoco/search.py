@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.mujoco.cells import Cell, Lines, run_cells
+from benchmarks.mujoco.published import NAMES
 from benchmarks.results import ROOT
 
 TASKS = ("half_cheetah", "hopper", "walker2d", "ant", "swimmer")
+ALL = tuple(NAMES)
 SEEDS = (100, 101, 102)
 LINES = ROOT / "docs/results/mujoco/search.jsonl"
 
@@ -30,6 +32,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     # far from what earns it.
     "normal no contacts": (*_NORMAL, "env.kwargs.include_cfrc_ext_in_observation=false"),
     "normal gamma .9999": (*_NORMAL, "advantage.gamma=0.9999"),
+    "normal gamma .999": (*_NORMAL, "advantage.gamma=0.999"),
+    "gamma .9999": (*_HELD, "env.reward_scale=1", "advantage.gamma=0.9999"),
+    "normal gamma .9999 lambda .98": (
+        *_NORMAL,
+        "advantage.gamma=0.9999",
+        "advantage.lmbda=0.98",
+    ),
     "normal epochs 5": (*_NORMAL, "learner.epochs=5"),
     "normal lr .001": (*_NORMAL, "optim.lr=0.001"),
     "normal 8 x 512": (*_NORMAL, "collector.steps=512", "learner.minibatches=64"),
@@ -51,7 +60,7 @@ def cells(settings: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mujoco.search", description=__doc__)
     parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], help="default: all")
-    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=TASKS)
+    parser.add_argument("--tasks", nargs="*", choices=ALL, default=TASKS)
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--draw", action="store_true", help="no runs, only the table")
