@@ -42,7 +42,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "normal epochs 5": (*_NORMAL, "learner.epochs=5"),
     "normal lr .001": (*_NORMAL, "optim.lr=0.001"),
     "normal 8 x 512": (*_NORMAL, "collector.steps=512", "learner.minibatches=64"),
-    "normal .02": (*_NORMAL, "loss.dtarg=0.02"),
     "normal .02 to .005": (*_NORMAL, "loss.dtarg=0.02", "loss.dtarg_end=0.005"),
 }
 
