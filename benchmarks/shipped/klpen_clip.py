@@ -121,7 +121,7 @@ RESULT = Result(
         "([performance.md](../../performance.md)) the order of the losses differs from task to "
         "task and from seed to seed. The KLs are equal in the mean over a run only: clip's and "
         "klpen's fall with the learning rate, klpen_held's does not. Each loss is shown at one "
-        "trust region, clip's own; neither is at its best there. Intervals that overlap do not "
+        "trust region, clip's own; none is at its best there. Intervals that overlap do not "
         "rank."
     ),
     sweeps=_sweeps(),

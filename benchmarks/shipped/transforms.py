@@ -141,10 +141,10 @@ RESULT = Result(
     ),
     chosen="Nothing was chosen: the presets' settings, `kl.coef=0.1`.",
     limits=(
-        "The cost is that of one kind of machine and of two environments in "
-        "control; language policies are not in it. The parity is that of k1 in the reward; tests "
-        "hold it for the other estimators. Once rounding has been amplified, the two modes are as "
-        "two seeds: their returns say nothing about which is better."
+        "The cost is that of one kind of machine and of two environments in control; language "
+        "policies are not in it. The parity is that of k1 in the reward; tests hold it for the "
+        "other estimators. Once rounding has been amplified, the two modes of a seed are two runs: "
+        "their returns say nothing about which mode is better."
     ),
     sweeps=_sweeps(),
     make=make,
