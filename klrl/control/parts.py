@@ -108,7 +108,7 @@ class ControlParts(Parts):
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """What a row tells of a charged rollout."""
-        return rewards_of(batch, self.kl)
+        return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Episodes in fresh environments."""

@@ -6,15 +6,26 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.control.kl import RAW_REWARD_KEY
+from klrl.control.reward_norm import RewardNormalizer
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.runs.metrics import Row
 from klrl.train.row import Rewards
 
 
-def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
-    """Rewards and episodes of a rollout [N, T], charged as ``kl`` says; None for ``kl=none``."""
+def rewards_of(
+    batch: TensorDictBase, kl: ReferenceKL | None, normalizer: RewardNormalizer | None = None
+) -> Rewards:
+    """Rewards and episodes of a rollout [N, T].
+
+    Args:
+        batch: charged as ``kl`` says.
+        kl: None for ``kl=none``.
+        normalizer: of ``env.normalize_reward``.
+    """
     after = batch.get("next")
     shaped, own = _mean(after.get("reward")), _episodes(after)
+    if normalizer is not None:
+        own["learner/reward_norm"] = normalizer.scale
     if kl is None or not kl.charges_reward:
         return Rewards(shaped, shaped, 0.0, own)
     return Rewards(_mean(after.get(RAW_REWARD_KEY)), shaped, _mean(after.get(KL_KEY)), own)

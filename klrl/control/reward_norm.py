@@ -26,12 +26,13 @@ class RewardNormalizer:
         gamma: discount per frame.
 
     Attributes:
-        scale: the factor on rewards; 1 before the first rollout.
+        scale: the factor on rewards; 1 before the first rollout with a reward other than 0.
     """
 
     def __init__(self, gamma: float) -> None:
         self._gamma, self._moments = gamma, RunningMeanStd()
         self._sums: list[float] = []  # gamma G of each row's last frame, 0 after an episode's end
+        self._begun = False
         self.scale = 1.0
 
     def update(self, reward: Tensor, done: Tensor) -> float:
@@ -45,6 +46,9 @@ class RewardNormalizer:
         if len(self._sums) != len(rows):  # the first one, or after a resume
             self._sums = [0.0] * len(rows)
         decays = (self._gamma * (~done[..., 0]).double()).tolist()
+        if not self._begun and not reward.any():
+            return self.scale  # nothing to measure yet; 1 / std would grow without bounds
+        self._begun = True
         sums = [_discounted(*of) for of in zip(rows, decays, self._sums, strict=True)]
         self._sums = [of[-1] * decay[-1] for of, decay in zip(sums, decays, strict=True)]
         self._moments.update(np.array(sums).ravel())
@@ -59,12 +63,14 @@ class RewardNormalizer:
             "var": float(moments.var),
             "count": float(moments.count),
             "scale": self.scale,
+            "begun": self._begun,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._moments.mean, self._moments.var = np.float64(state["mean"]), np.float64(state["var"])
         self._moments.count, self.scale = float(state["count"]), float(state["scale"])
+        self._begun = bool(state["begun"])
 
 
 def _discounted(rewards: list[float], decays: list[float], before: float) -> list[float]:

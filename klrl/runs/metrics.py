@@ -321,6 +321,13 @@ _DECLARED = (
         short="KL old",
     ),
     Metric(
+        "learner/reward_norm",
+        "reward normaliser",
+        "1 per reward",
+        "env.normalize_reward: what the learner's rewards were multiplied by",
+        domain="control",
+    ),
+    Metric(
         "kl/old/target",
         "target of KL(old||new)",
         "nats per {unit}",

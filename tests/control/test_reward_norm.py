@@ -61,6 +61,18 @@ def test_no_sum_crosses_the_end_of_an_episode() -> None:
     assert again.state_dict() == normalizer.state_dict()
 
 
+def test_rewards_that_are_all_0_have_no_scale() -> None:
+    normalizer, zeros = RewardNormalizer(GAMMA), torch.zeros(2, 50, 1)
+    no = torch.zeros_like(zeros, dtype=torch.bool)
+    assert [normalizer.update(zeros, no) for _ in range(3)] == [1.0] * 3
+    once = zeros.clone()
+    once[0, 10] = 1.0
+    sums = np.zeros((2, 50))
+    sums[0, 10:] = GAMMA ** np.arange(40)
+    assert normalizer.update(once, no) == pytest.approx(1 / sums.std(), rel=1e-3)
+    assert normalizer.update(zeros, no) > normalizer.update(once, no) > 1.0
+
+
 @pytest.mark.integration
 def test_only_the_learner_sees_it(tmp_path: Path) -> None:
     """The first rollout's rewards and KL are recorded as they are; its critic's loss is not."""
@@ -71,6 +83,8 @@ def test_only_the_learner_sees_it(tmp_path: Path) -> None:
         first[flag] = read_rows(Path(flag) / "metrics.jsonl")[0]
     for name in ("reward/raw", "reward/shaped", "kl/ref/exact"):
         assert first["true"][name] == first["false"][name]
+    assert first["true"]["learner/reward_norm"] < 0.3
+    assert "learner/reward_norm" not in first["false"]
     assert first["true"]["loss/critic"] < 0.1 * first["false"]["loss/critic"]
 
 

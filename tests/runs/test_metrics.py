@@ -19,6 +19,7 @@ from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
+from klrl.control.reward_norm import RewardNormalizer
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain, recorded_domain
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.batch import Responses, make_batch
@@ -72,7 +73,7 @@ def control_row() -> dict[str, float]:
     )
     batch = TensorDict({"next": after}, [2, 1])
     measured = {name: torch.tensor(0.1) for name in (*ESTIMATES, "charged", "charged_error")}
-    row = row_of(CONTROL, batch, control_rewards(batch, KL), measured)
+    row = row_of(CONTROL, batch, control_rewards(batch, KL, RewardNormalizer(0.9)), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1).row
 
