@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 	faults fuzz soak clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -75,11 +75,11 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-lm: $(READY) .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (20 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(READY) ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-8: one of them
+results: $(VENV)/.bench ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-8: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
-results-7: $(READY) ## MuJoCo at a million frames, two runs at a time (5 hours); goes on from the committed cells
+results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (5 hours); goes on from the committed cells
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
 results-%: $(READY)

@@ -1,6 +1,8 @@
 """``benchmarks/mujoco``: the published figures, Stable-Baselines3's run, cells and the page."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks.mujoco import sb3
-from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cell, run_cells
+from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cells
 from benchmarks.mujoco.page import against_published, chance_interval
 from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
 from benchmarks.mujoco.runs import HELD, MAIN
@@ -177,24 +179,57 @@ def test_a_fresh_clone_knows_a_finished_cell_while_its_settings_are_the_same(tmp
 
 def test_what_failed_is_told_after_the_others_are_done(tmp_path, monkeypatch, capsys) -> None:
     cells = [replace(CELL, seed=seed) for seed in range(3)]
-    ran = []
+    began: list[int] = []
 
-    def run(cell: Cell, curves: bool) -> dict:
-        ran.append(cell.seed)
-        if cell.seed == 1:
-            raise RuntimeError("exit 1; see the log")
-        return line(cell, cpu=60.0)
+    def begin(cell: Cell) -> int:
+        began.append(cell.seed)
+        code = f"raise SystemExit({cell.seed == 1})"
+        return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
 
-    monkeypatch.setattr("benchmarks.mujoco.cells.run_cell", run)
+    def read(cell: Cell, code: int, cpu: float, curves: bool) -> dict:
+        if code:
+            raise RuntimeError(f"exit {code}")
+        return line(cell, cpu=cpu)
+
+    monkeypatch.setattr("benchmarks.mujoco.cells.start", begin)
+    monkeypatch.setattr("benchmarks.mujoco.cells.read_cell", read)
     path = tmp_path / "held.jsonl"
-    with pytest.raises(SystemExit, match="hopper klpen_held 1: exit 1; see the log"):
-        run_cells(cells, Lines(path), 1)
-    assert sorted(ran) == [0, 1, 2]
+    failed = [f"hopper klpen_held 1: exit 1; see {cells[1].log}"]
+    assert run_cells(cells, Lines(path), 2) == failed
+    assert sorted(began) == [0, 1, 2]
     assert [Lines(path).get(cell) is not None for cell in cells] == [True, False, True]
-    ran.clear()
-    with pytest.raises(SystemExit):
-        run_cells(cells, Lines(path), 2)
-    assert ran == [1]
+    began.clear()
+    assert run_cells(cells, Lines(path), 2) == failed
+    assert began == [1]
+
+
+def test_an_interrupt_stops_what_runs_and_starts_nothing(tmp_path, monkeypatch) -> None:
+    cells = [replace(CELL, seed=seed) for seed in range(6)]
+    pids: list[int] = []
+
+    def begin(cell: Cell) -> int:
+        code = "import os, signal, time; time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)"
+        wait = "; time.sleep(60)"
+        words = [sys.executable, "-c", (code if pids else "import time") + wait]
+        pids.append(os.posix_spawn(sys.executable, words, os.environ))
+        return pids[-1]
+
+    monkeypatch.setattr("benchmarks.mujoco.cells.start", begin)
+    with pytest.raises(SystemExit, match="interrupted; 6 of 6 runs are missing"):
+        run_cells(cells, Lines(tmp_path / "held.jsonl"), 2)
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_torn_line_is_dropped(tmp_path) -> None:
+    path = tmp_path / "held.jsonl"
+    Lines(path).add(line(CELL, cpu=7.0))
+    whole = path.read_text()
+    path.write_text(whole + '{"name": "hopper')
+    assert Lines(path).get(CELL) is not None
+    assert path.read_text() == whole
 
 
 def test_the_chance_of_more_is_certain_where_all_are_more_and_its_interval_holds_it() -> None:
@@ -216,15 +251,31 @@ def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
     assert against_published(cells, dict.fromkeys(MAIN, 10.0)) == ordered[12:-12].mean()
 
 
+def run(cell: Cell, path: Path) -> list[dict]:
+    assert run_cells([cell], Lines(path), 1) == []
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
 @pytest.mark.integration
 def test_a_cell_runs_and_a_stopped_one_begins_anew(tmp_path) -> None:
     words = ("env.num_envs=2", "collector.steps=64", "learner.minibatches=2", "frames=2048")
     few = ("learner.epochs=1", "eval.final=2", "checkpoint.every=1", "learner.compile=false")
     cell = Cell("inverted_pendulum", "tiny", 0, ("kl=none", "loss=klpen_held", *words, *few))
-    whole = run_cell(cell, curves=True)
+    (whole,) = run(cell, tmp_path / "a.jsonl")
     assert whole["curve"]["frames"] == list(range(128, 2049, 128))
     assert 0 <= whole["band"] <= 1
     (cell.folder / "manifest.json").write_text("a stopped run's")
-    again = run_cell(cell, curves=True)
+    (again,) = run(cell, tmp_path / "b.jsonl")
     same = ("identity", "return", "se", "training", "band", "kl_old")
     assert {key: again[key] for key in same} == {key: whole[key] for key in same}
+
+
+@pytest.mark.integration
+def test_a_diverged_run_counts_as_it_was_at_its_last_checkpoint(tmp_path) -> None:
+    words = ("env.num_envs=2", "collector.steps=64", "learner.minibatches=2", "frames=2048")
+    few = ("learner.epochs=1", "eval.final=3", "learner.compile=false", "optim.lr=1e30")
+    cell = Cell("inverted_pendulum", "infinite", 0, ("kl=none", "loss=clip", *words, *few))
+    (found,) = run(cell, tmp_path / "a.jsonl")
+    assert found["failed"].startswith("NonFiniteError")
+    assert 0 < found["return"] < 1000
+    assert found["se"] > 0

@@ -20,11 +20,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     for setting in args.settings:
         if setting not in SEEDS:
             parser.error(f"{setting}: choose {', '.join(SEEDS)}")
-    for setting in args.settings or SEEDS:
-        if not args.draw:
-            run_cells(cells_of(setting), lines_of(setting), args.jobs)
+    if args.jobs < 1:
+        parser.error(f"--jobs {args.jobs}: give 1 or more")
+    failed = []
+    for setting in () if args.draw else args.settings or SEEDS:
+        failed += run_cells(cells_of(setting), lines_of(setting), args.jobs)
         write_page()
-        write_index()
+    if args.draw:
+        write_page()
+    write_index()
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

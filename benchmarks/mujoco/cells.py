@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
-import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,17 @@ import numpy as np
 
 from benchmarks.mujoco import sb3
 from benchmarks.results import ROOT, cpu_name
+from benchmarks.shipped.sweeps import diverged
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer, allow_env_kwargs
 from klrl.config.identity import identity
 from klrl.report.measures import BAND, WARM_UP, column
 from klrl.report.runs import Run, find_runs
+from klrl.runs.machine import device_of
+from klrl.runs.metrics import Row
+from klrl.runs.other_task import config_on_task
+from klrl.train.evaluate import CLOSING
+from klrl.train.schedule import Size
 
 Line = dict[str, Any]
 #: Points of a recorded curve.
@@ -59,6 +64,13 @@ class Cell:
         return [f"env={self.task}", f"seed={self.seed}", *COMMON, *self.words]
 
     @property
+    def process(self) -> list[str]:
+        """The words after ``python``."""
+        if self.setting == SB3:
+            return ["-m", "benchmarks.mujoco.sb3", "--task", self.task, "--seed", str(self.seed)]
+        return ["-m", "klrl", f"hydra.run.dir={self.folder}", *self.command]
+
+    @property
     def name(self) -> str:
         """As in ``hopper clip 3``."""
         return f"{self.task} {self.setting} {self.seed}"
@@ -74,15 +86,14 @@ class Cell:
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
-_composer, _composing = Composer(), threading.Lock()
+_composer = Composer()
 
 
 def job_identity(cell: Cell) -> str:
     """The settings' hash and the numerics, as ``0f3a...-2``."""
     if cell.setting == SB3:
         return sb3.known_identity(cell.task, cell.seed)
-    with _composing:
-        own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
+    own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
     return f"{own.settings}-{own.numerics}"
 
 
@@ -96,8 +107,11 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole, _, torn = text.rpartition("\n")
+        if torn:  # by a kill; its cell runs again
+            path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
         self._known = {
-            (line["name"], line["identity"]): line for line in map(json.loads, text.splitlines())
+            (line["name"], line["identity"]): line for line in map(json.loads, whole.splitlines())
         }
 
     def get(self, cell: Cell) -> Line | None:
@@ -112,81 +126,119 @@ class Lines:
             file.write(json.dumps(line) + "\n")
 
 
-def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = True) -> None:
+def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = True) -> list[str]:
     """Run what is missing, ``jobs`` at a time, and write each down as it ends.
 
+    Returns:
+        What failed, a line each; a run whose numbers became infinite did not: it is written down
+        as it was at its last checkpoint.
+
     Raises:
-        SystemExit: runs failed; the others are done before.
+        SystemExit: interrupted; the runs that went on are stopped.
     """
     missing = [cell for cell in cells if lines.get(cell) is None]
-    failed = []
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(run_cell, cell, curves): cell for cell in missing}
-        for done, future in enumerate(as_completed(waiting), 1):
-            cell = waiting[future]
+    waiting, running, failed, done = list(reversed(missing)), dict[int, Cell](), list[str](), 0
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                cell = waiting.pop()
+                running[start(cell)] = cell
+            pid, status, usage = os.wait3(0)
+            cell, done = running.pop(pid), done + 1
             try:
-                line = future.result()
+                cpu = usage.ru_utime + usage.ru_stime
+                line = read_cell(cell, os.waitstatus_to_exitcode(status), cpu, curves)
             except RuntimeError as error:
-                failed.append(f"{cell.name}: {error}")
+                failed.append(f"{cell.name}: {error}; see {cell.log}")
+                print(f"[{done}/{len(missing)}] {failed[-1]}", flush=True)
                 continue
             lines.add(line)
             told = f"{line['return']:,.1f} +- {line['se']:.1f}, {line['cpu']:,.0f} CPU s"
-            print(f"[{done}/{len(missing)}] {cell.name}: {told}", flush=True)
-    if failed:
-        raise SystemExit("\n".join(failed))
+            ended = f", {line['failed']}" if "failed" in line else ""
+            print(f"[{done}/{len(missing)}] {cell.name}: {told}{ended}", flush=True)
+    except KeyboardInterrupt:
+        for pid in running:
+            os.kill(pid, signal.SIGTERM)
+        for pid in running:
+            os.waitpid(pid, 0)
+        left = len(missing) - done
+        raise SystemExit(f"interrupted; {left} of {len(missing)} runs are missing") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return failed
 
 
-def run_cell(cell: Cell, curves: bool) -> Line:
-    """Run one from its beginning: what a stopped one left would hide part of its CPU time.
+def start(cell: Cell) -> int:
+    """Start one from its beginning; its process id.
+
+    What a stopped one left goes: it would hide part of the CPU time, or have other settings.
+    """
+    shutil.rmtree(cell.folder, ignore_errors=True)
+    cell.log.parent.mkdir(parents=True, exist_ok=True)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
+    with cell.log.open("wb") as file:
+        to = [(os.POSIX_SPAWN_DUP2, file.fileno(), 1), (os.POSIX_SPAWN_DUP2, file.fileno(), 2)]
+        command = [sys.executable, *cell.process]
+        # A group of its own: Ctrl-C reaches it once, from here.
+        return os.posix_spawn(command[0], command, environment, file_actions=to, setpgroup=0)
+
+
+def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
+    """The line of a run that ended.
+
+    Args:
+        cell: the run.
+        code: its exit code.
+        cpu: user and system seconds of its process.
+        curves: whether the line holds a curve.
 
     Raises:
         RuntimeError: it failed.
     """
     if cell.setting == SB3:
-        words = ["-m", "benchmarks.mujoco.sb3", "--task", cell.task, "--seed", str(cell.seed)]
-        _run([sys.executable, *words], cell.log)
+        if code:
+            raise RuntimeError(f"exit {code}")
         line: Line = json.loads(cell.log.read_text().splitlines()[-1])
         return line
-    shutil.rmtree(cell.folder, ignore_errors=True)
-    words = [f"hydra.run.dir={cell.folder}", *cell.command]
-    cpu = _run([sys.executable, "-m", "klrl", *words], cell.log)
-    (run,) = find_runs([str(cell.folder)]).runs
-    if run.status != "finished":
-        raise RuntimeError(f"{run.status}; see {cell.folder.with_suffix('.log')}")
+    runs = find_runs([str(cell.folder)]).runs
+    if not runs or (runs[0].status != "finished" and not diverged(runs[0])):
+        raise RuntimeError(f"exit {code}")
+    run = runs[0]
     about = {"name": cell.name, "identity": job_identity(cell), "words": list(cell.words)}
-    return {**about, **outcome(run), "cpu": round(cpu, 1), "machine": cpu_name()} | (
-        {"curve": curve(run)} if curves else {}
-    )
+    line = {**about, **outcome(run), "cpu": round(cpu, 1), "machine": cpu_name()}
+    if diverged(run):
+        line["failed"] = run.manifest["error"]
+    return {**line, "curve": curve(run)} if curves else line
 
 
-def _run(command: Sequence[str], log: Path) -> float:
-    """Run to the end; user and system seconds.
-
-    Raises:
-        RuntimeError: the exit code is not 0.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
-    with log.open("ab") as file:
-        to = [(os.POSIX_SPAWN_DUP2, file.fileno(), 1), (os.POSIX_SPAWN_DUP2, file.fileno(), 2)]
-        pid = os.posix_spawn(command[0], command, environment, file_actions=to)
-    _, status, usage = os.wait4(pid, 0)
-    if status:
-        raise RuntimeError(f"exit {os.waitstatus_to_exitcode(status)}; see {log}")
-    return usage.ru_utime + usage.ru_stime
+def closing(run: Run) -> Row:
+    """The closing evaluation; of a diverged run, of its last checkpoint."""
+    if not diverged(run):
+        return {key: float(column(run, key)[-1]) for key in ("eval/return", "eval/return_se")}
+    config = config_on_task(run.path, ())
+    return run.domain.evaluate(
+        run.path,
+        config,
+        starts=CLOSING,
+        size=Size(config.eval.final),
+        sampled=False,
+        which="last",
+        device=device_of("cpu"),
+    ).row
 
 
 def outcome(run: Run) -> Line:
     """The numbers of a finished run: of its closing evaluation, and of KL(old||new) over it."""
-    seconds = column(run, "time/evaluation")
+    seconds, evaluation = column(run, "time/evaluation"), closing(run)
     training = column(run, "reward/episode")
     training = training[np.isfinite(training)]
     return {
-        "return": float(column(run, "eval/return")[-1]),
-        "se": float(column(run, "eval/return_se")[-1]),
-        "training": float(training[-max(1, len(training) // 10) :].mean()),
-        "kl_old": float(column(run, "kl/old/exact")[run.trained].mean()),
+        "return": evaluation["eval/return"],
+        "se": evaluation["eval/return_se"],
+        "training": known(_mean(training[-max(1, len(training) // 10) :])),
+        "kl_old": known(_mean(column(run, "kl/old/exact")[run.trained])),
         "band": in_band(run, 1.0),
         "band_end": in_band(run, END),
         "evaluation_seconds": float(np.nansum(seconds)),
@@ -219,12 +271,18 @@ def curve(run: Run) -> Line:
         "kl_old": column(run, "kl/old/exact")[run.trained],
         "seconds": np.cumsum(column(run, "time/iteration")[run.trained]),
     }
-    parts = np.array_split(np.arange(len(frames)), min(POINTS, len(frames)))
+    count = min(POINTS, len(frames))
+    parts = np.array_split(np.arange(len(frames)), count) if count else []
     points: Line = {"frames": [int(frames[part[-1]]) for part in parts]}
     for name, values in columns.items():
         picked = [values[part[-1]] if name == "seconds" else _mean(values[part]) for part in parts]
         points[name] = [None if not np.isfinite(v) else float(f"{v:.5g}") for v in picked]
     return points
+
+
+def known(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if np.isfinite(value) else None
 
 
 def _mean(values: np.ndarray) -> float:

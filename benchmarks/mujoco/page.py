@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,6 @@ from benchmarks.mujoco.runs import (
     known,
 )
 from benchmarks.peers.common import versions
-from benchmarks.results import cpu_name, machine
 from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, RED, panels
 from benchmarks.shipped.page import INTERVAL, replace_measured
 from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
@@ -53,11 +52,16 @@ def write_page(folder: Path = FOLDER) -> None:
     """Compute, draw and write what there is."""
     cells: Known = {setting: known(setting, folder) for setting in SEEDS}
     rows = [
-        Row({"task": task, "setting": TITLES.get(setting, setting)}, _values(lines))
+        Row(
+            {"task": task, "setting": TITLES.get(setting, setting), "seeds": str(len(lines))},
+            _values(lines),
+        )
         for task in NAMES
         for setting, tasks in cells.items()
         if (lines := tasks.get(task))
     ]
+    if not rows:
+        raise SystemExit(f"{folder}: no run is finished yet")
     write_csv(rows, MEASURES, folder / "figures.csv")
     draw_curves(folder / "mujoco.png", cells, "frames")
     draw_curves(folder / "cpu.png", cells, "seconds")
@@ -65,7 +69,7 @@ def write_page(folder: Path = FOLDER) -> None:
     about = {
         "number": NUMBER,
         "title": TITLE,
-        "machine": {"cpu": cpu_name(), "name": machine()},
+        "machine": {"name": ", ".join(sorted({line["machine"] for line in runs}))},
         "versions": versions(),
         "runs": len(runs),
         "seconds": round(sum(line["seconds"] for line in runs)),
@@ -95,7 +99,8 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         f"its target, of all and of the last {END:.0%}. CPU: of the whole process, one thread, "
         "evaluation included. A setting of fewer than five seeds shows its range.",
         markdown(rows, MEASURES),
-        INTERVAL.format(seeds=f"{SEEDS[HELD]} (klpen_held) or {SEEDS[CLIP]}"),
+        INTERVAL.format(seeds="the"),
+        *_ended_early(cells),
         *_losses(cells),
         *_beside_sb3(cells),
         *_beside_published(cells),
@@ -134,6 +139,7 @@ def _losses(cells: Known) -> list[str]:
         for setting in (CLIP, KLPEN):
             other = _returns(cells, setting, task)
             if min(len(held), len(other)) < ENOUGH:
+                lines.append(_head(task, setting, "not run yet", "", "", "no"))
                 continue
             gap, mean = welch([held, other], [1, -1]), abs(other.mean())
             excluded = gap.low > -LOSS * mean
@@ -143,8 +149,6 @@ def _losses(cells: Known) -> list[str]:
                 f"{100 * gap.high / mean:+.0f}] | {chance_of_more(held, other):.2f} | "
                 f"{'yes' if excluded else 'no'} |"
             )
-    if len(lines) == 2:
-        return []
     note = (
         "Welch's interval of the difference of the means. The default follows klpen_held only if "
         "every line says yes."
@@ -206,7 +210,7 @@ def _beside_published(cells: Known) -> list[str]:
     lines.append(_head(*["---"] * (len(tasks) + 4)))
     means = {task: _returns(cells, HELD, task) for task in tasks}
     shown = [f"{_short(each.mean())}" if len(each) else "" for each in means.values()]
-    lines.append(_head("klrl, klpen_held", "v5", str(SEEDS[HELD]), "one setting", *shown))
+    lines.append(_head("klrl, klpen_held", "v5", _counts(means.values()), "one setting", *shown))
     for source in SOURCES:
         numbers = [
             _short(source.returns[task][0]) if task in source.returns else "" for task in tasks
@@ -239,6 +243,27 @@ def _beside_published(cells: Known) -> list[str]:
         f"benchmarks/mujoco/published.py. What v5 changed: {changed}."
     )
     return ["## Beside published tables", note, "\n".join(lines), *text]
+
+
+def _counts(samples: Iterable[np.ndarray]) -> str:
+    """As in ``10``, or ``8 to 10``."""
+    counts = sorted({len(each) for each in samples if len(each)})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _ended_early(cells: Known) -> list[str]:
+    """Runs whose numbers became infinite."""
+    names = [
+        line["name"]
+        for tasks in cells.values()
+        for lines in tasks.values()
+        for line in lines
+        if "failed" in line
+    ]
+    if not names:
+        return []
+    told = ", ".join(names)
+    return [f"Ended early, and counted as at their last checkpoint: {told}."]
 
 
 def _short(value: float) -> str:

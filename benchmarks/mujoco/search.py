@@ -58,15 +58,19 @@ def cells(settings: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mujoco.search", description=__doc__)
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], help="default: all")
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help="default: all")
     parser.add_argument("--tasks", nargs="*", choices=ALL, default=TASKS)
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--draw", action="store_true", help="no runs, only the table")
     args = parser.parse_args(argv)
+    for name in args.settings:
+        if name not in SETTINGS:
+            parser.error(f"{name}: choose {', '.join(SETTINGS)}")
     names, lines = args.settings or list(SETTINGS), Lines(LINES)
     if not args.draw:
-        run_cells(cells(names, args.tasks, args.seeds), lines, args.jobs, curves=False)
+        failed = run_cells(cells(names, args.tasks, args.seeds), lines, args.jobs, curves=False)
+        print("\n".join(failed))
     print(table(names, args.tasks, args.seeds, lines))
 
 
