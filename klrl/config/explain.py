@@ -54,13 +54,15 @@ def help_text(config_dir: str | None = None) -> str:
     """The text of ``--help``: usage, then every group with its choices and a line on each."""
     lines = [USAGE]
     default = defaults()
+    found = {group: choice_files(group, config_dir) for group in ALL_GROUPS}
+    width = max(len(name) for files in found.values() for name in files)
     for group in ALL_GROUPS:
         lines.append(f"{group}{' (of a sweep)' * (group in SWEEP_GROUPS)}")
-        files = sorted(choice_files(group, config_dir).items())
+        files = sorted(found[group].items())
         files.sort(key=lambda item: item[0] != default.get(group))
         for name, path in files:
             mark = "*" if name == default.get(group) else " "
-            lines.append(f"  {mark} {name:<15} {_summary(path)}")
+            lines.append(f"  {mark} {name:<{width}}  {_summary(path)}")
     return "\n".join([*lines, "", "* the default", "", FLAGS])
 
 
