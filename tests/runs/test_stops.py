@@ -188,13 +188,13 @@ def test_a_terminal_that_is_gone_does_not_stop_the_stopping(monkeypatch) -> None
 def signal_in(monkeypatch, target: str) -> None:
     """SIGTERM as a function of klrl is called."""
     import klrl.runs.record
-    from klrl.train.loop import Training
+    from klrl.train.evaluations import Evaluations
 
-    owner = {"evaluate": Training, "_draw": klrl.runs.record, "summary": klrl.runs.record}[target]
+    owner = {"during": Evaluations, "_draw": klrl.runs.record, "summary": klrl.runs.record}[target]
     function = getattr(owner, target)
 
     def signalled(*args, **options):
-        last = getattr(getattr(args[0], "counters", None), "iteration", 2) == 2
+        last = getattr(getattr(args[0], "_counters", None), "iteration", 2) == 2
         if last:
             signal.raise_signal(signal.SIGTERM)
         return function(*args, **options)
@@ -202,7 +202,7 @@ def signal_in(monkeypatch, target: str) -> None:
     monkeypatch.setattr(owner, target, signalled)
 
 
-@pytest.mark.parametrize("target", ["evaluate", "summary", "_draw"])
+@pytest.mark.parametrize("target", ["during", "summary", "_draw"])
 def test_sigterm_after_the_last_iteration_leaves_a_finished_run(target, monkeypatch) -> None:
     signal_in(monkeypatch, target)
     assert exits(*QUICK, "hydra.run.dir=run", "eval.every=2", "eval.episodes=1") == 0
@@ -213,14 +213,14 @@ def test_sigterm_after_the_last_iteration_leaves_a_finished_run(target, monkeypa
 
 
 def test_a_second_sigterm_while_a_finished_run_closes_leaves_it_finished(monkeypatch) -> None:
-    signal_in(monkeypatch, "evaluate")
+    signal_in(monkeypatch, "during")
     signal_in(monkeypatch, "summary")
     assert exits(*QUICK, "hydra.run.dir=run", "eval.every=2", "eval.episodes=1") == 143
     assert manifest_of(Path("run"))["status"] == "finished"
 
 
 def test_a_sweep_stops_after_a_job_that_was_finished_when_the_signal_came(monkeypatch) -> None:
-    signal_in(monkeypatch, "evaluate")
+    signal_in(monkeypatch, "during")
     assert exits("-m", *QUICK, "seed=0,1", "eval.every=2", "eval.episodes=1", "sweep=s") == 143
     jobs = {p.parent.name: manifest_of(p.parent) for p in Path("outputs/s").glob("*/manifest.json")}
     assert {name: told["status"] for name, told in jobs.items()} == {"seed=0": "finished"}
