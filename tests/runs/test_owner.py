@@ -221,7 +221,9 @@ def test_a_child_that_outlives_the_owner_does_not_keep_the_lock() -> None:
     code = (
         "import os, time\nfrom pathlib import Path\nfrom klrl.runs.owner import Claim\n"
         "Path('run').mkdir()\nClaim(Path('run'))\n"
-        "if os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n    os.write(write, b'1')\n    time.sleep(60)\n    os._exit(0)\n"
+        "os.read(read, 1)\n"  # the child is past what runs in it after the fork
         "os.kill(os.getpid(), 9)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
