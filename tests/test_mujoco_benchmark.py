@@ -179,6 +179,7 @@ def test_a_fresh_clone_knows_a_finished_cell_while_its_settings_are_the_same(tmp
         assert Lines(path).get(other) is None
 
 
+@pytest.mark.integration
 def test_what_failed_is_told_after_the_others_are_done(tmp_path, monkeypatch, capsys) -> None:
     cells = [replace(CELL, seed=seed) for seed in range(3)]
     began: list[int] = []
@@ -205,6 +206,7 @@ def test_what_failed_is_told_after_the_others_are_done(tmp_path, monkeypatch, ca
     assert began == [1]
 
 
+@pytest.mark.integration
 def test_an_interrupt_stops_what_runs_and_starts_nothing(tmp_path, monkeypatch) -> None:
     cells = [replace(CELL, seed=seed) for seed in range(6)]
     pids: list[int] = []
@@ -234,6 +236,7 @@ def test_a_torn_line_is_dropped(tmp_path) -> None:
     assert path.read_text() == whole
 
 
+@pytest.mark.integration
 def test_the_chance_of_more_is_certain_where_all_are_more_and_its_interval_holds_it() -> None:
     a, b = np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0])
     assert chance_interval(a, b) == (1.0, 1.0)

@@ -142,6 +142,7 @@ def composed(job: Job) -> DictConfig:
     return compose(job.words.replace("env.kwargs.", "++env.kwargs.").split())
 
 
+@pytest.mark.integration
 def test_the_jobs_are_valid_and_in_order() -> None:
     seen: set[str] = set()
     for job in (*JOBS, *SLOW_JOBS):

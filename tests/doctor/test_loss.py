@@ -45,6 +45,7 @@ WRONG = {
 RIGHT = {"k2_of_sequences": "loss", "split": "split"}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_five_wrong_losses_are_found_and_two_right_ones_pass_in_a_minute(seeds: int) -> None:
     start = time.process_time()
@@ -250,6 +251,7 @@ def test_a_network_of_ones_own(mine: Path, network: str) -> None:
     assert report.kinds[2].error.max < 1e-9
 
 
+@pytest.mark.integration
 def test_a_sum_over_the_batch_is_right(mine: Path) -> None:
     """Sampled batches are as large as the exact one, so that a sum is no bias."""
     summed = examine_loss(f"{mine}:summed", seeds=100)

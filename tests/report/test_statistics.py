@@ -150,6 +150,7 @@ def test_the_interquartile_mean_trims_a_quarter_at_either_end(n):
     assert float(iqm(values)) == pytest.approx(math.fsum(kept) / len(kept), abs=1e-12)
 
 
+@pytest.mark.integration
 def test_intervals_cover_what_they_say_on_normal_returns_and_too_little_with_bad_seeds():
     draws = np.random.default_rng(0)
     for n in (3, 5, 10):
@@ -168,12 +169,14 @@ def test_the_bootstrap_is_expanded_as_far_as_students_interval(runs, tasks, t):
     assert 1 - expanded_level(runs, tasks) == pytest.approx(float(outside), rel=5e-3)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("runs, tasks", [(5, 3), (5, 5), (10, 3)])
 def test_the_interval_of_the_iqm_over_tasks_covers_what_it_says(runs, tasks):
     scores = np.random.default_rng(0).standard_normal((runs, tasks, 1_000))
     assert 0.94 < share_held(*iqm_interval(scores), 0.0) < 0.97
 
 
+@pytest.mark.integration
 def test_holm_over_all_pairs_keeps_the_level_and_over_those_with_the_best_does_not():
     tables = np.random.default_rng(0).standard_normal((3_000, 10, 10))
     assert false_alarms(tables) < 0.05

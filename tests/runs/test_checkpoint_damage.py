@@ -53,6 +53,7 @@ def test_a_damaged_entry_is_refused_and_the_one_before_taken(file, damage, read,
     assert line.endswith("; frames-000000000064 is taken")
 
 
+@pytest.mark.integration
 def test_every_bit_of_a_manifest_counts(capsys) -> None:
     save(64)
     path = entry(64) / "manifest.json"

@@ -290,6 +290,7 @@ def test_a_metric_that_is_declared_is_drawn_in_its_panel(curvature, monkeypatch)
     assert panels["KL"].get_ylabel() == "nats per frame, nats per frame squared"
 
 
+@pytest.mark.integration
 def test_a_metric_that_is_declared_has_a_chart_and_a_line_in_the_report(curvature) -> None:
     write_run(Path("runs/a"), rows=bent_rows())
     report(["runs"])
