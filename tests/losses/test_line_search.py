@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,18 @@ def test_an_annealed_target_is_held_recorded_and_counted_as_such(tmp_path: Path)
     (run,) = find_runs([str(tmp_path / "run")]).runs
     expected = [a <= math.log(1.5) for a in away[10:]]
     assert in_band(run) == pytest.approx(sum(expected) / len(expected))
-    # Beta follows the same target: with its rule alone.
-    rule = make_beta_rule(replace(KLPEN, beta=1.0, beta_rule="proportional"))
-    rule.dtarg = 0.04
-    assert rule.update(0.01) == pytest.approx(0.5)
+
+
+@pytest.mark.integration
+def test_beta_follows_the_annealed_target(tmp_path: Path) -> None:
+    """Without a line search, each beta is the one before times (KL / target)^gain, at most 4."""
+    words = ("loss.beta_rule=proportional", "loss.dtarg=0.02", "loss.dtarg_end=0.002")
+    exits(*QUICK, *words, "loss.gain=0.1", "frames=512", "optim.lr=0.01", "hydra.run.dir=run")
+    rows = rows_of(tmp_path / "run")
+    for row, later in pairwise(rows):
+        factor = (row["kl/old/exact"] / row["kl/old/target"]) ** 0.1
+        expected = row["kl/old/beta"] * min(max(factor, 0.25), 4.0)
+        assert later["kl/old/beta"] == pytest.approx(max(expected, 1e-4), rel=1e-5)
 
 
 def test_the_search_moves_the_actor_alone(settings) -> None:
