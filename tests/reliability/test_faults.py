@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability import places
-from benchmarks.reliability.bits import COMMANDS, flip, flip_bits
+from benchmarks.reliability import bits, places
+from benchmarks.reliability.bits import COMMANDS, flip, flip_bits, rows_touched
 from benchmarks.reliability.folder import OTHER, PARTS, part_of
 from benchmarks.reliability.places import Bench
 from benchmarks.reliability.report import Report
@@ -84,6 +84,24 @@ def test_parts_are_known_by_their_paths() -> None:
         "owner.json": OTHER,
     }
     assert {path: part_of(Path(path)) for path in parts} == parts
+
+
+def test_the_end_of_a_line_parts_two_rows() -> None:
+    content = b'{"a": 1}\n{"a": 2}\n'
+    assert [rows_touched(content, 8 * byte + 1) for byte in (0, 7, 8, 9)] == [1, 1, 2, 1]
+
+
+def test_a_bit_of_the_end_of_a_line_costs_its_two_rows_at_most(bench, monkeypatch) -> None:
+    def flip_the_first_end(path: Path, seed: int) -> int:
+        content = path.read_bytes()
+        place = 8 * content.index(b"\n") + 1
+        path.write_bytes(content.replace(b"\n", b"\x08", 1))
+        return place
+
+    monkeypatch.setattr(bits, "flip", flip_the_first_end)
+    report = Report()
+    flip_bits(bench, [0], report, "metrics.jsonl")
+    assert report.violations == []
 
 
 def test_a_bit_is_flipped(tmp_path) -> None:
