@@ -21,35 +21,56 @@ SEEDS = (100, 101, 102)
 LINES = ROOT / "docs/results/mujoco/search.jsonl"
 
 _HELD = ("kl=none", "loss=klpen_held")
-_NORMAL = (*_HELD, "env.reward_scale=1", "env.normalize_reward=true")
-#: Name -> words. Each changes one thing of another.
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "preset": _HELD,
-    "normal": _NORMAL,
-    "normal .02": (*_NORMAL, "loss.dtarg=0.02"),
-    "normal .03 to .003": (*_NORMAL, "loss.dtarg=0.03", "loss.dtarg_end=0.003"),
-    # What a task may impose: Ant's contact forces are most of what it observes, Swimmer's reward is
-    # far from what earns it.
-    "normal no contacts": (*_NORMAL, "env.kwargs.include_cfrc_ext_in_observation=false"),
-    "normal gamma .9999": (*_NORMAL, "advantage.gamma=0.9999"),
-    "normal gamma .999": (*_NORMAL, "advantage.gamma=0.999"),
-    "gamma .9999": (*_HELD, "env.reward_scale=1", "advantage.gamma=0.9999"),
-    "normal gamma .9999 lambda .98": (
-        *_NORMAL,
-        "advantage.gamma=0.9999",
-        "advantage.lmbda=0.98",
-    ),
-    "normal epochs 5": (*_NORMAL, "learner.epochs=5"),
-    "normal lr .001": (*_NORMAL, "optim.lr=0.001"),
-    "normal 8 x 512": (*_NORMAL, "collector.steps=512", "learner.minibatches=64"),
-    "normal .02 to .005": (*_NORMAL, "loss.dtarg=0.02", "loss.dtarg_end=0.005"),
+#: What a task imposes, and its preset has since, undone: the first settings were tried without.
+_UNDONE = {
+    "ant": ("~env.kwargs.include_cfrc_ext_in_observation",),
+    "humanoid": ("~env.kwargs.include_cfrc_ext_in_observation",),
+    "swimmer": ("advantage.gamma=0.99", "advantage.lmbda=0.95"),
 }
+#: Before the presets normalised the rewards; each changes one thing of "normal".
+_FIRST: dict[str, tuple[str, ...]] = {
+    "normal": (),
+    "normal .03 to .003": ("loss.dtarg=0.03", "loss.dtarg_end=0.003"),
+    "normal gamma .9999": ("advantage.gamma=0.9999",),
+    "normal gamma .999": ("advantage.gamma=0.999",),
+    "normal gamma .9999 lambda .98": ("advantage.gamma=0.9999", "advantage.lmbda=0.98"),
+    "gamma .9999": ("env.normalize_reward=false", "advantage.gamma=0.9999"),
+    "normal epochs 5": ("learner.epochs=5",),
+    "normal 8 x 512": ("collector.steps=512", "learner.minibatches=64"),
+}
+#: Each changes one thing of the presets as they are.
+_THEN: dict[str, tuple[str, ...]] = {
+    "normal no contacts": (),
+    "dtarg .02": ("loss.dtarg=0.02",),
+    "dtarg .02 to .005": ("loss.dtarg=0.02", "loss.dtarg_end=0.005"),
+    "lr .001": ("optim.lr=0.001",),
+    "init_std .35": ("actor.init_std=0.35",),
+    "init_std 1": ("actor.init_std=1",),
+    "lambda .9": ("advantage.lmbda=0.9",),
+    "lambda .97": ("advantage.lmbda=0.97",),
+    "minibatches 64": ("learner.minibatches=64",),
+    "epochs 20": ("learner.epochs=20",),
+    "4096 frames": ("collector.steps=512", "learner.minibatches=64"),
+    "16 copies": ("env.num_envs=16", "collector.steps=128"),
+    "hidden 128": ("actor.hidden=[128,128]",),
+}
+SETTINGS = (*_FIRST, *_THEN)
+
+
+def words_of(setting: str, task: str) -> tuple[str, ...]:
+    """What a setting gives on the command line."""
+    if setting in _THEN:
+        return (*_HELD, *_THEN[setting])
+    words = _FIRST[setting]
+    given = {word.partition("=")[0] for word in words}
+    undone = [word for word in _UNDONE.get(task, ()) if word.partition("=")[0] not in given]
+    return (*_HELD, *undone, *words)
 
 
 def cells(settings: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     """Setting by setting, so that a stopped search knows some of them whole."""
     return [
-        Cell(task, setting.replace(" ", "_"), seed, SETTINGS[setting])
+        Cell(task, setting.replace(" ", "_"), seed, words_of(setting, task))
         for setting in settings
         for seed in seeds
         for task in tasks
