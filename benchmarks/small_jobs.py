@@ -85,7 +85,8 @@ JOBS = (
     ),
     control(
         "held",
-        "env=half_cheetah actor=tanh_normal loss=klpen_held loss.entropy_coeff=0.01 "
+        "env=half_cheetah env.reward_scale=0.1 env.normalize_reward=false "
+        "actor=tanh_normal loss=klpen_held loss.entropy_coeff=0.01 "
         "loss.samples_mc_entropy=2 kl.placement=split kl.estimator=exact reference=periodic "
         "reference.every=2 controller=adaptive actor.activation=elu",
     ),
@@ -107,7 +108,7 @@ JOBS = (
     ),
     control(
         "free",
-        "env=hopper kl=none loss=clip loss.reduction=sum loss.loss_critic_type=smooth_l1 "
+        "env=hopper env.reward_scale=0.1 kl=none loss=clip loss.reduction=sum loss.loss_critic_type=smooth_l1 "
         "loss.normalize_advantage=false",
     ),
     control(

@@ -11,6 +11,7 @@ from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, dots, learning_curve, p
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import (
     EPISODES,
+    REWARDS,
     Labelled,
     Plays,
     Sweep,
@@ -40,7 +41,7 @@ _COMMON = (f"loss.dtarg={TARGET}", "logger=none", "eval.every=0", "seed=0,1,2,3,
 def _sweeps() -> list[Sweep]:
     found = []
     for env, frames in ENVS.items():
-        task = (f"env={env}", f"frames={frames}")
+        task = (f"env={env}", *REWARDS.get(env, ()), f"frames={frames}")
         rules = (*task, "loss=klpen", "loss.beta_rule=doubling,forward", *_COMMON)
         held = (*task, "loss=klpen_held", *_COMMON)
         # TorchRL's rule has no bounds: beta may become infinite, and then the gradient is.

@@ -11,6 +11,7 @@ from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, dots, learning_c
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import (
     EPISODES,
+    REWARDS,
     Labelled,
     Plays,
     Sweep,
@@ -36,7 +37,7 @@ MEASURES = (
 def _sweeps() -> list[Sweep]:
     sweeps: list[Sweep] = []
     for env in ENVS:
-        words = (f"frames={FRAMES}", f"kl.coef={COEF}")
+        words = (*REWARDS.get(env, ()), f"frames={FRAMES}", f"kl.coef={COEF}")
         moved = ("controller=held,dual,adaptive", f"controller.target={TARGET}")
         fixed = ("controller", "fixed")
         sweeps += one_beside_others("controllers", env, fixed, words, others=moved)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.shipped.draw import BLUE, ORANGE, line, panels
 from benchmarks.shipped.page import Result, Section
-from benchmarks.shipped.sweeps import EPISODES, OUTPUTS, Labelled, Plays, Sweep, by_labels
+from benchmarks.shipped.sweeps import EPISODES, OUTPUTS, REWARDS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import final
 from klrl.report.runs import Run
@@ -93,11 +93,12 @@ def _sweeps() -> list[Sweep]:
     found = []
     for env, task in TASKS.items():
         base = f"results/forgetting/{env}_base"
-        words = (f"env={env}", "kl=none", f"frames={task.base_frames}", *_QUIET, _SEEDS)
+        preset = (f"env={env}", *REWARDS.get(env, ()))
+        words = (*preset, "kl=none", f"frames={task.base_frames}", *_QUIET, _SEEDS)
         found.append(Sweep(base, words, {"env": env, "kl.coef": "base"}))
         own_base = f"{OUTPUTS}/{base}/seed=${{seed}}"
         tuned = (
-            *(f"env={env}", task.new, f"frames={task.frames}", f"actor.init={own_base}"),
+            *(*preset, task.new, f"frames={task.frames}", f"actor.init={own_base}"),
             *("reference=checkpoint", f"reference.path={own_base}"),
             *(*_QUIET, f"kl.coef={','.join(task.coefs)}", _SEEDS),
         )

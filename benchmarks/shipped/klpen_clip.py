@@ -11,6 +11,7 @@ from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, dots, learning_curve, p
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import (
     EPISODES,
+    REWARDS,
     Labelled,
     Plays,
     Sweep,
@@ -40,6 +41,7 @@ def _sweeps() -> list[Sweep]:
     sweeps: list[Sweep] = []
     for env, frames in FRAMES.items():
         words = (f"frames={frames}", f"actor.init_std={INIT_STD[env]}", "kl=none")
+        words = (*REWARDS.get(env, ()), *words)
         klpen = ("loss=klpen,klpen_held", f"loss.dtarg={TARGETS[env]}")
         clip, own = ("loss", "clip"), ("loss=clip",)
         sweeps += one_beside_others("klpen_clip", env, clip, words, one=own, others=klpen)

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, PINK, dots, learning_curve, panels
 from benchmarks.shipped.page import Result, Section
-from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
+from benchmarks.shipped.sweeps import REWARDS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import column, final
 from klrl.report.runs import Run
@@ -35,11 +35,12 @@ COST = (
 
 def _sweeps() -> list[Sweep]:
     # The modes take turns within a seed, so that a busy machine slows all of them.
+    quiet = ("logger=none", "eval.every=0")
     turns = ("seed=0,1,2,3,4", "kl=none,legacy,retrieve")
     return [
         Sweep(
             f"results/transforms/{env}",
-            (f"env={env}", f"frames={frames}", "logger=none", "eval.every=0", *turns),
+            (f"env={env}", *REWARDS.get(env, ()), f"frames={frames}", *quiet, *turns),
             {"env": env},
             alone=True,
         )
