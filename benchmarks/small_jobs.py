@@ -108,7 +108,8 @@ JOBS = (
     ),
     control(
         "free",
-        "env=hopper env.reward_scale=0.1 kl=none loss=clip loss.reduction=sum loss.loss_critic_type=smooth_l1 "
+        "env=hopper env.reward_scale=0.1 env.normalize_reward=false "
+        "kl=none loss=clip loss.reduction=sum loss.loss_critic_type=smooth_l1 "
         "loss.normalize_advantage=false",
     ),
     control(
