@@ -251,7 +251,7 @@ SHAPED = "normalized_shaped"
 class GroupConfig(ChoiceConfig):
     """A baseline from the scores of a prompt's group of responses."""
 
-    baseline: str = choice("normalized", SHAPED, "leave_one_out")
+    baseline: str = choice("normalized", SHAPED, "mean", "leave_one_out")
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -293,6 +293,7 @@ class ClipConfig(LossConfig):
     """PPO with a clipped ratio."""
 
     clip_epsilon: float = number(gt=0)
+    clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     target_kl: Optional[float] = number(gt=0)  # noqa: UP045
 
 

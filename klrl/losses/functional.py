@@ -45,11 +45,19 @@ def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tens
 
 
 def clipped_surrogate(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, epsilon: float
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    epsilon: float,
+    epsilon_high: float | None = None,
 ) -> Tensor:
-    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7)."""
+    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7).
+
+    With ``epsilon_high`` the upper end is 1 + epsilon_high (Yu et al. 2025, "DAPO", eq. 10).
+    """
     ratio = (log_prob - old_log_prob).exp()
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage)
+    highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, highest) * advantage)
 
 
 def reference_kl(

@@ -283,5 +283,5 @@ class ClipLoss(PolicyLoss):
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """The clipped surrogate."""
-        epsilon = self.config.clip_epsilon
-        return terms.clipped_surrogate(scored.log_prob, scored.old_log_prob, advantage, epsilon)
+        log_probs, c = (scored.log_prob, scored.old_log_prob), self.config
+        return terms.clipped_surrogate(*log_probs, advantage, c.clip_epsilon, c.clip_epsilon_high)
