@@ -31,6 +31,7 @@ _BOTH: Sequence[Check] = (
 CHECKS: Mapping[str, Sequence[Check]] = {
     CONTROL: (
         loss.check_minibatches_of_frames,
+        loss.check_mask_truncated,
         rollout.check_workers,
         kl.check_ray_step,
         actor.check_hidden,

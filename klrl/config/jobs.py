@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
@@ -112,6 +112,10 @@ class LanguageConfig(JobConfig):
     collector: SamplerConfig
 
     domain = LANGUAGE
+
+    def __post_init__(self) -> None:
+        if self.loss.reduction == "mean":  # over what the domain has: tokens
+            self.loss = replace(self.loss, reduction="token")
 
     @property
     def frames_per_iteration(self) -> int:

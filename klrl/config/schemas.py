@@ -267,7 +267,8 @@ class LossConfig(ChoiceConfig):
     clip_value: Optional[float] = number(gt=0)  # noqa: UP045
     normalize_advantage: bool = MISSING
     separate_losses: bool = MISSING
-    reduction: str = choice("mean", "sum", "token", "sequence")
+    reduction: str = choice("mean", "sum", "token", "response", "sequence")
+    mask_truncated: bool = added(field(default=MISSING), False)
 
 
 @dataclass

@@ -119,10 +119,23 @@ def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return value.sum() / value.shape[0] if mask is None else sequence_mean(value, mask)
 
 
-#: ``loss.reduction``: mean and sum over frames; token and sequence over tokens.
+def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the steps of a row [B, R], mean over rows: all rows weigh the same.
+
+    A row without steps counts as 0 (Shao et al. 2024, "DeepSeekMath", eq. 3: 1/G sum 1/|o_i| sum).
+    """
+    if mask is None:
+        return value.mean()
+    mask = as_mask(mask, value)
+    rows = value.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+    return rows.mean()
+
+
+#: ``loss.reduction``: mean and sum over frames; token, response and sequence over tokens.
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "mean": mean,
     "sum": total,
     "token": mean,
+    "response": response,
     "sequence": sequence,
 }

@@ -97,7 +97,8 @@ def test_shaped_is_the_advantage_of_the_shaped_score_over_the_spread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "baseline", "words"), [(1, "normalized", "group_size=1"), (2, "median", "baseline=median")]
+    ("size", "baseline", "words"),
+    [(1, "normalized", "group_size=1"), (2, "median", "baseline=median")],
 )
 def test_wrong_settings_are_refused(size, baseline, words) -> None:
     zero = torch.zeros(2, 1)

@@ -9,9 +9,9 @@ from klrl.config import CONTROL, LANGUAGE, Config, JobConfig, KLPENConfig, Langu
 REDUCTIONS = {
     CONTROL: (("mean", "sum"), "language only; choose mean or sum over the frames"),
     LANGUAGE: (
-        ("token", "sequence"),
-        "control only; choose token (mean over tokens) or sequence (sum over a response, mean "
-        "over responses)",
+        ("token", "response", "sequence"),
+        "control only; choose token (mean over tokens), response (mean over each response's) or "
+        "sequence (sum over a response, mean over responses)",
     ),
 }
 
@@ -21,6 +21,12 @@ def check_reduction(c: JobConfig) -> None:
     allowed, remedy = REDUCTIONS[c.domain]
     if c.loss.reduction not in allowed:
         raise ConfigError(f"loss.reduction={c.loss.reduction}: {remedy}")
+
+
+def check_mask_truncated(c: Config) -> None:
+    """Frames are all real."""
+    if c.loss.mask_truncated:
+        raise ConfigError("loss.mask_truncated=true: language only; set it to false")
 
 
 def check_beta(c: JobConfig) -> None:
