@@ -203,6 +203,7 @@ class Training:
                 self.save(checkpoints, improved, stopping)
                 if stopping and self.counters.iteration < self.config.iterations:
                     stop.obey()
+            self._tell("finished")
 
     def stop(self) -> None:
         """End the run in good order after this iteration, with a checkpoint, as Ctrl-C does."""
