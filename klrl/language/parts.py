@@ -138,6 +138,7 @@ class LanguageParts(Parts):
         self.collector: PromptRollout = make_rollout(
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
+        self.collector.phase = self.phase
         return self.collector
 
     def components(self) -> dict[str, Any]:

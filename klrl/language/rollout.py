@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -45,6 +47,9 @@ class PromptRollout:
         task: has the reward.
         prompts: of training.
         iteration: of the first call; seeds its samples, so that a resumed run draws the same ones.
+
+    Attributes:
+        phase: takes the name of the phase that begins.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class PromptRollout:
     ) -> None:
         self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
         self.prompts, self._iteration = prompts, iteration
+        self.phase: Callable[[str], None] = lambda name: None
         #: The latest rollout's B prompts and B responses, as texts.
         self.scored_prompts: list[Prompt] = []
         self.responses: list[str] = []
@@ -75,6 +81,7 @@ class PromptRollout:
         self._iteration += 1
         self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
         self.responses = texts_of(self.policy, batch)
+        self.phase("reward")
         set_scores(batch, self.task.reward(self.scored_prompts, self.responses).to(batch.device))
         if self.task.gold is not None:
             gold = self.task.gold(self.scored_prompts, self.responses).to(batch.device)

@@ -385,6 +385,16 @@ _DECLARED = (
         for axis, domain in (("frames", "control"), ("samples", "language"))
     ),
     Metric("time/iteration", "time", "seconds", "of this iteration"),
+    Metric("time/sampling", "time of sampling", "seconds", "of the rollout in this iteration"),
+    Metric(
+        "time/reward",
+        "time of the reward",
+        "seconds",
+        "of the reward functions in this iteration",
+        domain="language",
+    ),
+    Metric("time/scoring", "time of scoring", "seconds", "of reference, KL and advantage"),
+    Metric("time/update", "time of the update", "seconds", "of the update in this iteration"),
     Metric("time/evaluation", "evaluation time", "seconds", "of the evaluations in this row"),
 )
 

@@ -59,6 +59,9 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
         per_response = row["reward/raw"] * row["reward/episode_length"]
         assert per_response == pytest.approx(row["reward/episode"], abs=1e-9)
         assert 0 <= row["reward/gold"] <= row["reward/episode"]
+        phases = [row[f"time/{phase}"] for phase in ("sampling", "reward", "scoring", "update")]
+        assert min(phases) > 0
+        assert 0.8 < sum(phases) / row["time/iteration"] < 1
     assert abs(rows[0]["kl/ref/exact"]) < 1e-5
     assert rows[1]["kl/ref/exact"] > 1e-3
     assert rows[-1]["eval/gold"] <= rows[-1]["eval/return"]
