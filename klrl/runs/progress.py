@@ -37,7 +37,7 @@ class Phases:
         self._seconds: dict[str, float] = {}
 
     def __call__(self, name: str) -> None:
-        """Begin a phase, which ends the one before."""
+        """Begin a phase, which ends the one before; an empty name only ends it."""
         now = time.perf_counter()
         if self.name:
             self._seconds[self.name] = self._seconds.get(self.name, 0.0) + now - self._began

@@ -198,6 +198,7 @@ class Training:
                 self.parts.estimate_advantage(batch)
                 self.parts.phase("update")
                 learned = self.learn(batch)
+                self.parts.phase("")
                 self.parts.move_normalizer(batch)
                 self.counters.iteration += 1
                 self.counters.frames += batch.numel()

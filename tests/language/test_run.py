@@ -69,9 +69,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     assert (manifest["status"], manifest["samples"]) == ("finished", 32)
     assert "transformers" in manifest["versions"]
     shown = samples_of(Path("run"))
-    assert [entry["samples"] for entry in shown] == [16] * 4 + [32] * 4 + [
-        48
-    ] * 4  # the last ones: at the end
+    assert [entry["samples"] for entry in shown] == [n for n in (16, 32, 48) for _ in range(4)]
     for entry in shown:
         assert len(entry["kl"]) == len(entry["tokens"]) <= 6
         assert entry["truncated"] == (entry["tokens"][-1] != "<|im_end|>")
