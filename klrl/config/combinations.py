@@ -38,6 +38,7 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     ),
     LANGUAGE: (
         rollout.check_reward,
+        rollout.check_reward_weights,
         actor.check_model,
         rollout.check_digits,
         rollout.check_group_size,

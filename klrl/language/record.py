@@ -24,8 +24,8 @@ from klrl.language.batch import (
 )
 from klrl.language.kl import CHARGED, EXACT
 from klrl.language.prompts import Prompt
-from klrl.language.rollout import GOLD, sample, texts_of
-from klrl.runs.metrics import Row
+from klrl.language.rollout import GOLD, PARTS, sample, texts_of
+from klrl.runs.metrics import PART, Row
 from klrl.train.callbacks import Callback
 from klrl.train.row import Rewards
 
@@ -45,6 +45,8 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
     }
     if _has(batch, GOLD):
         own["reward/gold"] = float(batch[GOLD].double().mean())
+    for name, part in _parts(batch).items():
+        own[f"{PART}{name}"] = float(part.double().mean())
     raw, shaped = float(score.sum()) / tokens, _mean(batch[REWARD], mask)
     charged = kl is not None and kl.charges_reward
     return Rewards(raw, shaped, _mean(batch[CHARGED], mask) if charged else 0.0, own)
@@ -53,6 +55,11 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
 def _mean(value: torch.Tensor, mask: torch.Tensor) -> float:
     """Mean over valid tokens of [B, R, 1], in float64."""
     return float(masked_mean(value.squeeze(-1).double(), mask))
+
+
+def _parts(batch: TensorDictBase) -> dict[str, torch.Tensor]:
+    """The scores of each reward, where there are several."""
+    return dict(batch[PARTS].items()) if _has(batch, PARTS) else {}
 
 
 def _has(batch: TensorDictBase, key: tuple[str, ...]) -> bool:
@@ -149,7 +156,9 @@ def _entry(training: Loop, row: TensorDictBase, prompt: Prompt, response: str) -
 
 def _scores(row: TensorDictBase) -> dict[str, Any]:
     """The scores of one row of a rollout."""
-    scores = {"reward": float(row[SCORE].sum())}
+    scores: dict[str, Any] = {"reward": float(row[SCORE].sum())}
+    if parts := _parts(row):
+        scores["rewards"] = {name: float(part.sum()) for name, part in parts.items()}
     if _has(row, GOLD):
         scores["gold"] = float(row[GOLD].sum())
     return scores

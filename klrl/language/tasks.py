@@ -15,7 +15,7 @@ from klrl.language.prompts import (
     encode,
     read_jsonl,
 )
-from klrl.language.rewards import Reward
+from klrl.language.rewards import Reward, WeightedRewards
 from klrl.language.sort_digits import SortDigits
 
 
@@ -26,7 +26,7 @@ class Task:
     Attributes:
         train: prompt number i of training.
         evaluate: prompt number i of the evaluation split.
-        reward: the function that the policy learns from.
+        reward: what the policy learns from.
         gold: the intended score, if ``reward`` is another function; measured, never learned from.
         checked: prompts rendered before anything runs: a file's, or one of the greatest length.
         evaluations: number of prompts to evaluate on; None for endless.
@@ -34,7 +34,7 @@ class Task:
 
     train: Callable[[int], Prompt]
     evaluate: Callable[[int], Prompt]
-    reward: Reward
+    reward: WeightedRewards
     gold: Reward | None = None
     checked: Sequence[Prompt] = ()
     evaluations: int | None = None
@@ -50,11 +50,13 @@ class Task:
         return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render the prompts of ``checked`` before anything runs.
+        """Render the prompts of ``checked``, and load reward models, before anything runs.
 
         Raises:
-            ConfigError: one cannot be rendered or leaves no room for its response.
+            ConfigError: a prompt cannot be rendered or leaves no room for its response; a model
+                cannot be read.
         """
+        self.reward.load()
         for prompt in self.checked:
             encode(prompt, tokenizer, limit)
 
@@ -68,6 +70,10 @@ def make_task(config: LanguageEnvConfig, seed: int) -> Task:
     return factory("env", config, LANGUAGE)(config, seed)
 
 
+def _reward(config: LanguageEnvConfig) -> WeightedRewards:
+    return WeightedRewards(config.rewards, config.reward_weights, config.reward_timeout)
+
+
 def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
     """``env=sort_digits``; arguments as :func:`make_task`."""
     problems = (config.shortest, config.longest, config.shots)
@@ -75,15 +81,15 @@ def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
         train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
         # The same problems for every run.
         evaluate=SortDigits(*problems, seed=0, split="eval"),
-        reward=Reward(config.reward, config.reward_timeout),
-        gold=None if config.reward == "exact" else Reward("exact", None),
+        reward=_reward(config),
+        gold=None if config.rewards == ["exact"] else Reward("exact", None),
         checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
     )
 
 
 def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; arguments as :func:`make_task`."""
-    reward = Reward(config.reward, config.reward_timeout)
+    reward = _reward(config)
     prompts = read_jsonl(config.data)
     held_out = prompts
     if config.eval_data is not None:
