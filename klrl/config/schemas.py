@@ -95,10 +95,14 @@ class SortDigitsConfig(LanguageEnvConfig):
 
 @dataclass
 class TextConfig(LanguageEnvConfig):
-    """Prompts from a JSON Lines file, and the user's own reward function."""
+    """Prompts from files, and the user's own reward function."""
 
     data: str = MISSING
+    split: str = added(field(), "train")
     eval_data: Optional[str] = None  # noqa: UP045
+    eval_split: Optional[str] = added(field(), None)  # noqa: UP045
+    eval_share: float = added(number(ge=0), 0.0)
+    template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"added": {}})
 
 
 @dataclass

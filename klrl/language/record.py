@@ -128,6 +128,20 @@ class ShownSamples(Callback):
         return batch, prompts.prompts
 
 
+class UnreadColumns(Callback):
+    """Names, after the first iteration, the columns of the data that nothing reads."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
+        """Tell once."""
+        line = None if self._told else training.parts.task.unread()
+        self._told = True
+        if line is not None:
+            training.recorder.say(line)
+
+
 #: Decimals of a recorded log-prob, of whose digits float32 has no more.
 _DECIMALS = 7
 

@@ -21,7 +21,7 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -179,6 +179,7 @@ class Reward:
         self._name, self._timeout = name, timeout
         self._function = function or find_reward(name)
         self._asked = asked_for(self._function)
+        self._read: set[str] | None = set()
 
     def load(self) -> None:
         """Load a reward model's weights.
@@ -215,13 +216,20 @@ class Reward:
 
     def _call(self, samples: Samples, timeout: float | None) -> Any:
         prompts = [prompt.content for prompt in samples.prompts]
-        rows = [prompt.row for prompt in samples.prompts]
+        rows: list[Mapping[str, Any]] = [prompt.row for prompt in samples.prompts]
+        if self._read is not None:
+            rows = [_WatchedRow(row, self._read) for row in rows]
         extras = {}
         if samples.drawn is not None:
             extras = {name: getattr(samples.drawn, name) for name in self._asked}
         return within(
             timeout, lambda: self._function(prompts, list(samples.responses), rows, **extras)
         )
+
+    def columns_read(self) -> set[str]:
+        """The fields of rows that the function has read so far; from now on nobody watches."""
+        read, self._read = self._read or set(), None
+        return read
 
     def _failure_message(self, samples: Samples, error: BaseException) -> str:
         """One line about a batch that failed; names the sample that fails alone, if one does."""
@@ -297,6 +305,49 @@ class Reward:
         )
 
 
+class _WatchedRow(dict[str, Any]):
+    """A row that notes which of its fields are read; who goes through it has read all."""
+
+    def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(row)
+        self._read = read
+
+    def _all(self) -> None:
+        self._read.update(super().keys())
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self._all()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        """As of a dict."""
+        self._all()
+        return super().keys()
+
+    def values(self) -> Any:
+        """As of a dict."""
+        self._all()
+        return super().values()
+
+    def items(self) -> Any:
+        """As of a dict."""
+        self._all()
+        return super().items()
+
+
 class WeightedRewards:
     """The sum of weight * reward over the functions of ``env.reward``.
 
@@ -320,6 +371,10 @@ class WeightedRewards:
         """:meth:`Reward.load` of each."""
         for reward in self._rewards.values():
             reward.load()
+
+    def columns_read(self) -> set[str]:
+        """:meth:`Reward.columns_read` of all."""
+        return set().union(*(reward.columns_read() for reward in self._rewards.values()))
 
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None

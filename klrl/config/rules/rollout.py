@@ -61,6 +61,21 @@ def check_reward_weights(c: LanguageConfig) -> None:
         raise ConfigError(f"env.reward_weights={weights}: give finite numbers")
 
 
+#: Arguments of a chat template's rendering that klrl gives itself.
+_RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation", "chat_template")
+
+
+def check_data(c: LanguageConfig) -> None:
+    """A share that leaves something to train on; template arguments that are the user's to set."""
+    if not isinstance(c.env, TextConfig):
+        return
+    if c.env.eval_share >= 1:
+        raise ConfigError(f"env.eval_share={c.env.eval_share}: give a share below 1")
+    for name in c.env.template_kwargs:
+        if name in _RENDERING:
+            raise ConfigError(f"env.template_kwargs.{name}: klrl sets it; drop it")
+
+
 def check_digits(c: LanguageConfig) -> None:
     """Lengths of lists that there are; shots that leave the base model room for a response."""
     env = c.env
