@@ -14,12 +14,8 @@ from klrl.runs.resume import stored_config
 
 #: Settings of the task that an evaluation may change, where the task has them.
 _CHANGEABLE = (
-    "env.reward",
-    "env.reward_weights",
-    "env.shortest",
-    "env.longest",
-    "env.eval_data",
-    "env.eval_split",
+    *("env.reward", "env.shortest", "env.longest"),
+    *("env.reward_weights", "env.eval_data", "env.eval_split"),
 )
 
 
