@@ -39,6 +39,8 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     ),
     LANGUAGE: (
         rollout.check_reward,
+        rollout.check_reward_weights,
+        rollout.check_data,
         actor.check_model,
         rollout.check_digits,
         rollout.check_group_size,

@@ -125,7 +125,7 @@ class LanguageConfig(JobConfig):
     @property
     def title(self) -> str:
         """Task and reward."""
-        return f"{self.env.name}, reward {self.env.reward}"
+        return f"{self.env.name}, reward {' + '.join(self.env.rewards)}"
 
 
 #: domain -> its job

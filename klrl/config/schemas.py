@@ -71,10 +71,17 @@ class RayCollectorConfig(CollectorConfig):
 
 @dataclass
 class LanguageEnvConfig(ChoiceConfig):
-    """Prompts and a reward function; a response is an episode of one step."""
+    """Prompts and reward functions; a response is an episode of one step."""
 
-    reward: str = MISSING
+    # Any: a name, or a list of names.
+    reward: Any = MISSING
+    reward_weights: Optional[list[float]] = added(field(), None)  # noqa: UP045
     reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045
+
+    @property
+    def rewards(self) -> list[str]:
+        """The names of the reward functions."""
+        return list(self.reward) if isinstance(self.reward, list) else [self.reward]
 
 
 @dataclass
@@ -88,10 +95,14 @@ class SortDigitsConfig(LanguageEnvConfig):
 
 @dataclass
 class TextConfig(LanguageEnvConfig):
-    """Prompts from a JSON Lines file, and the user's own reward function."""
+    """Prompts from files, and the user's own reward function."""
 
     data: str = MISSING
+    split: str = added(field(), "train")
     eval_data: Optional[str] = None  # noqa: UP045
+    eval_split: Optional[str] = added(field(), None)  # noqa: UP045
+    eval_share: float = added(number(ge=0), 0.0)
+    template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"added": {}})
 
 
 @dataclass

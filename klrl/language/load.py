@@ -82,7 +82,7 @@ def load_reference(
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig)
     if described is not None:
-        other = make_policy(_like(config, described), say=lambda _: None)
+        other = make_policy(with_network(config, described), say=lambda _: None)
     else:
         described = _describe(language_config(find_run(reference.path, _PATH), _PATH))
         device = str(model_device(policy.model))
@@ -103,8 +103,8 @@ def _describe(config: LanguageConfig) -> dict[str, Any]:
     return described
 
 
-def _like(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
-    """The same job with the network of another run."""
+def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
+    """The same job with the network of another run, as a manifest describes it."""
     stored = renamed(described)
     actor = stored["actor"]
     network = CausalLMConfig(**{**actor, "lora": LoraConfig(**actor["lora"])})

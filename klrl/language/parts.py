@@ -25,7 +25,7 @@ from klrl.language.kl import (
 )
 from klrl.language.load import Weights, base_digest, load_reference
 from klrl.language.model import prompt_limit
-from klrl.language.record import ShownSamples, rewards_of
+from klrl.language.record import ShownSamples, UnreadColumns, rewards_of
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.tasks import make_task
 from klrl.language.update import LanguageSteps, prompts_at_a_time
@@ -82,6 +82,7 @@ class LanguageParts(Parts):
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
+        self.preflight = [*self.task.notes, *self.preflight]
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
@@ -127,8 +128,8 @@ class LanguageParts(Parts):
         )
 
     def callbacks(self) -> Sequence[Callback]:
-        """Shows some responses."""
-        return (ShownSamples(self.config.collector),)
+        """Shows some responses, names columns that nothing reads."""
+        return (ShownSamples(self.config.collector), UnreadColumns())
 
     # --------------------------------------------------------------------------------- parts
 
@@ -138,6 +139,7 @@ class LanguageParts(Parts):
         self.collector: PromptRollout = make_rollout(
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
+        self.collector.phase = self.phase
         return self.collector
 
     def components(self) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from tests.report.toys import Page, rows_of, write_run
 LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
 KL = ReferenceKL(0.5, "k3", "split")
 ESTIMATES = ("exact", "k1", "k2", "k3")
+PHASES = ("sampling", "reward", "scoring", "update")
 #: What the loop adds to an evaluation; see tests/runs/test_evaluations.py.
 BY_THE_LOOP = dict.fromkeys(("eval/best_return", "eval/best_return_se", "time/evaluation"), 1.0)
 
@@ -53,7 +54,8 @@ def row_of(
     domain: Domain, batch: TensorDict, rewards: Rewards, measured: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     size = batch.numel()
-    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, True, 4.0)
+    phases = {n: 1.0 for n in PHASES if n != "reward" or domain is LANGUAGE}
+    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, True, 4.0, phases)
     assert row[f"time/{domain.axis}_per_second"] == 0.5
     return row
 
