@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from klrl.kl.divergences import expected, over_actions
 from klrl.language.causal_lm import Head
+from klrl.language.mixed import weights_cast_once
 
 #: Number of logits in one chunk: 256 MB of float32.
 CHUNK_ELEMENTS = 2**26
@@ -151,7 +152,8 @@ def over_tokens(
         values = function(*flat)
     else:
         pieces = zip(*(value.split(chunk) for value in flat), strict=True)
-        values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
+        with weights_cast_once(mask.device):
+            values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
     spread = values.new_zeros(values.shape[0], mask.numel()).index_copy(1, real, values)
     return spread.unflatten(1, mask.shape)
 
