@@ -1,9 +1,9 @@
 """Mixed precision: float32 weights that learn, bfloat16 arithmetic.
 
-A bfloat16 number has 8 significant bits: of a weight of .01 it keeps steps of 6e-5, and an Adam step
-of 1e-6 is rounded away. So weights, gradients and moments stay in float32, and matrix products
-take copies in bfloat16 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). The residual
-stream, norms and embeddings stay in float32, and so do log-softmaxes and KLs.
+A bfloat16 number has 8 significant bits: near .01 its spacing is 6e-5, and an Adam step of 1e-6 is
+rounded away. So weights, gradients and moments stay in float32, and matrix products take copies in
+bfloat16 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). The residual stream, norms and
+embeddings stay in float32, and so do log-softmaxes and KLs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from klrl.language.causal_lm import COMPUTES_IN, backbone, head, model_device, model_dtype
 
