@@ -20,8 +20,9 @@ from klrl.language.batch import (
     response_mask,
     take_prompts,
 )
-from klrl.language.causal_lm import head
+from klrl.language.causal_lm import head, model_dtype
 from klrl.language.kl import Reference
+from klrl.language.mixed import in_low_precision
 from klrl.language.policy import Policy
 from klrl.language.rollout import REF_STATES, STATES
 from klrl.language.scoring import Layout
@@ -84,6 +85,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
+        if moves and in_low_precision(self.policy.model):
+            # As it is computed with, which is half as large.
+            self._old_head.to(model_dtype(self.policy.model))
         return batch
 
     def minibatches(self, frames: TensorDictBase) -> Iterator[TensorDictBase]:
@@ -249,7 +253,12 @@ class Optimizer:
     ) -> None:
         self.parameters, self._max_norm = parameters, config.max_grad_norm
         self._adam = torch.optim.AdamW(
-            parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, foreach=True
+            parameters,
+            lr=config.lr,
+            eps=config.eps,
+            weight_decay=weight_decay,
+            # On a CPU all tensors at a time are no faster, and need a square root of each at once.
+            foreach=parameters[0].device.type != "cpu",
         )
 
     def zero_grad(self) -> None:
