@@ -171,6 +171,7 @@ LEFT_OUT = {
         ),
         "is hopper's code on another id; tests/test_mujoco_benchmark.py trains each",
     ),
+    "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
     "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
     **dict.fromkeys(
         (

@@ -32,6 +32,7 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     CONTROL: (
         loss.check_minibatches_of_frames,
         loss.check_mask_truncated,
+        loss.check_learner_of_frames,
         rollout.check_workers,
         kl.check_ray_step,
         actor.check_hidden,
@@ -50,6 +51,8 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         actor.check_lora,
         kl.check_language_step,
         loss.check_compile,
+        loss.check_learner_dtype,
+        loss.check_micro_batch,
         *_BOTH,
     ),
 }

@@ -127,6 +127,16 @@ class LanguageConfig(JobConfig):
         """Task and reward."""
         return f"{self.env.name}, reward {' + '.join(self.env.rewards)}"
 
+    @property
+    def mixed(self) -> bool:
+        """Whether weights of float32 learn by bfloat16 arithmetic.
+
+        So where it is asked for, and where all weights would learn in bfloat16: an Adam step of
+        1e-6 is below its spacing.
+        """
+        whole = self.actor.lora.r == 0
+        return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
+
 
 #: domain -> its job
 JOBS: dict[str, type[Config] | type[LanguageConfig]] = {CONTROL: Config, LANGUAGE: LanguageConfig}

@@ -317,6 +317,8 @@ class LearnerConfig(ChoiceConfig):
     minibatches: int = number(ge=1)
     # Any: YAML reads a bare false as a boolean.
     compile: Any = choice("auto", "false", "jit", "aot")
+    dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)  # noqa: UP045
+    micro_batch: Optional[int] = added(number(ge=1), None)  # noqa: UP045
 
 
 @dataclass

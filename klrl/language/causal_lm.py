@@ -31,9 +31,14 @@ def head(model: nn.Module) -> Head:
     return unwrapped(model).get_output_embeddings()
 
 
+#: Attribute of a model whose arithmetic has another dtype than its weights, see :mod:`.mixed`.
+COMPUTES_IN = "klrl_computes_in"
+
+
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of the parameters."""
-    return next(model.parameters()).dtype
+    """The dtype that it computes in: that of its parameters, unless it is mixed."""
+    mixed: torch.dtype | None = getattr(unwrapped(model), COMPUTES_IN, None)
+    return next(model.parameters()).dtype if mixed is None else mixed
 
 
 def model_device(model: nn.Module) -> torch.device:
@@ -80,7 +85,8 @@ class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
 
     Args:
-        model: the causal LM whose hidden states it reads; gives width, device and dtype.
+        model: the causal LM whose hidden states it reads; gives width and device. The weights
+            have its dtype, but float32 at least: they learn.
         detach: keep the critic's gradient out of the policy's network.
     """
 
@@ -88,7 +94,8 @@ class ValueHead(nn.Module):
         super().__init__()
         self.detach = detach
         width = unwrapped(model).config.get_text_config().hidden_size
-        self.linear = nn.Linear(width, 1, device=model_device(model), dtype=model_dtype(model))
+        dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        self.linear = nn.Linear(width, 1, device=model_device(model), dtype=dtype)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -96,5 +103,6 @@ class ValueHead(nn.Module):
         """[B, R, D] -> [B, R], in reward units; 0 at padding, and no gradient from it."""
         # 0 * NaN is NaN in the weights' gradient, and states are undefined at padding.
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
-        value = self.linear(states.detach() if self.detach else states).squeeze(-1)
+        states = (states.detach() if self.detach else states).to(self.linear.weight.dtype)
+        value = self.linear(states).squeeze(-1)
         return value.masked_fill(~mask, 0.0)

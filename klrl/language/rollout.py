@@ -12,6 +12,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.language.batch import ATTENTION, make_batch, prompt_length, response_mask, set_scores
 from klrl.language.causal_lm import model_device
+from klrl.language.mixed import weights_cast_once
 from klrl.language.policy import Policy
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.rewards import Drawn, response_texts
@@ -122,7 +123,8 @@ def respond(
 ) -> TensorDict:
     """A batch [B] of responses; with ("old", "states") where the sampler keeps them."""
     ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
-    responses = sampler(ids, mask, group_size, decoding, generator)
+    with weights_cast_once(generator.device):
+        responses = sampler(ids, mask, group_size, decoding, generator)
     batch = make_batch(ids, mask, responses, group_size)
     if responses.states is not None:
         batch[STATES] = responses.states

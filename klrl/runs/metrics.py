@@ -292,6 +292,15 @@ _DECLARED = (
         for name in ("exact", "k1", "k2", "k3")
     ),
     Metric(
+        "kl/ref/floor",
+        "what rounding reads as KL",
+        "nats per {unit}",
+        "KL of the policy that sampled from the same policy scored, truly 0; recorded in bfloat16, "
+        "where no smaller KL is known",
+        digits=2,
+        domain="language",
+    ),
+    Metric(
         "div/ref/charged",
         "charged divergence",
         "nats per {unit}",
@@ -368,6 +377,14 @@ _DECLARED = (
         "entropy",
         "nats per {unit}",
         "of the action distribution; of tokens the mean of -log pi of those that were sampled",
+    ),
+    Metric(
+        "policy/gap",
+        "largest gap of sampled and scored log-probs",
+        "nats",
+        "of a token's log-prob while it was sampled and by scoring; recorded in bfloat16",
+        digits=2,
+        domain="language",
     ),
     Metric("learner/grad_norm", "gradient norm", "", "before clipping"),
     Metric("learner/lr", "learning rate", "", "during the update"),

@@ -25,6 +25,7 @@ from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.batch import Responses, make_batch
 from klrl.language.kl import CHARGED
 from klrl.language.record import rewards_of as language_rewards
+from klrl.language.rescore import rounding
 from klrl.language.rollout import GOLD
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
@@ -100,6 +101,8 @@ def words_row() -> dict[str, float]:
     row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
+    full = batch["log_probs", "full"][:, 2:]
+    row |= rounding(full, full, torch.ones_like(full, dtype=torch.bool))
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], LANGUAGE, "greedy", [0.5, 0.5]).row
 
 
