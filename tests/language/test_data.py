@@ -195,9 +195,14 @@ def test_settings_of_data_that_fit_nothing_are_refused(capsys, model, words, tol
     ("body", "unread"),
     [
         ("[float(r['answer'] in t) for r, t in zip(rows, responses)]", "chosen, rejected"),
-        ("[float('chosen' in r) for r in rows]", "answer, rejected"),
-        ("[float(len({**r})) for r in rows]", None),
-        ("[0.0] * len(rows)", "answer, chosen, rejected"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("[float('chosen' in r) for r in rows]", "answer, rejected"),
+                ("[float(len({**r})) for r in rows]", None),
+                ("[0.0] * len(rows)", "answer, chosen, rejected"),
+            )
+        ),
     ],
 )
 def test_columns_that_nothing_reads_are_named_in_one_line(capsys, model, body, unread) -> None:

@@ -91,6 +91,7 @@ def test_adapters_alone_and_merged(job, authored: str, merge: bool) -> None:
     assert AutoTokenizer.from_pretrained("out").chat_template
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_another_one(job) -> None:
     Training(job("eval.every=1", "eval.episodes=4")).train(RunFolder(Path("run")))
     for which in ("last", "best"):
@@ -98,6 +99,7 @@ def test_the_best_checkpoint_is_another_one(job) -> None:
         assert_same(log_probs(AutoModelForCausalLM.from_pretrained(which)), policy_of("run", which))
 
 
+@pytest.mark.slow
 def test_the_dtype_is_the_runs(job) -> None:
     words = ("actor.dtype=bfloat16", "actor.lora.r=2")
     Training(job(*words)).train(RunFolder(Path("run")))
@@ -126,6 +128,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
         assert not Path("new").exists()
 
 
+@pytest.mark.slow
 def test_a_control_run_is_refused_by_its_domain(tmp_path) -> None:
     klrl.run("env=cartpole", "frames=64", "env.num_envs=2", "collector.steps=16", "eval.every=0",
              "learner.minibatches=2", "logger=none", folder=tmp_path / "control")  # fmt: skip
@@ -133,6 +136,7 @@ def test_a_control_run_is_refused_by_its_domain(tmp_path) -> None:
         export_run(str(tmp_path / "control"), tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_leaves_nothing(job, monkeypatch) -> None:
     Training(job()).train(RunFolder(Path("run")))
     full = OSError(28, "No space left on device")
@@ -143,6 +147,7 @@ def test_a_save_that_fails_leaves_nothing(job, monkeypatch) -> None:
     assert not list(Path().glob(".out*"))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_wrote(job, capsys) -> None:
     Training(job()).train(RunFolder(Path("run")))
     capsys.readouterr()

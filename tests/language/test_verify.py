@@ -32,7 +32,13 @@ def trained(job, *words: str, run: str = "run") -> Path:
     return Path(run)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+#: Of the kinds that a quick test runs, one has every number that is compared.
+QUICK = ("adapters",)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in QUICK)) for k in KINDS]
+)
 def test_a_true_record_is_within_the_bounds(job, kind: str) -> None:
     """Iterations 1 to 4 and the last draw; there are weights of 0, 32 and 64 samples."""
     found = verify_run(trained(job, *KINDS[kind]))
@@ -61,7 +67,13 @@ def changed(run: Path, place: int, name: str, by: float) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("name", ["log_probs", "ref_log_probs", "kl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "log_probs",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ref_log_probs", "kl")),
+    ],
+)
 def test_one_changed_number_is_found_and_placed(job, capsys, name: str) -> None:
     run = trained(job)
     copy = changed(run, place=-2, name=name, by=3e-4)
@@ -94,6 +106,7 @@ def test_changed_ids_are_found(job) -> None:
     assert "samples.jsonl line 6: is no sample" in found.problems
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_weights_is_found(job) -> None:
     """Adapters of another run in the entry's place, whole by its checksums."""
     words = ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1")
@@ -105,6 +118,7 @@ def test_a_checkpoint_of_other_weights_is_found(job) -> None:
     assert (measured["policy"].ok, measured["reference"].ok) == (False, True)
 
 
+@pytest.mark.slow
 def test_a_damaged_entry_is_left_out_and_told(job) -> None:
     run = trained(job)
     file = run / "checkpoints/last/frames-000000000064/agent.safetensors"
@@ -115,18 +129,21 @@ def test_a_damaged_entry_is_left_out_and_told(job) -> None:
     assert any("frames-000000000064" in line for line in found.notes)
 
 
+@pytest.mark.slow
 def test_without_a_reference_only_the_policy_is_verified(job) -> None:
     found = verify_run(trained(job, "kl=none"))
     assert found.ok
     assert [each.name for each in found.measures] == ["policy"]
 
 
+@pytest.mark.slow
 def test_lower_precision_has_bounds_of_its_own(job) -> None:
     found = verify_run(trained(job, "actor.dtype=bfloat16", "actor.lora.r=2"))
     assert found.bounds[0] > 1e-4
     assert found.ok
 
 
+@pytest.mark.slow
 def test_another_runs_policy_as_reference(job) -> None:
     trained(job, run="first")
     found = verify_run(
@@ -138,6 +155,7 @@ def test_another_runs_policy_as_reference(job) -> None:
     assert measured == {"policy": 8, "reference": 20, "KL": 8}
 
 
+@pytest.mark.slow
 def test_json_has_all_numbers(job, capsys) -> None:
     trained(job)
     capsys.readouterr()
