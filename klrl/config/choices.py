@@ -83,6 +83,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "sort_digits": Choice(
             schemas.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
         ),
+        "instructions": Choice(
+            schemas.InstructionsConfig, _language("klrl.language.tasks:instructions")
+        ),
         "text": Choice(schemas.TextConfig, _language("klrl.language.tasks:text")),
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy

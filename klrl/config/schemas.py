@@ -78,6 +78,9 @@ class LanguageEnvConfig(ChoiceConfig):
     reward_weights: Optional[list[float]] = added(field(), None)  # noqa: UP045
     reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045
 
+    #: Rewards that come with the task.
+    own_rewards: ClassVar[tuple[str, ...]] = ()
+
     @property
     def rewards(self) -> list[str]:
         """The names of the reward functions."""
@@ -91,6 +94,15 @@ class SortDigitsConfig(LanguageEnvConfig):
     shortest: int = number(ge=1)
     longest: int = number(ge=1)
     shots: int = number(ge=0)
+
+    own_rewards: ClassVar[tuple[str, ...]] = ("exact", "proxy")
+
+
+@dataclass
+class InstructionsConfig(LanguageEnvConfig):
+    """A generated instruction that a function verifies: describe a thing in one short sentence."""
+
+    own_rewards: ClassVar[tuple[str, ...]] = ("followed", "followed_share")
 
 
 @dataclass

@@ -90,7 +90,7 @@ def followed(
     return [float(all(parts(r, row))) for r, row in zip(responses, rows, strict=True)]
 
 
-def share_followed(
+def followed_share(
     prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> list[float]:
     """The share of the instruction's parts that are followed."""

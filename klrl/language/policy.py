@@ -10,6 +10,7 @@ from torch import nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, LanguageConfig, SortDigitsConfig
+from klrl.language import smollm
 from klrl.language.base_model import base_model, recipe_for
 from klrl.language.causal_lm import ValueHead
 from klrl.language.model import CausalLM, load_causal_lm
@@ -87,9 +88,13 @@ def make_policy(
 
 def find_base(config: LanguageConfig) -> str | Path:
     """``actor.model``; for null, the small base model of this task."""
+    if config.actor.model == smollm.NAME:
+        return smollm.smollm()
     if config.actor.model is not None:
         return config.actor.model
     if not isinstance(config.env, SortDigitsConfig):
-        raise ConfigError("actor.model=null: env=text needs a model; give a folder or a hub id")
+        raise ConfigError(
+            f"actor.model=null: env={config.env.name} needs a model; give a folder or a hub id"
+        )
     env = config.env
     return base_model(recipe_for(env.shortest, env.longest, env.shots))

@@ -29,11 +29,14 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
     """
     check_language_packages(config)
     # They import torch and the packages that were just looked for.
+    from klrl.language import smollm
     from klrl.language.load import language_config
     from klrl.language.tasks import make_task
 
     make_task(config.env, config.seed)
     model = config.actor.model
+    if model == smollm.NAME:
+        smollm.check_installed()
     if model is not None and Path(model).expanduser().is_file():
         raise ConfigError(f"actor.model={model}: is a file; give a folder of save_pretrained")
     if resumed:

@@ -33,7 +33,7 @@ from torch import Tensor
 from klrl.base.errors import ConfigError, RewardError, in_one_line
 from klrl.base.imports import import_users
 from klrl.base.time_limit import TookTooLong, within
-from klrl.language import sort_digits
+from klrl.language import instructions, sort_digits
 from klrl.language.prompts import Prompt, Tokenizer
 
 #: (prompts, responses, rows, and what it asks for by name) -> scores, B of each.
@@ -72,6 +72,8 @@ EXTRAS = ("truncated", "lengths", "prompt_ids", "response_ids", "device")
 BUILT_IN: Mapping[str, RewardFunction] = {
     "exact": sort_digits.exact,
     "proxy": sort_digits.proxy,
+    "followed": instructions.followed,
+    "followed_share": instructions.followed_share,
 }
 
 

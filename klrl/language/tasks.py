@@ -8,8 +8,16 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
-from klrl.config import LANGUAGE, LanguageEnvConfig, SortDigitsConfig, TextConfig, factory
+from klrl.config import (
+    LANGUAGE,
+    InstructionsConfig,
+    LanguageEnvConfig,
+    SortDigitsConfig,
+    TextConfig,
+    factory,
+)
 from klrl.language.data import hold_out, read_prompts
+from klrl.language.instructions import Instructions
 from klrl.language.prompts import (
     CONTENT,
     Prompt,
@@ -110,6 +118,17 @@ def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
         reward=_reward(config),
         gold=None if config.rewards == ["exact"] else Reward("exact", None),
         checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
+    )
+
+
+def instructions(config: InstructionsConfig, seed: int) -> Task:
+    """``env=instructions``; arguments as :func:`make_task`."""
+    return Task(
+        train=Instructions(seed=derived_seed(seed, "prompts")),
+        evaluate=Instructions(seed=0, split="eval"),  # the same for every run
+        reward=_reward(config),
+        gold=None if config.rewards == ["followed"] else Reward("followed", None),
+        checked=[Instructions(split=split)(0) for split in ("train", "eval")],
     )
 
 

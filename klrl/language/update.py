@@ -110,7 +110,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         self.optimizer.zero_grad()  # now: they would lie beside the next forward's activations
         with torch.no_grad():
             whole = tuple(torch.cat(each) for each in zip(*measured, strict=True))
-            metrics = self.loss.measure(whole, response_mask(minibatch))
+            metrics = self.loss.measure(whole, self._learned(minibatch))
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
@@ -120,7 +120,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         if size is None or size >= count:
             yield _Part(minibatch)
             return
-        minibatch, mask, spread = minibatch.copy(), response_mask(minibatch), None
+        minibatch, mask, spread = minibatch.copy(), self._learned(minibatch), None
         if self.config.loss.normalize_advantage:
             advantage, spread = normalized(minibatch["advantage"].squeeze(-1), mask)
             minibatch["advantage"] = advantage.unsqueeze(-1)
@@ -128,6 +128,11 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             rows = torch.isin(torch.arange(count, device=mask.device), prompts)
             share = self.loss.share(rows.repeat_interleave(group_size), mask)
             yield _Part(take_prompts(minibatch, prompts, group_size), share, spread)
+
+    def _learned(self, batch: TensorDictBase) -> Tensor:
+        """The tokens [B, R] that the loss sees: all, or those of responses that ended."""
+        mask = response_mask(batch)
+        return mask & ~batch["next", "truncated"] if self.config.loss.mask_truncated else mask
 
     def loss_terms(
         self, batch: TensorDictBase, coefficients: Coefficients, spread: Tensor | None = None
@@ -145,7 +150,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def score(self, batch: TensorDictBase) -> Scored:
         """What policy and critic say of its tokens [B, R]; one forward, differentiable."""
-        mask, old_log_prob = response_mask(batch), on_response(batch, LOG_PROBS)
+        mask, old_log_prob = self._learned(batch), on_response(batch, LOG_PROBS)
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
         log_prob, exact_ref = self._log_prob(policy, batch, mask)
         kl_old = self._kl_old(policy, log_prob, batch, mask)

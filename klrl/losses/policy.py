@@ -180,7 +180,8 @@ class PolicyLoss(ABC):
             mask: [B, R], of :class:`Scored`.
         """
         ones = mask.double()
-        return self._reduce(ones * rows[:, None], mask) / self._reduce(ones[rows], mask[rows])
+        own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
+        return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def measure(self, measured: tuple[Tensor, ...], mask: Tensor | None = None) -> Tensor:
         """One number for each of :attr:`measures`, of a minibatch.

@@ -9,8 +9,8 @@ from klrl.language.instructions import (
     TOPICS,
     Instructions,
     followed,
+    followed_share,
     parts,
-    share_followed,
     topics,
 )
 
@@ -39,7 +39,7 @@ ROW = {"topic": "sea", "words": 8}
 def test_parts_of_an_instruction(response, expected) -> None:
     assert parts(response, ROW) == expected
     assert followed([], [response], [ROW]) == [float(all(expected))]
-    assert share_followed([], [response], [ROW]) == [pytest.approx(sum(expected) / 3)]
+    assert followed_share([], [response], [ROW]) == [pytest.approx(sum(expected) / 3)]
 
 
 def test_an_instruction_is_fixed_by_its_number_and_says_what_is_verified() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from klrl.base.errors import ConfigError
-from klrl.config import Config, JobConfig, LanguageConfig, TextConfig
+from klrl.config import Config, JobConfig, LanguageConfig, SortDigitsConfig
 
 #: Two layers of it have 4e9 weights between them.
 _WIDEST = 65_536
@@ -24,11 +24,12 @@ def check_hidden(c: Config) -> None:
 
 
 def check_model(c: LanguageConfig) -> None:
-    """A task of the user's own needs the user's own model."""
-    if isinstance(c.env, TextConfig) and c.actor.model is None and c.actor.init is None:
+    """Only the smallest task makes its own model."""
+    own = isinstance(c.env, SortDigitsConfig)
+    if not own and c.actor.model is None and c.actor.init is None:
         raise ConfigError(
-            "actor.model=null: env=text needs a model; give a folder written by "
-            "save_pretrained, or a hub id"
+            f"actor.model=null: env={c.env.name} needs a model; give a folder written by "
+            "save_pretrained, a hub id, or smollm2"
         )
 
 

@@ -8,6 +8,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import (
     Config,
     GroupConfig,
+    InstructionsConfig,
     LanguageConfig,
     RayCollectorConfig,
     SortDigitsConfig,
@@ -39,12 +40,13 @@ def check_reward(c: LanguageConfig) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"env.reward={shown}: names {twice[0]} twice; give env.reward_weights")
-    own = {"exact", "proxy"} & set(names)
-    if isinstance(c.env, TextConfig) and own:
-        raise ConfigError(
-            f"env.reward={shown}: {min(own)} belongs to env=sort_digits; give your own function as "
-            "package.module:function"
-        )
+    for task, schema in (("sort_digits", SortDigitsConfig), ("instructions", InstructionsConfig)):
+        others = [name for name in names if name in {*schema.own_rewards} - {*c.env.own_rewards}]
+        if others:
+            raise ConfigError(
+                f"env.reward={shown}: {others[0]} belongs to env={task}; give your own function as "
+                "package.module:function"
+            )
 
 
 def check_reward_weights(c: LanguageConfig) -> None:
