@@ -208,10 +208,12 @@ class EMAReference(ReferenceRule):
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
         """Move every floating tensor a step towards the policy's."""
-        policy = actor.state_dict()
+        policy, moved = actor.state_dict(), set()
         for name, value in reference.state_dict().items():
-            if value.is_floating_point():
+            # Tied weights have two names; moved by both, they would keep decay^2.
+            if value.is_floating_point() and value.data_ptr() not in moved:
                 value.lerp_(policy[name].to(value), 1 - self.decay)
+                moved.add(value.data_ptr())
 
 
 class PeriodicReference(ReferenceRule):

@@ -48,6 +48,13 @@ def test_tied_weights_are_counted_once() -> None:
     assert FrozenReference(ReferenceRule(), tied()).bytes == 4 * 9
 
 
+def test_ema_moves_tied_weights_once() -> None:
+    actor, reference = tied(), tied()
+    before, now = reference[0].weight.detach().clone(), actor[0].weight.detach().clone()
+    EMAReference(0.8).update(reference, actor, 1)
+    torch.testing.assert_close(reference[0].weight, 0.8 * before + 0.2 * now)
+
+
 def test_periodic_copies_when_it_is_due() -> None:
     actor, reference = network(), network()
     kept = freeze(reference)
