@@ -24,7 +24,21 @@ def unwrapped(model: nn.Module) -> Any:
 
 def backbone(model: nn.Module) -> Any:
     """The network without its head; its output has ``last_hidden_state`` [B, T, D]."""
-    return unwrapped(model).base_model
+    network = unwrapped(model)
+    name = _backbone_name(network)
+    return network.base_model if name is None else network._modules[name]
+
+
+def _backbone_name(network: Any) -> str | None:
+    """Its name in a causal LM: the family's prefix, or the part that has the input embedding."""
+    if network.base_model_prefix in network._modules:
+        return str(network.base_model_prefix)
+    embedding = network.get_input_embeddings()
+    for name, part in network.named_children():
+        holds = part is not embedding and any(module is embedding for module in part.modules())
+        if holds or isinstance(part, _Backbone):
+            return str(name)
+    return None
 
 
 def head(model: nn.Module) -> Head:
@@ -64,23 +78,25 @@ class OwnHead(nn.Module):
         return logits.reshape(*states.shape[:-1], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnHead:
-        """Copies the head's weights; what a model knows beside its modules is shared."""
+        """Copies the head's weights; backbone, config and the like are shared."""
         copied = OwnHead(self.shell)
         for name, module in self.shell.named_children():
-            setattr(copied.shell, name, deepcopy(module, memo))
+            if not isinstance(module, _Backbone):
+                setattr(copied.shell, name, deepcopy(module, memo))
         return copied
 
 
 def _without_backbone(network: Any) -> Any:
     """A causal LM beside the live one, with the same modules but for its backbone."""
     shell = copy(network)
-    shell._modules = {**network._modules, network.base_model_prefix: _Backbone()}
+    name = _backbone_name(network) or network.base_model_prefix
+    shell._modules = {**network._modules, name: _Backbone(backbone(network))}
     return shell
 
 
 def _run(shell: Any, states: Tensor) -> Tensor:
     """The logits [1, n, V] that a causal LM's forward makes of states [1, n, D]."""
-    stub = shell._modules[shell.base_model_prefix]
+    stub = backbone(shell)
     stub.states = states
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     try:
@@ -91,7 +107,7 @@ def _run(shell: Any, states: Tensor) -> Tensor:
 
 
 def _embedding_alone(network: Any, embedding: Any) -> bool:
-    """Whether logits are the output embedding's, as they are, of the backbone's states, as they are.
+    """Whether logits are those of the output embedding, of the backbone's states, unchanged.
 
     The embedding is replaced by one that notes its input and returns numbers known beforehand. A
     forward that cannot be run so counts as plain: the preflight compares all heads with the truth.
@@ -113,17 +129,24 @@ def _embedding_alone(network: Any, embedding: Any) -> bool:
 
 
 class _Backbone(nn.Module):
-    """Stands where a backbone stood, and for any part of it; returns ``states``."""
+    """Stands where a backbone stood, and for any part of it; returns ``states``.
+
+    Args:
+        real: what it stands for; knows numbers that a head may need.
+    """
 
     states: Tensor | None = None
+
+    def __init__(self, real: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["real"] = real  # its weights are none of the head's
 
     def forward(self, *args: Any, **kwargs: Any) -> _States:
         return _States((self.states,))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self
+        value = getattr(self.__dict__["real"], name)
+        return self if isinstance(value, nn.Module) else value
 
 
 class _States(tuple[Any, ...]):

@@ -189,7 +189,10 @@ class RepeatedCache(Decoder):
         inputs = self.lm.prepare_inputs_for_generation(self.tokens, **self.inputs, **how)
         inputs.pop("logits_to_keep", None)
         output = self.network(**inputs)
-        self.cache_name = next(n for n in CACHES if getattr(output, n, None) is not None)
+        names = [name for name in CACHES if getattr(output, name, None) is not None]
+        if not names:
+            raise AttributeError("its output holds no cache")
+        self.cache_name = names[0]
         self.inputs[self.cache_name] = getattr(output, self.cache_name)
         states: Tensor = output.last_hidden_state[:, -1]
         return states

@@ -160,16 +160,17 @@ class CacheSampler:
         bound = AGREEMENT[model_dtype(self.model)]
         wrong = [] if self._unshared is None else [f"not shared: {self._unshared}"]
         names = list(WAYS)
-        for self.way in names[names.index(self.way) :]:
+        for way in names[names.index(self.way) :]:
+            self.way = way
             try:
                 off = self._largest_difference(prompt, prompt_mask, group_size)
             except FAMILY_ERRORS as error:
-                wrong.append(f"{self.way}: {reason_of(error)}")
+                wrong.append(f"{way}: {reason_of(error)}")
                 continue
             if off <= bound:
-                name = f"{IN_WORDS[self.way]}, nats off plain log-probs"
+                name = f"{IN_WORDS[way]}, nats off plain log-probs"
                 return Check(name, off, bound, "; ".join(wrong))
-            wrong.append(f"{self.way}: {off:.3g} nats off")
+            wrong.append(f"{way}: {off:.3g} nats off")
         raise ValueError(
             f"{type(unwrapped(self.model)).__name__}: no way to sample gives its own log-probs to "
             f"{bound:g} nats ({'; '.join(wrong)}); choose another model"

@@ -227,6 +227,7 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
 def test_layers_that_tell_keys_by_slot_get_copies() -> None:
     model, (ids, mask) = network(), prompts()
     model.config.layer_types = ["full_attention", "sliding_attention"]
+    model.config.sliding_window = 64
     sampler = CacheSampler(model, SpecialTokens((EOS,), PAD))
     assert sampler.way == "copied"
     line = str(sampler.self_check(ids, mask, GROUP))
