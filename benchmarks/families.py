@@ -303,8 +303,9 @@ For each family a tiny random model is made of its config and goes through klrl'
 is sampled and scored at temperature {temperature:g}, G = {group}, with prompts of 5, 9 and 14
 tokens padded on the left, responses of up to {longest} tokens and windows of 6. The truth is a
 plain forward of each row alone, without padding, in float32, by transformers {version}:
-log_softmax(logits / temperature) of the model's own logits. Differences are the largest over all tokens, in nats; up to {right:g}
-is right. `python -m benchmarks.families` makes the page, and `make test-slow` compares it.
+log_softmax(logits / temperature) of the model's own logits. Differences are the largest over all
+tokens, in nats; up to {right:g} is right. `python -m benchmarks.families` makes the page, and
+`make test-slow` compares it.
 
 Sampling, from the fastest: **shared** (a prompt is computed once, its responses stand in one
 row), **copied** (a prompt is computed once, each response gets a copy of its cache),

@@ -55,17 +55,15 @@ def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
         ValueError: longer than the model's context.
     """
     check_length(unwrapped(model), int(batch[ATTENTION].sum(1).max()))
-    # Some state-space families ignore the mask where there is one row.
-    first = int(batch[ATTENTION].long().argmax(1)) if len(batch) == 1 else 0
-    attention = batch[ATTENTION][:, first:-1]
+    attention = batch[ATTENTION][:, :-1]
     with without_dropout(model):
         output = backbone(model)(
-            input_ids=batch["tokens", "full"][:, first:-1],
+            input_ids=batch["tokens", "full"][:, :-1],
             attention_mask=attention.long(),
             position_ids=positions(attention),
             use_cache=False,
         )
-    return output.last_hidden_state[:, prompt_length(batch) - 1 - first :]
+    return output.last_hidden_state[:, prompt_length(batch) - 1 :]
 
 
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:

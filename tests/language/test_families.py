@@ -26,12 +26,12 @@ from benchmarks.families import (
     truth,
 )
 from klrl.language import wrapper_sampler
-from klrl.language.batch import Responses, make_batch, response_mask
+from klrl.language.batch import make_batch, response_mask
 from klrl.language.causal_lm import OwnHead, backbone, head
 from klrl.language.model import load_causal_lm
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.scoring import padded_states, self_check
-from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.language.scoring import self_check
+from klrl.language.vocabulary import response_log_probs
 from klrl.language.wrapper_sampler import WrapperSampler
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import evaluate_run
@@ -215,19 +215,6 @@ def test_rows_that_end_leave_every_cache(family: str) -> None:
     batch = make_batch(ids, mask, found, GROUP)
     off = (found.log_probs.double() - truth(model, batch, 0.7)).abs().max()
     assert off < 1e-4
-
-
-def test_a_single_padded_row_of_an_ssm_is_right() -> None:
-    """Mamba ignores the mask of a batch of one row; a minibatch of one prompt may be one."""
-    model, (ids, mask) = tiny("mamba"), prompts(lengths=(4,), pads=5)
-    tokens = torch.randint(3, 200, (1, 5))
-    real = torch.ones(1, 5, dtype=torch.bool)
-    found = Responses(tokens, real, torch.zeros(1, 5), torch.ones(1, dtype=torch.bool))
-    batch = make_batch(ids, mask, found, 1)
-    with torch.no_grad():
-        policy = NextTokens(padded_states(model, batch), head(model), 0.7)
-        scored = response_log_probs(policy, tokens, real)
-    torch.testing.assert_close(scored.double(), truth(model, batch, 0.7), atol=1e-4, rtol=0)
 
 
 # -------------------------------------------------------------------------------------------- runs
