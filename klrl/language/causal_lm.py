@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from typing import Any, TypeAlias
 
 import torch
@@ -23,12 +24,155 @@ def unwrapped(model: nn.Module) -> Any:
 
 def backbone(model: nn.Module) -> Any:
     """The network without its head; its output has ``last_hidden_state`` [B, T, D]."""
-    return unwrapped(model).base_model
+    network = unwrapped(model)
+    name = _backbone_name(network)
+    return network.base_model if name is None else network._modules[name]
+
+
+def _backbone_name(network: Any) -> str | None:
+    """Its name in a causal LM: the family's prefix, or the part that has the input embedding."""
+    if network.base_model_prefix in network._modules:
+        return str(network.base_model_prefix)
+    embedding = network.get_input_embeddings()
+    for name, part in network.named_children():
+        holds = part is not embedding and any(module is embedding for module in part.modules())
+        if holds or isinstance(part, _Backbone):
+            return str(name)
+    return None
 
 
 def head(model: nn.Module) -> Head:
-    """The layer from hidden states to logits."""
-    return unwrapped(model).get_output_embeddings()
+    """From hidden states to logits: the output embedding, or :class:`OwnHead` if that is not all.
+
+    Both have a ``weight`` [V, D].
+    """
+    network = unwrapped(model)
+    embedding = network.get_output_embeddings()
+    return embedding if _embedding_alone(network, embedding) else OwnHead(network)
+
+
+class OwnHead(nn.Module):
+    """What a causal LM's own forward does behind its backbone: it may scale, shift or cap logits.
+
+    Cohere, Granite and Falcon-H1 scale them, Gemma caps them, others cut them off or have a layer
+    before the output embedding. Here the model's own ``forward`` runs with a backbone that returns
+    the given states, so that no family needs a rule of its own.
+
+    Args:
+        network: a causal LM of ``transformers``; its head's weights are shared, not copied.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.shell = _without_backbone(network)
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D], of the output embedding."""
+        weight: Tensor = self.shell.get_output_embeddings().weight
+        return weight
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        logits = _run(self.shell, states.reshape(1, -1, states.shape[-1]))
+        return logits.reshape(*states.shape[:-1], -1)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnHead:
+        """Copies the head's weights; backbone, config and the like are shared."""
+        copied = OwnHead(self.shell)
+        for name, module in self.shell.named_children():
+            if not isinstance(module, _Backbone):
+                setattr(copied.shell, name, deepcopy(module, memo))
+        return copied
+
+
+def _without_backbone(network: Any) -> Any:
+    """A causal LM beside the live one, with the same modules but for its backbone."""
+    shell = copy(network)
+    name = _backbone_name(network) or network.base_model_prefix
+    shell._modules = {**network._modules, name: _Backbone(backbone(network))}
+    return shell
+
+
+def _run(shell: Any, states: Tensor) -> Tensor:
+    """The logits [1, n, V] that a causal LM's forward makes of states [1, n, D]."""
+    stub = backbone(shell)
+    stub.states = states
+    ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    try:
+        logits: Tensor = shell(input_ids=ids, use_cache=False, return_dict=True).logits
+        return logits
+    finally:
+        stub.states = None
+
+
+def _embedding_alone(network: Any, embedding: Any) -> bool:
+    """Whether logits are those of the output embedding, of the backbone's states, unchanged.
+
+    The embedding is replaced by one that notes its input and returns numbers known beforehand. A
+    forward that cannot be run so counts as plain: the preflight compares all heads with the truth.
+    """
+    names = [name for name, module in network.named_children() if module is embedding]
+    if len(names) != 1:
+        return False
+    shell, known = _without_backbone(network), _KnownLogits(embedding.weight)
+    shell._modules[names[0]] = known
+    states = torch.linspace(-3, 3, embedding.weight.shape[-1]).to(embedding.weight)
+    try:
+        with torch.no_grad():
+            logits = _run(shell, states.reshape(1, 1, -1))
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
+        return True
+    return torch.equal(known.noted.flatten(), states) and torch.equal(
+        logits.flatten().to(known.logits), known.logits
+    )
+
+
+class _Backbone(nn.Module):
+    """Stands where a backbone stood, and for any part of it; returns ``states``.
+
+    Args:
+        real: what it stands for; knows numbers that a head may need.
+    """
+
+    states: Tensor | None = None
+
+    def __init__(self, real: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["real"] = real  # its weights are none of the head's
+
+    def forward(self, *args: Any, **kwargs: Any) -> _States:
+        return _States((self.states,))
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.__dict__["real"], name)
+        return self if isinstance(value, nn.Module) else value
+
+
+class _States(tuple[Any, ...]):
+    """A backbone's output that has states, and None for whatever else a family asks it for."""
+
+    @property
+    def last_hidden_state(self) -> Any:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _KnownLogits(nn.Module):
+    """An output embedding whose logits are known."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+        self.logits = torch.linspace(-100.0, 100.0, weight.shape[0], device=weight.device)
+        self.noted = weight.new_empty(0)
+
+    def forward(self, states: Tensor) -> Tensor:
+        self.noted = states
+        return self.logits.to(states).expand(*states.shape[:-1], -1)
 
 
 #: Attribute of a model whose arithmetic has another dtype than its weights, see :mod:`.mixed`.
@@ -70,14 +214,15 @@ def sharing_refused(model: nn.Module) -> str | None:
 
     Sharing needs attention that takes any mask, and keys that only position ids tell apart.
     """
-    config = unwrapped(model).config
+    config = unwrapped(model).config.get_text_config()
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
     kinds = getattr(config, "layer_types", None)
-    if kinds is None and getattr(config, "sliding_window", None):
-        kinds = ["sliding_attention"]
-    by_slot = sorted(set(kinds or ()) - {"full_attention"})
+    if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list by another name
+        windows = ("window", "window_size")
+        kinds = [name for name, size in vars(config).items() if name.endswith(windows) and size]
+    by_slot = sorted(set(kinds) - {"full_attention"})
     return f"its layers tell keys apart by slot ({', '.join(by_slot)})" if by_slot else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -19,11 +19,12 @@ from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.causal_lm import head, model_device, model_dtype
 from klrl.language.kl import Reference, starts_at_reference
 from klrl.language.mixed import in_low_precision
+from klrl.language.plain import AGREEMENT
 from klrl.language.policy import Policy
 from klrl.language.prompts import PromptBatch
 from klrl.language.rollout import STATES, sample
-from klrl.language.sampler import CacheSampler, Sampler, SpecialTokens
-from klrl.language.scoring import AGREEMENT, Layout, self_check
+from klrl.language.sampler import Sampler, SpecialTokens
+from klrl.language.scoring import Layout, self_check
 from klrl.language.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.train.preflight import Check, kl_at_start, run_checks
 from klrl.transforms.tokens import MARKS_ASSISTANT
@@ -73,11 +74,11 @@ def preflight_checks(
         ConfigError: a check failed, or no way to score this model is right.
     """
     notes: list[Check | str] = []
+    prompts = more_padding(prompts)
     try:
-        if isinstance(sampler, CacheSampler):
-            device = model_device(policy.model)
-            ids, mask = prompts.ids.to(device), prompts.mask.to(device)
-            notes.append(sampler.self_check(ids, mask, config.collector.group_size))
+        device = model_device(policy.model)
+        ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+        notes.append(sampler.self_check(ids, mask, config.collector.group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
         layout = _layout(config, policy.model, batch)
         layouts = Layouts(layout, layout)
@@ -92,12 +93,14 @@ def preflight_checks(
     return layouts, run_checks([*notes, *checks])
 
 
+def more_padding(prompts: PromptBatch) -> PromptBatch:
+    """The prompts with three more columns on the left, so that each has padding before it."""
+    ids, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (prompts.ids, prompts.mask))
+    return replace(prompts, ids=ids, mask=mask)
+
+
 def _layout(config: LanguageConfig, model: torch.nn.Module, batch: TensorDictBase) -> Layout:
-    size = config.collector.group_size
-    layout = self_check(model, batch, size)
-    if config.collector.scoring == "padded":
-        return Layout(size, False, "scored in one row per response: collector.scoring=padded")
-    return layout
+    return self_check(model, batch, config.collector.group_size, config.collector.scoring)
 
 
 @torch.no_grad()

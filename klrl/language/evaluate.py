@@ -7,15 +7,17 @@ from pathlib import Path
 
 import torch
 
+from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.language.causal_lm import model_device
+from klrl.language.checks import PROMPTS, more_padding
 from klrl.language.load import trained_policy
 from klrl.language.model import prompt_limit
 from klrl.language.policy import Policy
-from klrl.language.rollout import decoding_of, drawn_of, respond, texts_of
-from klrl.language.sampler import CacheSampler
+from klrl.language.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
+from klrl.language.sampler import Sampler
 from klrl.language.tasks import Task, make_task
 from klrl.runs.resume import stored_config
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Scores, Starts, evaluation
@@ -31,6 +33,7 @@ def evaluate_policy(
     config: LanguageConfig,
     policy: Policy,
     task: Task,
+    sampler: Sampler,
     *,
     starts: Starts,
     size: Size,
@@ -43,6 +46,7 @@ def evaluate_policy(
         config: the job: longest response, temperature.
         policy: answers.
         task: asks and scores.
+        sampler: of the policy, as the preflight settled it.
         starts: which prompts, see :func:`places`; its seed is that of the samples too.
         size: how many; no more than there are in a file.
         sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
@@ -57,8 +61,7 @@ def evaluate_policy(
     place = places(starts, asked_for, task.evaluations, chosen)
     prompts = task.stream(policy.causal.tokenizer, limit, "eval")
     prompts.served = place.start
-    # One response a prompt shares nothing.
-    sampler = CacheSampler(policy.model, policy.special, shared=False)
+    sampler = sampler.without_states()
     decoding = decoding_of(config, greedy=not sampled)
     generator = torch.Generator(model_device(policy.model))
     generator.manual_seed(derived_seed(starts.seed, starts.use))
@@ -116,6 +119,23 @@ def evaluate_trained(
     task = make_task(config.env, config.seed)
     policy = trained_policy(folder, which, str(device))
     chosen = which == "best" and config.env == stored_config(folder).env
+    sampler = settled_sampler(config, policy, task)
     return evaluate_policy(
-        config, policy, task, starts=starts, size=size, sampled=sampled, chosen=chosen
+        config, policy, task, sampler, starts=starts, size=size, sampled=sampled, chosen=chosen
     )
+
+
+def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> Sampler:
+    """The sampler that a run with this policy takes.
+
+    Raises:
+        ConfigError: there is none for this family.
+    """
+    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+    few = more_padding(task.stream(policy.causal.tokenizer, limit, "eval").take(PROMPTS))
+    device, sampler = model_device(policy.model), make_sampler(config, policy)
+    try:
+        sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
+    except ValueError as error:
+        raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
+    return sampler

@@ -185,6 +185,8 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     silence_dropout(config)
+    if getattr(config, "rescale_every", 0):
+        config.rescale_every = 0  # RWKV would divide its weights in place, again after a resume
     return config
 
 

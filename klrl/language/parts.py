@@ -132,7 +132,13 @@ class LanguageParts(Parts):
         """Responses to prompts of the evaluation split."""
         sampled = self.config.eval.sampled
         return evaluate_policy(
-            self.config, self.policy, self.task, starts=starts, size=size, sampled=sampled
+            self.config,
+            self.policy,
+            self.task,
+            self.sampler,
+            starts=starts,
+            size=size,
+            sampled=sampled,
         )
 
     def callbacks(self) -> Sequence[Callback]:

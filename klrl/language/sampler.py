@@ -1,31 +1,24 @@
-"""Sampling of responses: the protocol, its settings, and klrl's own loop over a KV cache.
+"""Sampling of responses: the protocol, its settings, and klrl's own loop, token by token.
 
-A prompt is computed once for its G responses. Then the responses either share one row, their keys
-behind one copy of the prompt's, or each gets a copy of the prompt's keys. Sharing is faster but
-needs attention that takes any mask; copies also work with sliding windows and flash attention.
+How the model is fed, with which cache, is in :mod:`klrl.language.decoders`. The preflight takes the
+fastest way that gives the model's own log-probs.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from klrl.kl.reference import evaluating
 from klrl.language.batch import Responses, make_batch
-from klrl.language.causal_lm import (
-    backbone,
-    head,
-    model_dtype,
-    positions,
-    sharing_refused,
-    unwrapped,
-)
-from klrl.language.scoring import AGREEMENT, padded_states
-from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.language.causal_lm import head, model_dtype, sharing_refused, unwrapped
+from klrl.language.decoders import IN_WORDS, WAYS, Decoder
+from klrl.language.plain import AGREEMENT, FAMILY_ERRORS, off_plain, reason_of
+from klrl.language.vocabulary import tempered_log_softmax
 from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
 
@@ -59,6 +52,10 @@ class Decoding:
     greedy: bool = False
 
 
+#: (step, rows [n], their tokens [n]) -> [n] bool: which responses end with it.
+Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
+
+
 class Sampler(Protocol):
     """Samples responses."""
 
@@ -88,14 +85,26 @@ class Sampler(Protocol):
         """
         ...
 
+    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
+        """Compare what tokens are drawn from with the model's own log-probs.
+
+        Raises:
+            ValueError: this sampler cannot be used with this family.
+        """
+        ...
+
+    def without_states(self) -> Sampler:
+        """The same sampler for evaluations, which keep no states."""
+        ...
+
 
 class CacheSampler:
-    """Sampling with a KV cache.
+    """Sampling token by token, in the fastest of :data:`klrl.language.decoders.WAYS` that is right.
 
     Args:
         model: a causal LM.
         special: EOS and pad.
-        shared: keep the G responses of a prompt in one row; None to decide by the model's config.
+        way: shared, copied, repeated or plain; None to begin with what the model's config allows.
         keep_states: return the hidden states that the tokens were drawn from.
     """
 
@@ -104,11 +113,12 @@ class CacheSampler:
         model: nn.Module,
         special: SpecialTokens,
         *,
-        shared: bool | None = None,
+        way: str | None = None,
         keep_states: bool = False,
     ) -> None:
         self.model, self.special, self.keep_states = model, special, keep_states
-        self.shared = sharing_refused(model) is None if shared is None else shared
+        self._unshared = sharing_refused(model) if way is None else None
+        self.way = way or ("shared" if self._unshared is None else "copied")
 
     @torch.no_grad()
     def __call__(
@@ -122,43 +132,77 @@ class CacheSampler:
         """As :class:`Sampler`."""
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
-        kind = SharedCache if self.shared else CopiedCache
-        with evaluating(self.model):
-            decoder = kind(self.model, prompt, prompt_mask, group_size, decoding.max_new_tokens)
-            return _decode(decoder, self, decoding, generator)
+        eos = torch.tensor(self.special.eos, device=prompt.device)
+        return self._sample(
+            (prompt, prompt_mask),
+            group_size,
+            decoding,
+            generator,
+            lambda step, rows, chosen: torch.isin(chosen, eos),
+        )
 
-    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
-        """Compare sampled log-probs of a few tokens with padded ones; unshare rows if they differ.
-
-        Returns:
-            The check of the cache that the sampler uses from now on.
-
-        Raises:
-            ValueError: copied rows differ too: this model's cache cannot be used.
-        """
-        bound, detail = AGREEMENT[model_dtype(self.model)], ""
-        off = self._largest_difference(prompt, prompt_mask, group_size)
-        if off > bound and self.shared:
-            self.shared, detail = False, f"sharing is {off:.3g} nats off"
-            off = self._largest_difference(prompt, prompt_mask, group_size)
-        if not off <= bound:
-            raise ValueError(
-                f"sampled log-probs are {off:.2g} nats off recomputed ones (at most {bound:g})"
-            )
-        how = "shared by a prompt's responses" if self.shared else "copied per response"
-        return Check(f"cache {how}, nats off recomputed log-probs", off, bound, detail)
+    def without_states(self) -> CacheSampler:
+        """The same sampler for evaluations, which keep no states."""
+        return CacheSampler(self.model, self.special, way=self.way)
 
     @torch.no_grad()
-    def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
-        """Largest |sampled - recomputed| log-prob, nats, on at most four prompts."""
-        few = prompt[:4], prompt_mask[:4]
-        generator = torch.Generator(prompt.device).manual_seed(0)
-        sampled = self(*few, group_size, Decoding(max_new_tokens=4), generator)
-        next_tokens = NextTokens(
-            padded_states(self.model, make_batch(*few, sampled, group_size)), head(self.model)
+    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
+        """Sample a few tokens, compare their log-probs with plain ones, and settle how to sample.
+
+        A way that fails or is wrong gives way to the next, slower one.
+
+        Returns:
+            The check of the way that is taken from now on, with what was wrong with faster ones.
+
+        Raises:
+            ValueError: none is right: this family cannot be sampled.
+        """
+        bound = AGREEMENT[model_dtype(self.model)]
+        wrong = [] if self._unshared is None else [f"not shared: {self._unshared}"]
+        names = list(WAYS)
+        for way in names[names.index(self.way) :]:
+            self.way = way
+            try:
+                off = self._largest_difference(prompt, prompt_mask, group_size)
+            except FAMILY_ERRORS as error:
+                wrong.append(f"{way}: {reason_of(error)}")
+                continue
+            if off <= bound:
+                name = f"{IN_WORDS[way]}, nats off plain log-probs"
+                return Check(name, off, bound, "; ".join(wrong))
+            wrong.append(f"{way}: {off:.3g} nats off")
+        raise ValueError(
+            f"{type(unwrapped(self.model)).__name__}: no way to sample gives its own log-probs to "
+            f"{bound:g} nats ({'; '.join(wrong)}); choose another model"
         )
-        recomputed = response_log_probs(next_tokens, sampled.tokens, sampled.mask)
-        return float((recomputed - sampled.log_probs).abs().max())
+
+    def _sample(
+        self,
+        prompts: tuple[Tensor, Tensor],
+        group_size: int,
+        decoding: Decoding,
+        generator: torch.Generator | None,
+        ends: Ends,
+    ) -> Responses:
+        with evaluating(self.model):
+            decoder = WAYS[self.way](self.model, *prompts, group_size, decoding.max_new_tokens)
+            return _decode(decoder, self, decoding, generator, ends)
+
+    def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
+        """Largest |sampled - plain| log-prob, nats, on at most four prompts.
+
+        The first prompt's responses end after two tokens, so that its rows leave the cache.
+        """
+        few = prompt[:4], prompt_mask[:4]
+        if len(prompt) == 1:
+            few = prompt.repeat(2, 1), prompt_mask.repeat(2, 1)
+        generator = torch.Generator(prompt.device).manual_seed(0)
+
+        def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
+            return (rows < group_size) & (step == 1)
+
+        sampled = self._sample(few, group_size, Decoding(max_new_tokens=4), generator, ends)
+        return off_plain(self.model, make_batch(*few, sampled, group_size), group_size)
 
 
 def _decode(
@@ -166,13 +210,13 @@ def _decode(
     sampler: CacheSampler,
     decoding: Decoding,
     generator: torch.Generator | None,
+    ends: Ends,
 ) -> Responses:
     """Sample token by token until all B = N x G rows end; ``rows`` are those still in the cache."""
     special, longest = sampler.special, decoding.max_new_tokens
     states = decoder.start()
     size, device = states.shape[0], states.device
     rows = torch.arange(size, device=device)
-    eos = torch.tensor(special.eos, device=device)
     tokens = torch.full((size, longest), special.pad, device=device)
     mask = torch.zeros(size, longest, dtype=torch.bool, device=device)
     log_probs = torch.zeros(size, longest, device=device)
@@ -192,7 +236,7 @@ def _decode(
         log_probs[rows, step] = log_prob.masked_fill(~alive, 0.0)
         if sampler.keep_states:
             kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
-        ended[rows] |= torch.isin(chosen, eos) & alive
+        ended[rows] |= ends(step, rows, chosen) & alive
         done = ended[rows].unflatten(0, (-1, decoder.width)).all(1)
         if step == longest - 1 or bool(done.all()):
             break
@@ -217,102 +261,3 @@ def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None
     if decoding.greedy:
         return log_p.argmax(-1)
     return torch.multinomial(log_p.exp(), 1, generator=generator).squeeze(-1)
-
-
-# ---------------------------------------------------------------------------------------- the cache
-
-
-class Decoder(ABC):
-    """A model and its KV cache, which holds N prompts; ``width`` responses stand in a row of it."""
-
-    width = 1
-
-    def __init__(
-        self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
-    ) -> None:
-        self.network, self.group_size = backbone(model), group_size
-        self.dtype = model_dtype(model)
-        self.mask = mask.bool()
-        position_ids = positions(self.mask)
-        output = self.network(
-            input_ids=prompt,
-            attention_mask=self.mask.long(),
-            position_ids=position_ids,
-            use_cache=True,
-        )
-        self.cache = output.past_key_values
-        self.position_ids = position_ids[:, -1:]
-        self.last = output.last_hidden_state[:, -1]
-
-    def start(self) -> Tensor:
-        """The states that predict the first tokens, [N, D] -> [B, D]: a prompt's G are the same."""
-        return self.last.repeat_interleave(self.group_size, 0)
-
-    @abstractmethod
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token to each of n responses in the cache; the states [n, D] after them."""
-
-    def _feed(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """The states [n, D] after tokens [rows, width]."""
-        self.position_ids = self.position_ids + 1
-        output = self.network(
-            input_ids=tokens,
-            attention_mask=attention_mask,
-            position_ids=self.position_ids,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return output.last_hidden_state.flatten(0, 1)
-
-    @abstractmethod
-    def keep(self, alive: Tensor) -> None:
-        """Keep only these rows of the cache."""
-
-
-class SharedCache(Decoder):
-    """A row is a prompt; its keys are [prompt | first tokens of r1 .. rG | second tokens | ..]."""
-
-    def __init__(
-        self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
-    ) -> None:
-        super().__init__(model, prompt, mask, group_size, longest)
-        self.width = group_size
-        self.slots = prompt.shape[1]
-        to_itself = torch.eye(group_size, dtype=torch.bool, device=prompt.device).repeat(1, longest)
-        to_itself = to_itself.expand(len(prompt), -1, -1)
-        visible = torch.cat([self.mask[:, None].expand(-1, group_size, -1), to_itself], 2)
-        bias = torch.zeros(visible.shape, dtype=self.dtype, device=prompt.device)
-        self.bias = bias.masked_fill_(~visible, torch.finfo(self.dtype).min).unsqueeze(1)
-        self.position_ids = self.position_ids.expand(-1, group_size)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed the G responses of each prompt."""
-        self.slots += self.width
-        return self._feed(tokens.unflatten(0, (-1, self.width)), self.bias[..., : self.slots])
-
-    def keep(self, alive: Tensor) -> None:
-        """Keep the prompts that have an unfinished response."""
-        self.cache.batch_select_indices(alive)
-        self.bias, self.position_ids = self.bias[alive], self.position_ids[alive]
-
-
-class CopiedCache(Decoder):
-    """A row is a response with its own copy of the prompt's keys."""
-
-    def __init__(
-        self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
-    ) -> None:
-        super().__init__(model, prompt, mask, group_size, longest)
-        self.cache.batch_repeat_interleave(group_size)
-        self.mask = self.mask.long().repeat_interleave(group_size, 0)
-        self.position_ids = self.position_ids.repeat_interleave(group_size, 0)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed every response."""
-        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
-        return self._feed(tokens[:, None], self.mask)
-
-    def keep(self, alive: Tensor) -> None:
-        """Keep the unfinished responses."""
-        self.cache.batch_select_indices(alive)
-        self.mask, self.position_ids = self.mask[alive], self.position_ids[alive]

@@ -1,21 +1,22 @@
-"""The hidden states that predict a batch's response tokens: padded, or one row per prompt.
+"""The hidden states that predict a batch's response tokens: one row per prompt, or per response.
 
-Padded: row i is [prompt | response i], the usual layout. Shared: one row [prompt | r1 .. rG] with a
-tree mask (a response attends to the prompt and itself) and position ids that restart after the
-prompt, so that a prompt is computed once for its G responses. Real tokens are packed to the left,
-and the last token of a response is left out, since nothing is predicted from it. Heads and
-log-softmaxes follow on response tokens alone, in :mod:`klrl.language.vocabulary`.
+Shared: one row [prompt | r1 .. rG] with a tree mask (a response attends to the prompt and itself)
+and position ids that restart after the prompt, so that a prompt is computed once for its G
+responses. Packed: row i is [prompt | response i | padding], see
+:func:`klrl.language.plain.packed_states`. Padded: row i is [padding | prompt | response i], the
+usual layout, with mask and position ids. Shared rows are packed to the left too, and the last token
+of a response is left out, since nothing is predicted from it. Heads and log-softmaxes follow on
+response tokens alone, in :mod:`klrl.language.vocabulary`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.errors import first_line
 from klrl.language.batch import ATTENTION, prompt_length, response_mask, take_prompts
 from klrl.language.causal_lm import (
     backbone,
@@ -26,12 +27,18 @@ from klrl.language.causal_lm import (
     unwrapped,
     without_dropout,
 )
-from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.language.plain import (
+    AGREEMENT,
+    FAMILY_ERRORS,
+    max_off,
+    packed_states,
+    plain_log_probs,
+    reason_of,
+    rows_to_compare,
+)
+from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
-
-#: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
-AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
 
 
 def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
@@ -168,17 +175,19 @@ class Layout:
         group_size: G.
         shared: one row per prompt, else one per response.
         reason: a line of the preflight: the comparison, or why rows are not shared.
+        packed: rows of one response have their padding on the right, else on the left.
     """
 
     group_size: int
     shared: bool
     reason: str
+    packed: bool = False
 
     def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
         """The hidden states [B, R, D] before each response token, differentiable."""
         if self.shared:
             return shared_states(model, batch, self.group_size)
-        return padded_states(model, batch)
+        return packed_states(model, batch) if self.packed else padded_states(model, batch)
 
     def next_tokens(
         self, model: nn.Module, batch: TensorDictBase, temperature: float
@@ -198,62 +207,61 @@ class Layout:
         return torch.cat(states)
 
 
+#: In words, by (shared, packed).
+NAMES = {
+    (True, False): "scored in one row per prompt",
+    (False, True): "scored in one row per response, padded on the right",
+    (False, False): "scored in one row per response",
+}
+
+
 @torch.no_grad()
-def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Layout:
-    """Compare the layouts on the first four prompts of a batch, and choose one.
+def self_check(
+    model: nn.Module, batch: TensorDictBase, group_size: int, scoring: str = "auto"
+) -> Layout:
+    """Compare the layouts with the model's own log-probs on a few prompts, and choose one.
 
     Args:
         model: a causal LM.
         batch: [N x G].
         group_size: G.
+        scoring: ``collector.scoring``: auto begins with shared rows, padded with padded ones.
 
     Returns:
-        Shared rows where they agree with padded ones within :data:`AGREEMENT`, else padded ones.
+        The first layout of shared, packed or padded, packed that is right to :data:`AGREEMENT`.
 
     Raises:
-        ValueError: even padded rows differ from the model's own logits: it does more than apply
-            its head to hidden states (it scales or caps logits), which no layout reproduces.
+        ValueError: none is; or the head gives other logits than the model itself.
     """
     chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)
-    tokens, mask = few["tokens", "response"], response_mask(few)
     bound = AGREEMENT[model_dtype(model)]
+    rows = rows_to_compare(few, group_size)
+    plain = plain_log_probs(model, few[rows])
+    tokens, mask = few["tokens", "response"], response_mask(few)
 
-    def scores(states: Tensor) -> Tensor:
-        return response_log_probs(NextTokens(states, head(model)), tokens, mask)
+    def scores(layout: Layout) -> Tensor:
+        return response_log_probs(layout.next_tokens(model, few, 1.0), tokens, mask)
 
-    padded = scores(padded_states(model, few))
-    off = float((padded - _own_log_probs(model, few)).abs().max())
-    if not off <= bound:
-        raise ValueError(
-            f"{type(unwrapped(model)).__name__}: head(hidden states) is {off:.2g} nats off its own "
-            f"log-probs (at most {bound:g}); choose a model that does not scale or cap its logits"
-        )
-    reason = sharing_refused(model)
-    if reason is None:
+    refused = sharing_refused(model) if scoring == "auto" else "collector.scoring=padded"
+    wrong = [] if refused is None else [refused]
+    kinds = [(True, False)] if refused is None else []
+    kinds += [(False, True)] if scoring == "auto" else [(False, False), (False, True)]
+    for kind in kinds:
+        shared, packed = kind
+        layout = Layout(group_size, shared, "", packed)
         try:
-            off = float((padded - scores(shared_states(model, few, group_size))).abs().max())
-        except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            reason = f"it takes no 4-D mask ({first_line(error)})"
-        else:
-            if off <= bound:
-                check = Check("scored in one row per prompt, nats off padded rows", off, bound)
-                return Layout(group_size, True, str(check))
-            reason = f"shared rows are {off:.3g} nats off (at most {bound:g})"
-    return Layout(group_size, False, f"scored in one row per response: {reason}")
-
-
-def _own_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """Log-probs [B, R] through the model's own forward and logits."""
-    attention = batch[ATTENTION]
-    with without_dropout(model):
-        output = unwrapped(model)(
-            input_ids=batch["tokens", "full"],
-            attention_mask=attention.long(),
-            position_ids=positions(attention),
-            use_cache=False,
-        )
-    logits = output.logits[:, prompt_length(batch) - 1 : -1]
-    log_p = tempered_log_softmax(logits, 1.0)
-    tokens, mask = batch["tokens", "response"], response_mask(batch)
-    return log_p.gather(-1, tokens[..., None]).squeeze(-1).masked_fill(~mask, 0.0)
+            scored = scores(layout)
+            others = scores(Layout(group_size, False, "", packed=True))
+            off = max_off((scored[rows], plain), (scored, others))
+        except FAMILY_ERRORS as error:
+            wrong.append(f"{NAMES[kind]}: {reason_of(error)}")
+            continue
+        if off <= bound:
+            check = Check(f"{NAMES[kind]}, nats off plain log-probs", off, bound, "; ".join(wrong))
+            return replace(layout, reason=str(check))
+        wrong.append(f"{NAMES[kind]}: {off:.3g} nats off")
+    raise ValueError(
+        f"{type(unwrapped(model)).__name__}: no way to score gives its own log-probs to {bound:g} "
+        f"nats ({'; '.join(wrong)}); choose another model"
+    )

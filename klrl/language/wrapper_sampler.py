@@ -21,10 +21,12 @@ from transformers import GenerationConfig
 
 from klrl.kl.reference import evaluating
 from klrl.language.batch import ATTENTION, Responses, make_batch
-from klrl.language.causal_lm import head, unwrapped
+from klrl.language.causal_lm import head, model_dtype, unwrapped
+from klrl.language.plain import AGREEMENT, FAMILY_ERRORS, max_off, off_plain, reason_of
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
-from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
 
 
@@ -70,6 +72,52 @@ class WrapperSampler:
         tokens = output["tokens", "response"]
         return self._corrected(prompt, prompt_mask, group_size, tokens, decoding.temperature)
 
+    def without_states(self) -> WrapperSampler:
+        """Itself: its states come from the forward that scores."""
+        return self
+
+    @torch.no_grad()
+    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
+        """Compare what ``generate`` draws from, and the log-probs given, with plain ones.
+
+        Returns:
+            The check.
+
+        Raises:
+            ValueError: ``generate`` fails, or draws from something else with left padding.
+        """
+        few, network = (prompt[:4], prompt_mask[:4]), unwrapped(self.model)
+        bound, name = AGREEMENT[model_dtype(self.model)], type(network).__name__
+        remedy = "choose collector.sampler=cache"
+        try:
+            tokens, logits = self._drawn(*few, group_size)
+            given = self._corrected(*few, group_size, tokens, 1.0)
+            drawn_from = _log_probs(logits, given)
+            drawn = make_batch(*few, replace(given, log_probs=drawn_from), group_size)
+            off = off_plain(self.model, drawn, group_size)
+        except FAMILY_ERRORS as error:
+            raise ValueError(f"{name}: generate fails ({reason_of(error)}); {remedy}") from error
+        off = max(off, max_off((given.log_probs, drawn_from)))
+        if not off <= bound:
+            raise ValueError(
+                f"{name}: generate draws from log-probs {off:.3g} nats off plain ones (at most "
+                f"{bound:g}), with prompts padded on the left; {remedy}"
+            )
+        return Check("generate's own log-probs, nats off plain log-probs", off, bound)
+
+    def _drawn(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+        """Up to four tokens [B, R] as ``__call__`` draws them, and the logits [B, R, V] behind."""
+        config = _generation_config(Decoding(max_new_tokens=4), self.special)
+        config.update(output_logits=True, return_dict_in_generate=True)
+        generator = torch.Generator(prompt.device).manual_seed(0)
+        with evaluating(self.model), _seeded(generator, prompt.device):
+            output = unwrapped(self.model).generate(
+                input_ids=prompt.repeat_interleave(group_size, 0),
+                attention_mask=prompt_mask.long().repeat_interleave(group_size, 0),
+                generation_config=config,
+            )
+        return output.sequences[:, prompt.shape[1] :], torch.stack(output.logits, 1)
+
     def _corrected(
         self,
         prompt: Tensor,
@@ -98,6 +146,12 @@ class WrapperSampler:
             NextTokens(states, head(self.model), temperature), unscored.tokens, unscored.mask
         )
         return replace(unscored, log_probs=log_probs, states=states)
+
+
+def _log_probs(logits: Tensor, given: Responses) -> Tensor:
+    """Log-probs [B, R] of the tokens under logits [B, R', V], R' >= R; 0 at padding."""
+    log_p = tempered_log_softmax(logits[:, : given.tokens.shape[1]], 1.0)
+    return log_p.gather(-1, given.tokens[..., None]).squeeze(-1).masked_fill(~given.mask, 0.0)
 
 
 def _generation_config(decoding: Decoding, special: SpecialTokens) -> GenerationConfig:

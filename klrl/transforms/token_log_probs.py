@@ -71,7 +71,7 @@ def check_length(network: nn.Module, tokens: int) -> None:
         ValueError: prompt and response are longer than the context.
     """
     limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
-    if limit is not None and tokens > limit:
+    if limit is not None and 0 < limit < tokens:  # -1: none
         raise ValueError(
             f"{tokens} tokens: more than the model's max_position_embeddings={limit}; truncate "
             "the prompts, or lower max_new_tokens"

@@ -73,7 +73,7 @@ def test_responses_end_where_plain_transformers_ends_them(kind, file, family) ->
     if kind == "wrapper":
         sampler = WrapperSampler(loaded.model, loaded.tokenizer, special)
     else:
-        sampler = CacheSampler(loaded.model, special, shared=kind == "shared")
+        sampler = CacheSampler(loaded.model, special, way=kind)
     found = sampler(prompt, mask, 1, Decoding(LONGEST, greedy=True))
     rows = [row[kept].tolist() for row, kept in zip(found.tokens, found.mask, strict=True)]
     assert rows == plain

@@ -50,7 +50,12 @@ def test_the_prompts_are_those_of_their_places(job) -> None:
     for starts in (IN_RUN, CLOSING):
         asked.clear()
         result = evaluate_policy(
-            run.config, run.parts.policy, run.parts.task, starts=starts, size=Size(9, 5)
+            run.config,
+            run.parts.policy,
+            run.parts.task,
+            run.parts.sampler,
+            starts=starts,
+            size=Size(9, 5),
         )
         expected = [run.parts.task.evaluate(i).row["digits"] for i in places(starts, 5, None)]
         assert asked == expected

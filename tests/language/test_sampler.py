@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from transformers import DynamicCache
 
-from klrl.language import sampler as module
+from klrl.language import decoders as module
 from klrl.language.batch import make_batch
 from klrl.language.prompts import Prompt, encode, left_pad
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
@@ -28,7 +31,7 @@ def make(kind, model, eos=MANY_EOS, pad=PAD):
     special = SpecialTokens(eos, pad)
     if kind == "wrapper":
         return WrapperSampler(model, tokenizer(), special)
-    return CacheSampler(model, special, shared=kind == "shared", keep_states=True)
+    return CacheSampler(model, special, way=kind, keep_states=True)
 
 
 def seeded(seed=0):
@@ -170,34 +173,65 @@ def test_dropout_is_off_while_sampling(kind) -> None:
 
 @families
 def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
+    """Each way is broken in turn: by wrong numbers, by an error, by rows that leave wrongly."""
     model, (ids, mask) = network(family), prompts()
     sampler = CacheSampler(model, SpecialTokens((EOS,), PAD))
-    assert sampler.shared
-    assert "cache shared by a prompt's responses" in str(sampler.self_check(ids, mask, GROUP))
+
+    def settled() -> str:
+        return str(sampler.self_check(ids, mask, GROUP))
+
+    assert sampler.way == "shared"
+    assert settled().startswith("cache shared by a prompt's responses, nats off plain log-probs: ")
 
     def slots(self, *args, init=module.SharedCache.__init__):
         init(self, *args)
         self.position_ids = self.position_ids + 3
 
+    monkeypatch.setattr(module.SharedCache, "__init__", slots)
+    line = settled()
+    assert line.startswith("cache copied per response")
+    assert re.search("ok; shared: [0-9.]+ nats off$", line)
+    assert sampler.way == "copied"
+    assert settled().endswith("ok")
+
+    def no_copies(self, rows):
+        raise AttributeError("no attribute 'reorder_cache'\nmore")
+
     with monkeypatch.context() as patch:
-        patch.setattr(module.SharedCache, "__init__", slots)
-        assert "sharing is" in str(sampler.self_check(ids, mask, GROUP))
-    assert not sampler.shared
-    assert "cache copied per response" in str(sampler.self_check(ids, mask, GROUP))
+        patch.setattr(DynamicCache, "reorder_cache", no_copies)
+        line = settled()  # rows cannot leave a repeated cache either
+    assert line.startswith("no cache: every token from its whole row, nats off plain log-probs: ")
+    error = "AttributeError: no attribute 'reorder_cache'"
+    assert line.endswith(f"ok; copied: {error}; repeated: {error}")
+
+    sampler.way = "copied"
 
     def wrong(self, *args, init=module.CopiedCache.__init__):
         init(self, *args)
         self.mask[:] = 1
 
     monkeypatch.setattr(module.CopiedCache, "__init__", wrong)
-    with pytest.raises(ValueError, match="off recomputed"):
-        sampler.self_check(ids, mask, GROUP)
+    line = settled()
+    assert line.startswith("cache filled anew per response")
+    assert sampler.way == "repeated"
+
+    def stale(self, alive):
+        self.tokens = self.tokens[alive]
+
+    monkeypatch.setattr(module.RepeatedCache, "keep", stale)
+    monkeypatch.setattr(module.Recomputed, "start", lambda self: 2 * self._last())
+    with pytest.raises(ValueError, match=r"no way to sample .*\(repeated: .*; plain: .*\); choose"):
+        settled()
 
 
 def test_layers_that_tell_keys_by_slot_get_copies() -> None:
-    model = network()
+    model, (ids, mask) = network(), prompts()
     model.config.layer_types = ["full_attention", "sliding_attention"]
-    assert not CacheSampler(model, SpecialTokens((EOS,), PAD)).shared
+    model.config.sliding_window = 64
+    sampler = CacheSampler(model, SpecialTokens((EOS,), PAD))
+    assert sampler.way == "copied"
+    line = str(sampler.self_check(ids, mask, GROUP))
+    assert line.endswith("ok; not shared: its layers tell keys apart by slot (sliding_attention)")
 
 
 def test_the_wrapper_leaves_the_models_generation_config_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from klrl.language import scoring, vocabulary
 from klrl.language.batch import response_mask, take_prompts
 from klrl.language.causal_lm import head, sharing_refused
+from klrl.language.plain import packed_states
 from klrl.language.scoring import Layout, padded_states, self_check, shared_states
 from klrl.language.vocabulary import (
     NextTokens,
@@ -20,7 +23,10 @@ from klrl.language.vocabulary import (
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
 PADDED, SHARED = Layout(GROUP, False, ""), Layout(GROUP, True, "")
-LAYOUTS = pytest.mark.parametrize("layout", [PADDED, SHARED], ids=["padded", "shared"])
+PACKED = Layout(GROUP, False, "", packed=True)
+LAYOUTS = pytest.mark.parametrize(
+    "layout", [PADDED, SHARED, PACKED], ids=["padded", "shared", "packed"]
+)
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -151,12 +157,13 @@ def test_numbers_do_not_depend_on_padding_split_or_order(layout, family) -> None
 def test_both_layouts_have_one_gradient(family) -> None:
     model, batch = network(family).double(), rollout(pads=3, tail=2)
     grads = []
-    for layout in (PADDED, SHARED):
+    for layout in (PADDED, SHARED, PACKED):
         model.zero_grad()
         log_probs(layout, model, batch).square().sum().backward()
         grads.append([p.grad.clone() for p in model.parameters()])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)  # RMSNorm is in float32
+    for a, *others in zip(*grads, strict=True):
+        for b in others:
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)  # RMSNorm is in float32
         assert a.isfinite().all()
     assert max(float(g.abs().max()) for g in grads[0]) > 1e-3
 
@@ -231,7 +238,7 @@ def test_a_forbidden_token_adds_nothing() -> None:
 def test_the_self_check_shares_where_it_can(family) -> None:
     layout = self_check(network(family), rollout(), GROUP)
     assert layout.shared
-    assert layout.reason.startswith("scored in one row per prompt, nats off padded rows: ")
+    assert layout.reason.startswith("scored in one row per prompt, nats off plain log-probs: ")
     assert layout.reason.endswith("(at most 0.0001) ok")
 
 
@@ -239,26 +246,38 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     model, batch = network(), rollout()
     model.config.layer_types = ["full_attention", "sliding_attention"]
     layout = self_check(model, batch, GROUP)
-    assert not layout.shared
-    assert layout.reason == (
-        "scored in one row per response: its layers tell keys apart by slot (sliding_attention)"
-    )
-    assert torch.equal(layout.states(model, batch), padded_states(model, batch))
+    assert (layout.shared, layout.packed) == (False, True)
+    right = "scored in one row per response, padded on the right, nats off plain log-probs: "
+    assert layout.reason.startswith(right)
+    assert layout.reason.endswith("ok; its layers tell keys apart by slot (sliding_attention)")
+    assert torch.equal(layout.states(model, batch), packed_states(model, batch))
 
     wrong = scoring.tree_mask
     monkeypatch.setattr(scoring, "tree_mask", lambda s, d: wrong(s.clamp_max(0), d))
     layout = self_check(network(), batch, GROUP)
-    assert not layout.shared
-    assert "one row per response: shared rows are " in layout.reason
+    assert (layout.shared, layout.packed) == (False, True)
+    assert re.search(r"; scored in one row per prompt: [0-9.]+ nats off$", layout.reason)
 
     def refuses(*args):
         raise ValueError("attention_mask must be 2-D\nmore")
 
     monkeypatch.setattr(scoring, "tree_mask", refuses)
     layout = self_check(network(), batch, GROUP)
-    assert layout.reason == (
-        "scored in one row per response: it takes no 4-D mask (attention_mask must be 2-D)"
+    assert layout.reason.endswith(
+        "; scored in one row per prompt: ValueError: attention_mask must be 2-D"
     )
+
+
+def test_padded_rows_where_they_are_asked_for_and_right(monkeypatch) -> None:
+    model, batch = network(), rollout(pads=2)
+    layout = self_check(model, batch, GROUP, "padded")
+    assert (layout.shared, layout.packed) == (False, False)
+    assert layout.reason.endswith("ok; collector.scoring=padded")
+
+    monkeypatch.setattr(scoring, "positions", lambda mask: 2 * mask.long().cumsum(-1))
+    layout = self_check(model, batch, GROUP, "padded")
+    assert (layout.shared, layout.packed) == (False, True)
+    assert re.search(r"scored in one row per response: [0-9.]+ nats off$", layout.reason)
 
 
 def test_settings_that_forbid_sharing() -> None:
@@ -271,7 +290,9 @@ def test_settings_that_forbid_sharing() -> None:
     model.config._attn_implementation_internal = "sdpa"
     model.config.layer_types = None
     model.config.sliding_window = 8
-    assert "sliding_attention" in sharing_refused(model)
+    assert sharing_refused(model) == "its layers tell keys apart by slot (sliding_window)"
+    model.config.sliding_window, model.config.window_size = None, 8  # GPT-Neo
+    assert sharing_refused(model) == "its layers tell keys apart by slot (window_size)"
 
 
 def test_eager_attention_takes_the_tree_mask_too() -> None:
@@ -280,7 +301,8 @@ def test_eager_attention_takes_the_tree_mask_too() -> None:
     assert self_check(model, batch, GROUP).shared
 
 
-def test_the_self_check_refuses_a_model_that_scales_its_logits() -> None:
+def test_the_self_check_refuses_logits_that_no_head_gives() -> None:
+    """A forward from outside, which asks the live backbone: klrl cannot run it on kept states."""
     model = network()
     forward = model.forward
 
@@ -290,7 +312,7 @@ def test_the_self_check_refuses_a_model_that_scales_its_logits() -> None:
         return output
 
     model.forward = scaled
-    with pytest.raises(ValueError, match="does not scale or cap its logits"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM: no way to score .*nats off\); choose"):
         self_check(model, rollout(), GROUP)
 
 
@@ -328,7 +350,9 @@ def test_gradient_checkpointing_gives_the_same_gradient() -> None:
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("score", [padded_states, lambda m, b: shared_states(m, b, GROUP)])
+@pytest.mark.parametrize(
+    "score", [padded_states, packed_states, lambda m, b: shared_states(m, b, GROUP)]
+)
 def test_a_batch_longer_than_the_context_is_refused(score) -> None:
     """7 + 6 tokens: padding does not count."""
     model, batch = network(), rollout(pads=5, tail=5)
