@@ -173,6 +173,7 @@ LEFT_OUT = {
     ),
     "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
     "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
+    "env=instructions": "needs SmolLM2; tests/language/test_instructions.py",
     **dict.fromkeys(
         (
             *("loss=grpo", "loss=dr_grpo", "loss=dapo", "loss=rloo"),

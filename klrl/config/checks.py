@@ -119,6 +119,10 @@ def _root_value(name: str, value: Any, root: DictConfig) -> Any:
     return _checked(name, root[name], _ROOT[name].metadata)
 
 
+#: env -> the experiment that it is a part of
+_STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
+
+
 def _domain(parts: Mapping[str, Any]) -> str:
     """The domain of the chosen ``env``, which every other choice must support.
 
@@ -133,7 +137,7 @@ def _domain(parts: Mapping[str, Any]) -> str:
             continue
         fitting = " or ".join(f"{group}={choice}" for choice in choices_for(group, domain))
         task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
-        larger = f", or start from experiment={env.name}" if domain == LANGUAGE else ""
+        larger = f", or start from experiment={_STARTS[env.name]}" if domain == LANGUAGE else ""
         raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {fitting}{larger}")
     return domain
 

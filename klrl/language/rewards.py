@@ -95,8 +95,9 @@ def find_reward(name: str) -> RewardFunction:
     setting = f"env.reward={name}"
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
+        *names, last = BUILT_IN
         raise ConfigError(
-            f"{setting}: choose {' or '.join(BUILT_IN)}, or name a function as "
+            f"{setting}: choose {', '.join(names)} or {last}, or name a function as "
             "package.module:function"
         )
     if _is_reward_model(module_name, attribute):

@@ -19,6 +19,7 @@ from klrl.config.explain import choices
 NEEDS = {
     "env=gym": ["env.id=Pendulum-v1"],
     "env=sort_digits": ["experiment=sort_digits"],
+    "env=instructions": ["experiment=smollm"],
     "env=text": ["experiment=text", "env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
     "experiment=text": ["env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
     "experiment=pendulum_finetune": ["actor.init=outputs/a"],

@@ -30,6 +30,7 @@ ASKING = {
     ("experiment", "text"): TEXT,
     ("env", "text"): ["experiment=text", *TEXT],
     ("env", "sort_digits"): ["experiment=sort_digits"],
+    ("env", "instructions"): ["experiment=smollm"],
     ("actor", "causal_lm"): ["experiment=sort_digits"],
     ("collector", "sampler"): ["experiment=sort_digits"],
     ("advantage", "group"): ["experiment=sort_digits"],

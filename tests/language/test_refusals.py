@@ -40,7 +40,7 @@ WRONG = [
     (["actor.lora.r=2", "actor.lora.dropout=0.1"], "actor.lora.dropout=0.1: the updated policy"),
     (["actor.lora.alpha=8"], "actor.lora.alpha: nothing reads it here"),
     (["actor.lora.r=2", "actor.lora.target_modules=[nope]"], "actor.lora.target_modules=['nope']"),
-    (["loss.reduction=mean"], "loss.reduction=mean: control only"),
+    (["loss.reduction=sum"], "loss.reduction=sum: control only"),
     (
         ["controller=held", "controller.unit=step"],
         "controller.unit=step: control only; choose token",
@@ -48,7 +48,10 @@ WRONG = [
     (["loss.critic_coeff=1"], "loss.critic_coeff: nothing reads it here: advantage=group"),
     (["learner.compile=jit"], "learner.compile=jit: a language model's update runs eagerly"),
     (["kl.estimator=k3"], "kl.estimator=k3: in the reward only k1"),
-    (["env.reward=best"], "env.reward=best: choose exact or proxy, or name a function"),
+    (
+        ["env.reward=best"],
+        "env.reward=best: choose exact, proxy, followed or",
+    ),
     (["env.reward=nowhere:f"], "env.reward=nowhere:f: importing nowhere fails"),
     (["env.shortest=9"], "env.longest=8: give env.shortest=9 .. 64"),
     (["env.name=text"], "env.name: set by the choice"),

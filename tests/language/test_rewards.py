@@ -69,8 +69,8 @@ def test_a_row_without_an_answer_is_told_by_its_sample() -> None:
 @pytest.mark.parametrize(
     "name, told",
     [
-        ("exat", "choose exact or proxy, or name a function"),
-        ("mod:", "choose exact or proxy"),
+        ("exat", "choose exact, proxy, followed or followed_share, or name a function"),
+        ("mod:", "choose exact, proxy, followed or followed_share"),
         ("no_such_module:f", "importing no_such_module fails .ModuleNotFoundError"),
         ("broken_reward:f", "importing broken_reward fails .ZeroDivisionError"),
         ("exiting_reward:f", "importing exiting_reward fails .SystemExit"),

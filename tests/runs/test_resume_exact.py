@@ -51,6 +51,7 @@ def next_row(experiment: Training, batch: TensorDict) -> dict[str, float]:
         experiment.parts.move_normalizer(copied)
         experiment.counters.iteration += 1
         experiment.counters.frames += copied.numel()
+        experiment.parts.phase.take()  # as the loop does before an iteration
         row = experiment.make_row(copied, measured, learned, 1.0)
         experiment.move_anchor(copied, measured)
     return {key: value for key, value in row.items() if key not in TIMES}
