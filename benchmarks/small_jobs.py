@@ -171,7 +171,16 @@ LEFT_OUT = {
         ),
         "is hopper's code on another id; tests/test_mujoco_benchmark.py trains each",
     ),
+    "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
     "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
+    **dict.fromkeys(
+        (
+            *("loss=grpo", "loss=dr_grpo", "loss=dapo", "loss=rloo"),
+            *("advantage=grpo", "advantage=dr_grpo", "advantage=dapo", "advantage=rloo"),
+            *("reduction=response", "baseline=mean"),
+        ),
+        "is newer too; tests/language/test_objectives.py holds its formula",
+    ),
 }
 #: Folders of conf/ that no job composes as a group of its own.
 NO_GROUPS = ("experiment", "launcher", "search")

@@ -42,17 +42,8 @@ _FIRST: dict[str, tuple[str, ...]] = {
 _THEN: dict[str, tuple[str, ...]] = {
     "normal no contacts": (),
     "dtarg .02": ("loss.dtarg=0.02",),
-    "dtarg .02 to .005": ("loss.dtarg=0.02", "loss.dtarg_end=0.005"),
     "lr .001": ("optim.lr=0.001",),
-    "init_std .35": ("actor.init_std=0.35",),
-    "init_std 1": ("actor.init_std=1",),
     "lambda .9": ("advantage.lmbda=0.9",),
-    "lambda .97": ("advantage.lmbda=0.97",),
-    "minibatches 64": ("learner.minibatches=64",),
-    "epochs 20": ("learner.epochs=20",),
-    "4096 frames": ("collector.steps=512", "learner.minibatches=64"),
-    "16 copies": ("env.num_envs=16", "collector.steps=128"),
-    "hidden 128": ("actor.hidden=[128,128]",),
 }
 SETTINGS = (*_FIRST, *_THEN)
 

@@ -96,6 +96,8 @@ def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[s
     if current.startswith("-"):
         return flags
     arguments = [word for word in before if not word.startswith("-")]
+    if command == "export" and arguments:
+        return paths(current, folders_only=True) if len(arguments) == 1 else ()
     if command == "evaluate" and arguments:
         return [word for word in _settings(before, current) if word.startswith("env.")]
     return run_folders(current) if command != "doctor" else ()

@@ -24,6 +24,8 @@ COMMANDS = {
     "ls": "the progress of runs and sweeps",
     "report": "compare runs in one offline page",
     "diff": "two runs side by side",
+    "export": "a language policy in Hugging Face's format",
+    "verify": "are a language run's recorded numbers true?",
     "plan": "what a sweep would cost",
     "doctor": "are this machine's KL numbers true?",
     "completion": "a script that completes words in bash or zsh",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import hydra
@@ -14,6 +15,7 @@ from omegaconf import Container, OmegaConf
 
 from klrl.base.errors import ConfigError
 from klrl.config import conf_dir
+from klrl.config.checks import NoValueError
 from klrl.config.compose import compose, job_config, keys
 
 #: The package of a preset, whose settings may be of any group.
@@ -28,9 +30,11 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
         args: Hydra's flags: ``config_dir``, ``config_name``, ``package``, ``resolve``.
 
     Raises:
-        ConfigError: the job is refused, or does not have the part that ``--package`` names.
+        ConfigError: the job is refused, or does not have the part that ``--package`` names. One
+            that only lacks values is shown with ``???`` in their place.
     """
-    job_config(overrides, args.config_dir, args.config_name)
+    with suppress(NoValueError):
+        job_config(overrides, args.config_dir, args.config_name)
     cfg = compose(overrides, args.config_dir, args.config_name)
     package = None if args.package == "_global_" else args.package
     part = cfg if package is None else OmegaConf.select(cfg, package)

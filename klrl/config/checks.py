@@ -32,6 +32,10 @@ from klrl.config.choices import ALL_CHOICES, NAME
 from klrl.config.combinations import CHECKS
 
 
+class NoValueError(ConfigError):
+    """A setting that the user must give was not given."""
+
+
 def to_config(cfg: DictConfig) -> JobConfig:
     """Type and check one composed config; its ``env`` decides the domain.
 
@@ -52,7 +56,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
         parts[name] = _object(name, cfg[name])
     for name in _NUMBERS:
         if OmegaConf.is_missing(cfg, name):
-            raise ConfigError(f"{name}: has no value; give one, as in {name}=...")
+            raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = _checked(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
     _check_together(config)
@@ -177,7 +181,7 @@ def _object(path: str, node: DictConfig) -> Any:
             "whose schema it names"
         )
     if missing:
-        raise ConfigError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
+        raise NoValueError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
     value: Any = OmegaConf.to_object(node)
     extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
     if extra:

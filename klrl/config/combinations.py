@@ -31,6 +31,8 @@ _BOTH: Sequence[Check] = (
 CHECKS: Mapping[str, Sequence[Check]] = {
     CONTROL: (
         loss.check_minibatches_of_frames,
+        loss.check_mask_truncated,
+        loss.check_learner_of_frames,
         rollout.check_workers,
         kl.check_ray_step,
         actor.check_hidden,
@@ -38,6 +40,8 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     ),
     LANGUAGE: (
         rollout.check_reward,
+        rollout.check_reward_weights,
+        rollout.check_data,
         actor.check_model,
         rollout.check_digits,
         rollout.check_group_size,
@@ -47,6 +51,8 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         actor.check_lora,
         kl.check_language_step,
         loss.check_compile,
+        loss.check_learner_dtype,
+        loss.check_micro_batch,
         *_BOTH,
     ),
 }

@@ -38,6 +38,8 @@ The same as klrl env=pendulum ..., where klrl is installed. Other commands, each
   klrl report outputs/SWEEP                         compare runs in one offline page
   klrl diff outputs/RUN outputs/RUN                 two runs side by side
   klrl plan -m ...                                  what a sweep would cost
+  klrl export outputs/RUN FOLDER                    a language policy in Hugging Face's format
+  klrl verify outputs/RUN                           are a language run's recorded numbers true?
   klrl doctor                                       are this machine's KL numbers true?
   klrl completion bash                              completes words: eval "$(klrl completion bash)"
 

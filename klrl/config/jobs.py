@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
@@ -113,6 +113,10 @@ class LanguageConfig(JobConfig):
 
     domain = LANGUAGE
 
+    def __post_init__(self) -> None:
+        if self.loss.reduction == "mean":  # over what the domain has: tokens
+            self.loss = replace(self.loss, reduction="token")
+
     @property
     def frames_per_iteration(self) -> int:
         """Responses in one rollout: prompts x group_size."""
@@ -121,7 +125,17 @@ class LanguageConfig(JobConfig):
     @property
     def title(self) -> str:
         """Task and reward."""
-        return f"{self.env.name}, reward {self.env.reward}"
+        return f"{self.env.name}, reward {' + '.join(self.env.rewards)}"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether weights of float32 learn by bfloat16 arithmetic.
+
+        So where it is asked for, and where all weights would learn in bfloat16: an Adam step of
+        1e-6 is below its spacing.
+        """
+        whole = self.actor.lora.r == 0
+        return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
 
 
 #: domain -> its job

@@ -71,10 +71,17 @@ class RayCollectorConfig(CollectorConfig):
 
 @dataclass
 class LanguageEnvConfig(ChoiceConfig):
-    """Prompts and a reward function; a response is an episode of one step."""
+    """Prompts and reward functions; a response is an episode of one step."""
 
-    reward: str = MISSING
+    # Any: a name, or a list of names.
+    reward: Any = MISSING
+    reward_weights: Optional[list[float]] = added(field(), None)  # noqa: UP045
     reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045
+
+    @property
+    def rewards(self) -> list[str]:
+        """The names of the reward functions."""
+        return list(self.reward) if isinstance(self.reward, list) else [self.reward]
 
 
 @dataclass
@@ -88,10 +95,14 @@ class SortDigitsConfig(LanguageEnvConfig):
 
 @dataclass
 class TextConfig(LanguageEnvConfig):
-    """Prompts from a JSON Lines file, and the user's own reward function."""
+    """Prompts from files, and the user's own reward function."""
 
     data: str = MISSING
+    split: str = added(field(), "train")
     eval_data: Optional[str] = None  # noqa: UP045
+    eval_split: Optional[str] = added(field(), None)  # noqa: UP045
+    eval_share: float = added(number(ge=0), 0.0)
+    template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"added": {}})
 
 
 @dataclass
@@ -251,7 +262,7 @@ SHAPED = "normalized_shaped"
 class GroupConfig(ChoiceConfig):
     """A baseline from the scores of a prompt's group of responses."""
 
-    baseline: str = choice("normalized", SHAPED, "leave_one_out")
+    baseline: str = choice("normalized", SHAPED, "mean", "leave_one_out")
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -267,7 +278,8 @@ class LossConfig(ChoiceConfig):
     clip_value: Optional[float] = number(gt=0)  # noqa: UP045
     normalize_advantage: bool = MISSING
     separate_losses: bool = MISSING
-    reduction: str = choice("mean", "sum", "token", "sequence")
+    reduction: str = choice("mean", "sum", "token", "response", "sequence")
+    mask_truncated: bool = added(field(default=MISSING), False)
 
 
 @dataclass
@@ -293,6 +305,7 @@ class ClipConfig(LossConfig):
     """PPO with a clipped ratio."""
 
     clip_epsilon: float = number(gt=0)
+    clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     target_kl: Optional[float] = number(gt=0)  # noqa: UP045
 
 
@@ -304,6 +317,8 @@ class LearnerConfig(ChoiceConfig):
     minibatches: int = number(ge=1)
     # Any: YAML reads a bare false as a boolean.
     compile: Any = choice("auto", "false", "jit", "aot")
+    dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)  # noqa: UP045
+    micro_batch: Optional[int] = added(number(ge=1), None)  # noqa: UP045
 
 
 @dataclass

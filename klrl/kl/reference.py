@@ -317,6 +317,7 @@ class FrozenReference(FrozenPolicy):
 
     @property
     def bytes(self) -> int:
-        """What it holds in memory beside the policy."""
+        """What it holds in memory beside the policy; tied weights count once."""
         tensors = self.module.state_dict().values() if self.own else ()
-        return sum(value.numel() * value.element_size() for value in tensors)
+        held = {value.data_ptr(): value.numel() * value.element_size() for value in tensors}
+        return sum(held.values())

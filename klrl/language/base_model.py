@@ -1,34 +1,27 @@
-"""The small base model of ``env=sort_digits``: trained once by supervised learning, then cached.
-
-:func:`base_model` is the entry point. It builds below the cache folder under a lock and renames
-when all is written, so that an interrupted build leaves nothing and two processes build one model.
-"""
+"""The small base model of ``env=sort_digits``: trained once by supervised learning, then cached."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from filelock import FileLock, Timeout
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from klrl.base.cache import cache_dir
-from klrl.base.errors import ConfigError
-from klrl.base.files import replacing
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
+from klrl.language.cached import cached
 from klrl.language.model import no_progress_bar
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact, make_tokenizer
@@ -113,52 +106,14 @@ def base_model(recipe: Recipe | None = None, cache: Path | None = None) -> Path:
 
     Args:
         recipe: default: the one of ``experiment=sort_digits``.
-        cache: default: :func:`cache_dir`.
+        cache: default: :func:`klrl.base.cache.cache_dir`.
 
     Raises:
         ConfigError: the cache folder cannot be written.
         RuntimeError: the target was not reached.
     """
     recipe = recipe or Recipe()
-    cache = cache or cache_dir()
-    folder = cache / f"sort_digits-{recipe.key}"
-    if folder.is_dir():
-        return folder
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _only_builder(cache / f"{folder.name}.lock"):
-            if not folder.is_dir():
-                _build_into(folder, recipe)
-    except OSError as error:
-        raise ConfigError(
-            f"XDG_CACHE_HOME: the base model cannot be written to {cache} "
-            f"({error.strerror or error}); point it to a folder that can"
-        ) from error
-    return folder
-
-
-@contextmanager
-def _only_builder(path: Path) -> Iterator[None]:
-    """Hold the lock of one model; the system frees it when its holder dies."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print("another process is building the base model; waiting for it", flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _build_into(folder: Path, recipe: Recipe) -> None:
-    """Build beside the folder, then rename. Only the holder of the lock calls this."""
-    for stale in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    with replacing(folder) as partial:
-        partial.mkdir()
-        build(recipe, partial)
+    return cached(f"sort_digits-{recipe.key}", partial(build, recipe), cache)
 
 
 # -------------------------------------------------------------------------------------- building

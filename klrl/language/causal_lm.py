@@ -14,6 +14,8 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
+#: Attribute of a model whose arithmetic has another dtype than its weights, see :mod:`.mixed`.
+COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -74,7 +76,9 @@ class OwnHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        logits = _run(self.shell, states.reshape(1, -1, states.shape[-1]))
+        mixed = getattr(self.shell, COMPUTES_IN, None)
+        with torch.autocast(states.device.type, mixed, enabled=mixed is not None):
+            logits = _run(self.shell, states.reshape(1, -1, states.shape[-1]))
         return logits.reshape(*states.shape[:-1], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnHead:
@@ -176,8 +180,9 @@ class _KnownLogits(nn.Module):
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of the parameters."""
-    return next(model.parameters()).dtype
+    """The dtype that it computes in: that of its parameters, unless it is mixed."""
+    mixed: torch.dtype | None = getattr(unwrapped(model), COMPUTES_IN, None)
+    return next(model.parameters()).dtype if mixed is None else mixed
 
 
 def model_device(model: nn.Module) -> torch.device:
@@ -225,7 +230,8 @@ class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
 
     Args:
-        model: the causal LM whose hidden states it reads; gives width, device and dtype.
+        model: the causal LM whose hidden states it reads; gives width and device. The weights
+            have its dtype, but float32 at least: they learn.
         detach: keep the critic's gradient out of the policy's network.
     """
 
@@ -233,7 +239,8 @@ class ValueHead(nn.Module):
         super().__init__()
         self.detach = detach
         width = unwrapped(model).config.get_text_config().hidden_size
-        self.linear = nn.Linear(width, 1, device=model_device(model), dtype=model_dtype(model))
+        dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        self.linear = nn.Linear(width, 1, device=model_device(model), dtype=dtype)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -241,5 +248,6 @@ class ValueHead(nn.Module):
         """[B, R, D] -> [B, R], in reward units; 0 at padding, and no gradient from it."""
         # 0 * NaN is NaN in the weights' gradient, and states are undefined at padding.
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
-        value = self.linear(states.detach() if self.detach else states).squeeze(-1)
+        states = (states.detach() if self.detach else states).to(self.linear.weight.dtype)
+        value = self.linear(states).squeeze(-1)
         return value.masked_fill(~mask, 0.0)

@@ -14,9 +14,11 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
+from klrl.kl.estimators import masked_mean
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.causal_lm import head, model_device, model_dtype
 from klrl.language.kl import Reference, starts_at_reference
+from klrl.language.mixed import in_low_precision
 from klrl.language.plain import AGREEMENT
 from klrl.language.policy import Policy
 from klrl.language.prompts import PromptBatch
@@ -29,6 +31,8 @@ from klrl.transforms.tokens import MARKS_ASSISTANT
 
 #: Prompts that are answered for it.
 PROMPTS = 4
+#: nats per token of rounding alone, from which it is told.
+SHOWN_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -108,22 +112,27 @@ def _checks(
     batch: TensorDictBase,
     prompts: PromptBatch,
     fresh: bool,
-) -> Iterator[Check]:
+) -> Iterator[Check | str]:
     dtype, mask = model_dtype(policy.model), response_mask(batch)
     temperature = config.collector.temperature
     scored = layouts.policy.next_tokens(policy.model, batch, temperature)
     recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
     sampled = on_response(batch, LOG_PROBS)
     yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
+    kept = NextTokens(batch[STATES], head(policy.model), temperature)
+    floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
+    if floor > SHOWN_FLOOR:
+        words = f"{floor:.2g} nats/token, truly 0: no smaller KL is known"
+        yield f"KL(policy||policy), sampled and scored: {words}"
+    measured = scored if in_low_precision(policy.model) else kept
     scoring = {"policy": scored.temperature}
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         scoring["reference"] = ref.temperature
         if fresh and starts_at_reference(reference, config):
-            # As the run measures it: the states kept while sampling against the reference's.
-            kept = NextTokens(batch[STATES], head(policy.model), temperature)
-            kl = exact_token_kl(kept, ref, mask)
+            # As the run measures it: in low precision scored again, else kept while sampling.
+            kl = exact_token_kl(measured, ref, mask)
             remedy = "a fresh policy must be its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
     yield same_temperature(temperature, **scoring)

@@ -16,7 +16,7 @@ from klrl.language.checks import PROMPTS, more_padding
 from klrl.language.load import trained_policy
 from klrl.language.model import prompt_limit
 from klrl.language.policy import Policy
-from klrl.language.rollout import decoding_of, make_sampler, respond, texts_of
+from klrl.language.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
 from klrl.language.sampler import Sampler
 from klrl.language.tasks import Task, make_task
 from klrl.runs.resume import stored_config
@@ -72,9 +72,10 @@ def evaluate_policy(
         while left:
             asked = prompts.take(min(left, AT_A_TIME))
             left -= len(asked.prompts)
-            answers = texts_of(policy, respond(sampler, asked, 1, decoding, generator))
-            rewards = task.reward(asked.prompts, answers).tolist()
-            gold = () if task.gold is None else task.gold(asked.prompts, answers).tolist()
+            batch = respond(sampler, asked, 1, decoding, generator)
+            samples = (asked.prompts, texts_of(policy, batch), drawn_of(batch))
+            rewards = task.reward(*samples).tolist()
+            gold = () if task.gold is None else task.gold(*samples).tolist()
             yield Scores(rewards, gold)
 
     how = f"sampled at temperature {decoding.temperature:g}" if sampled else "greedy"

@@ -33,7 +33,11 @@ _PATH = "reference.path"
 
 
 def trained_policy(
-    run: str | Path, which: str = "last", device: str = "cpu", setting: str = "run"
+    run: str | Path,
+    which: str = "last",
+    device: str = "cpu",
+    setting: str = "run",
+    beside: LanguageConfig | None = None,
 ) -> Policy:
     """The policy of a language run, frozen.
 
@@ -42,12 +46,14 @@ def trained_policy(
         which: last or best.
         device: where to put it.
         setting: for messages, as in ``reference.path``.
+        beside: a job whose policy it is compared with, see :func:`_computing_as`.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
     """
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
+    config = config if beside is None else _computing_as(config, beside)
     config.device = device
     policy = make_policy(config, say=lambda _: None)  # the run printed these lines when it began
     base = base_digest(policy.model, config.actor.model) if config.actor.lora.r else None
@@ -82,11 +88,13 @@ def load_reference(
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig)
     if described is not None:
-        other = make_policy(_like(config, described), say=lambda _: None)
+        other = make_policy(
+            _computing_as(with_network(config, described), config), say=lambda _: None
+        )
     else:
         described = _describe(language_config(find_run(reference.path, _PATH), _PATH))
         device = str(model_device(policy.model))
-        other = trained_policy(reference.path, reference.which, device, _PATH)
+        other = trained_policy(reference.path, reference.which, device, _PATH, beside=config)
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
             f"{_PATH}={reference.path}: its tokens are not this policy's; choose a run with the "
@@ -103,13 +111,29 @@ def _describe(config: LanguageConfig) -> dict[str, Any]:
     return described
 
 
-def _like(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
-    """The same job with the network of another run."""
+def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
+    """The same job with the network of another run, as a manifest describes it."""
     stored = renamed(described)
     actor = stored["actor"]
     network = CausalLMConfig(**{**actor, "lora": LoraConfig(**actor["lora"])})
     env = SortDigitsConfig(**stored["env"]) if "env" in stored else config.env
     return replace(config, actor=network, env=env)
+
+
+def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
+    """Another job whose model computes in the precision of this one's.
+
+    Weights of float32 can be used in bfloat16 and in float32. Two models that round alike have less
+    of a KL between them that is rounding alone. Others are left as they are.
+    """
+    if other.actor.lora.r or other.actor.dtype == "float64":
+        return other
+    low = config.mixed or config.actor.dtype == "bfloat16"
+    return replace(
+        other,
+        actor=replace(other.actor, dtype="float32"),
+        learner=replace(other.learner, dtype="mixed" if low else "float32"),
+    )
 
 
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:

@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import LoraConfig
 from klrl.language.lora import add_lora
+from klrl.language.mixed import compute_in_bfloat16
 from klrl.language.prompts import Tokenizer
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
@@ -63,6 +64,7 @@ def load_causal_lm(
     *,
     chat: bool,
     dtype: str = "float32",
+    mixed: bool = False,
     device: str | torch.device = "cpu",
     gradient_checkpointing: bool = False,
     lora: LoraConfig | None = None,
@@ -74,6 +76,7 @@ def load_causal_lm(
         model: ``actor.model``: a folder written by ``save_pretrained``, or a hub id.
         chat: whether prompts are conversations, so that a chat template is needed.
         dtype: of the weights: float32, bfloat16 or float64. LoRA's weights stay in float32.
+        mixed: compute in bfloat16 with weights of float32.
         device: where to put it.
         gradient_checkpointing: drop activations and recompute them in the backward pass.
         lora: train low-rank adapters in place of the weights.
@@ -96,6 +99,8 @@ def load_causal_lm(
         eos_token_id=list(eos) if len(eos) > 1 else eos[0],
     )
     network.config.pad_token_id = tokenizer.pad_token_id
+    if mixed:
+        compute_in_bfloat16(network)
     if lora is not None:
         network = add_lora(network, lora)
     if gradient_checkpointing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ from klrl.language.kl import (
     measure,
 )
 from klrl.language.load import Weights, base_digest, load_reference
+from klrl.language.mixed import in_low_precision
 from klrl.language.model import prompt_limit
-from klrl.language.record import ShownSamples, rewards_of
+from klrl.language.record import ShownSamples, UnreadColumns, rewards_of
+from klrl.language.rescore import rescore
 from klrl.language.rollout import REF_STATES, STATES, PromptRollout, make_sampler
 from klrl.language.tasks import make_task
 from klrl.language.update import LanguageSteps, prompts_at_a_time
@@ -54,6 +57,8 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
+    #: Of the last rollout, where it was scored again.
+    _rounding: Mapping[str, float] = {}
     longest_episode = 1  # a response is one sample
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
@@ -82,6 +87,7 @@ class LanguageParts(Parts):
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
+        self.preflight = [*self.task.notes, *self.preflight]
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
@@ -96,13 +102,15 @@ class LanguageParts(Parts):
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Score the reference once, measure the KL, charge the reward of every token."""
-        measured = {}
+        measured, model = {}, self.policy.model
+        temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
+        if in_low_precision(model):
+            layout = self.layouts.policy
+            self._rounding = rescore(batch, model, layout, at_a_time, temperature)
         if self.reference is not None:
-            temperature = self.config.collector.temperature
-            at_a_time = prompts_at_a_time(self.config)
             states = self.reference.states(batch, self.layouts.reference, at_a_time)
             batch[REF_STATES] = states
-            policy = NextTokens(batch[STATES], head(self.policy.model), temperature)
+            policy = NextTokens(batch[STATES], head(model), temperature)
             assert self.kl is not None
             reference = self.reference.next_tokens(states, temperature)
             annotate(batch, policy, reference, self.kl.divergence)
@@ -117,7 +125,8 @@ class LanguageParts(Parts):
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """What a row tells of a charged rollout."""
-        return rewards_of(batch, self.kl)
+        rewards = rewards_of(batch, self.kl)
+        return replace(rewards, own={**rewards.own, **self._rounding})
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Responses to prompts of the evaluation split."""
@@ -133,8 +142,8 @@ class LanguageParts(Parts):
         )
 
     def callbacks(self) -> Sequence[Callback]:
-        """Shows some responses."""
-        return (ShownSamples(self.config.collector),)
+        """Shows some responses, names columns that nothing reads."""
+        return (ShownSamples(self.config.collector), UnreadColumns())
 
     # --------------------------------------------------------------------------------- parts
 
@@ -144,6 +153,7 @@ class LanguageParts(Parts):
         self.collector: PromptRollout = make_rollout(
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
+        self.collector.phase = self.phase
         return self.collector
 
     def components(self) -> dict[str, Any]:

@@ -65,10 +65,16 @@ def make_policy(
         ConfigError: as :func:`klrl.language.model.load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
+    if config.mixed and config.learner.dtype is None:
+        say(
+            f"actor.dtype={actor.dtype}: taken for learner.dtype=mixed: weights of float32, "
+            "arithmetic of bfloat16"
+        )
     causal = load_causal_lm(
         find_base(config),
         chat=chat,
-        dtype=actor.dtype,
+        dtype="float32" if config.mixed else actor.dtype,
+        mixed=config.mixed,
         device=device,
         gradient_checkpointing=actor.gradient_checkpointing,
         lora=actor.lora if actor.lora.r else None,

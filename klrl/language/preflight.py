@@ -13,7 +13,10 @@ from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config
 
 #: Settings of the task that an evaluation may change, where the task has them.
-_CHANGEABLE = ("env.reward", "env.shortest", "env.longest", "env.eval_data")
+_CHANGEABLE = (
+    *("env.reward", "env.shortest", "env.longest"),
+    *("env.reward_weights", "env.eval_data", "env.eval_split"),
+)
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,8 @@ from klrl.base.errors import ConfigError, first_line
 Tokenizer: TypeAlias = Any
 #: One turn of a conversation: {"role": ..., "content": ...}.
 Message: TypeAlias = Mapping[str, str]
+#: A chat template without arguments.
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,9 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """Read one prompt per line.
 
     A line is an object with ``prompt`` (a text) or ``messages`` (a conversation of
-    {"role", "content"}, one turn or many, the last one not the assistant's). Other fields are the
-    user's own and reach the reward function. Blank lines are skipped.
+    {"role", "content"}, one turn or many, the last one not the assistant's); ``prompt`` may be a
+    conversation too. Other fields are the user's own and reach the reward function. Blank lines are
+    skipped.
 
     Raises:
         ConfigError: no such file, no prompt in it, or a malformed line (with its number).
@@ -103,24 +107,37 @@ def _parse(line: bytes, origin: str) -> Prompt:
     # ValueError also for a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
+    return parse_row(row, origin)
+
+
+#: The fields of a row of which one is the prompt.
+CONTENT = ("prompt", "messages")
+
+
+def parse_row(row: Any, origin: str) -> Prompt:
+    """The prompt of a row of a data set.
+
+    Raises:
+        ConfigError: the row is none, or its prompt is no text and no conversation.
+    """
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: {_kind(row)}; write an object with prompt or messages")
-    fields = [name for name in ("prompt", "messages") if name in row]
+    fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
         held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
         raise ConfigError(f"{origin}: holds {held}; give one of prompt and messages")
     content = row[fields[0]]
-    if fields[0] == "messages":
-        _check_messages(content, origin)
+    if fields[0] == "messages" or isinstance(content, list):
+        _check_messages(content, origin, fields[0])
     elif not isinstance(content, str):
         raise ConfigError(f"{origin}: prompt is {_kind(content)}; give a text, or use messages")
     return Prompt(content, row, origin)
 
 
-def _check_messages(messages: Any, origin: str) -> None:
+def _check_messages(messages: Any, origin: str, name: str) -> None:
     """Refuse what is no conversation, or one that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"{origin}: messages is {_kind(messages)}; give a list of turns")
+        raise ConfigError(f"{origin}: {name} is {_kind(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
         texts = isinstance(message, dict) and [message.get("role"), message.get("content")]
         if not texts or not all(isinstance(text, str) for text in texts):
@@ -146,7 +163,12 @@ def _kind(value: Any) -> str:
 # ---------------------------------------------------------------------------------------- rendering
 
 
-def encode(prompt: Prompt, tokenizer: Tokenizer, limit: int | None = None) -> list[int]:
+def encode(
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    limit: int | None = None,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
+) -> list[int]:
     """The token ids of a prompt: a conversation through the chat template, ready for an answer.
 
     A plain text gets the special tokens that the tokenizer puts around texts, except a closing EOS,
@@ -156,6 +178,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer, limit: int | None = None) -> li
         prompt: plain, or a conversation.
         tokenizer: with a chat template for conversations.
         limit: most tokens, the model's context less the longest response; None for no limit.
+        template: arguments of the chat template.
 
     Raises:
         ConfigError: a template that refuses the conversation, no token, or more than ``limit``.
@@ -166,7 +189,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer, limit: int | None = None) -> li
         if ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]:
             ids = ids[:-1]
     else:
-        ids = _render(prompt, tokenizer)
+        ids = _render(prompt, tokenizer, template)
     if not ids:
         raise ConfigError(f"{prompt.origin}: holds no token; a response needs one to follow")
     if limit is not None and len(ids) > limit:
@@ -177,11 +200,10 @@ def encode(prompt: Prompt, tokenizer: Tokenizer, limit: int | None = None) -> li
     return ids
 
 
-def _render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+def _render(prompt: Prompt, tokenizer: Tokenizer, template: Mapping[str, Any]) -> list[int]:
+    own = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
     try:
-        rendered = tokenizer.apply_chat_template(
-            list(prompt.content), add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        rendered = tokenizer.apply_chat_template(list(prompt.content), **template, **own)
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{prompt.origin}: the chat template refuses it ({first_line(error)}); fix the "
@@ -237,12 +259,18 @@ class PromptStream:
         prompt_at: prompt number i: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
         tokenizer: of the policy, with a pad token.
         limit: most tokens of a prompt; None for no limit.
+        template: arguments of the chat template.
     """
 
     def __init__(
-        self, prompt_at: Callable[[int], Prompt], tokenizer: Tokenizer, limit: int | None
+        self,
+        prompt_at: Callable[[int], Prompt],
+        tokenizer: Tokenizer,
+        limit: int | None,
+        template: Mapping[str, Any] = NO_ARGUMENTS,
     ) -> None:
         self._prompt_at, self._tokenizer, self._limit = prompt_at, tokenizer, limit
+        self._template = template
         self.served = 0
 
     def take(self, count: int) -> PromptBatch:
@@ -252,7 +280,8 @@ class PromptStream:
             ConfigError: one cannot be rendered or is too long.
         """
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
-        rows = [encode(prompt, self._tokenizer, self._limit) for prompt in prompts]
+        how = (self._tokenizer, self._limit, self._template)
+        rows = [encode(prompt, *how) for prompt in prompts]
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 

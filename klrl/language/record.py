@@ -7,13 +7,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDictBase
 
+from klrl.base.seeds import derived_seed
 from klrl.config import SamplerConfig
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.estimators import masked_mean
-from klrl.language.batch import REWARD, SCORE, response_mask
+from klrl.language.batch import (
+    ATTENTION,
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    REWARD,
+    SCORE,
+    on_response,
+    prompt_length,
+    response_mask,
+    set_scores,
+)
 from klrl.language.kl import CHARGED, EXACT
-from klrl.language.rollout import GOLD
-from klrl.runs.metrics import Row
+from klrl.language.prompts import Prompt
+from klrl.language.rollout import GOLD, PARTS, sample, texts_of
+from klrl.runs.metrics import PART, Row
 from klrl.train.callbacks import Callback
 from klrl.train.row import Rewards
 
@@ -31,8 +43,10 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
         "reward/episodes": len(batch),
         "reward/truncated": float(batch["next", "truncated"].double().mean()),
     }
-    if GOLD in batch.keys(include_nested=True):
+    if _has(batch, GOLD):
         own["reward/gold"] = float(batch[GOLD].double().mean())
+    for name, part in _parts(batch).items():
+        own[f"{PART}{name}"] = float(part.double().mean())
     raw, shaped = float(score.sum()) / tokens, _mean(batch[REWARD], mask)
     charged = kl is not None and kl.charges_reward
     return Rewards(raw, shaped, _mean(batch[CHARGED], mask) if charged else 0.0, own)
@@ -43,8 +57,22 @@ def _mean(value: torch.Tensor, mask: torch.Tensor) -> float:
     return float(masked_mean(value.squeeze(-1).double(), mask))
 
 
+def _parts(batch: TensorDictBase) -> dict[str, torch.Tensor]:
+    """The scores of each reward, where there are several."""
+    return dict(batch[PARTS].items()) if _has(batch, PARTS) else {}
+
+
+def _has(batch: TensorDictBase, key: tuple[str, ...]) -> bool:
+    return key in batch.keys(include_nested=True)
+
+
 class ShownSamples(Callback):
-    """Some responses: of the first iteration, then every ``collector.samples_every``.
+    """Some responses: of the first iteration, every ``collector.samples_every``, and at the end.
+
+    ``weights`` says by its samples so far which policy drew a response. Those at the end are drawn
+    by the policy that the last checkpoint holds, so that ``klrl verify`` can compute their numbers
+    again. They stand as the next iteration's, which a resumed run drops. Nothing is learned from
+    them, so they are not scored.
 
     Args:
         config: the collector group.
@@ -55,30 +83,100 @@ class ShownSamples(Callback):
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """Record them when they are due."""
-        every, iteration = self._config.samples_every, training.counters.iteration
-        if every and (iteration % every == 0 or iteration == 1):
-            training.recorder.samples(self._samples(training, batch))
-
-    def _samples(self, training: Loop, batch: TensorDictBase) -> list[dict[str, Any]]:
-        """Entries of ``samples.jsonl``, of different prompts of a rollout [B]."""
-        rollout, tokenizer = training.parts.collector, training.parts.policy.causal.tokenizer
-        count, mask = self._config.samples_count, response_mask(batch)
+        every, counters = self._config.samples_every, training.counters
+        if not every or (counters.iteration % every and counters.iteration != 1):
+            return
+        rollout, count = training.parts.collector, self._config.samples_count
+        place = {"iteration": counters.iteration, "samples": counters.frames}
+        drawn_by = {"weights": counters.frames - len(batch)}
         samples = []
         for index in range(0, len(batch), max(1, len(batch) // count))[:count]:
-            row, real = batch[index], mask[index]
-            ids = row["tokens", "response"][real].tolist()
-            sample = {
-                "iteration": training.counters.iteration,
-                "samples": training.counters.frames,
-                "prompt": rollout.scored_prompts[index].content,
-                "response": rollout.responses[index],
-                "reward": float(row[SCORE].sum()),
-                "truncated": bool(row["next", "truncated"].any()),
-                "tokens": tokenizer.convert_ids_to_tokens(ids),
-            }
-            if GOLD in batch.keys(include_nested=True):
-                sample["gold"] = float(row[GOLD].sum())
-            if EXACT in batch.keys(include_nested=True):
-                sample["kl"] = [round(value, 6) for value in row[EXACT][real].tolist()]
-            samples.append(sample)
-        return samples
+            prompt, response = rollout.scored_prompts[index], rollout.responses[index]
+            entry = _entry(training, batch[index], prompt, response)
+            samples.append({**place, **entry, **_scores(batch[index]), **drawn_by})
+        training.recorder.samples(samples)
+
+    def finished(self, training: Loop) -> None:
+        """Draw and record the last ones."""
+        if not self._config.samples_every:
+            return
+        parts, config, counters = training.parts, training.config, training.counters
+        batch, prompts = self._drawn(parts, config, counters.iteration)
+        frames, drawn_by = counters.frames + config.frames_per_iteration, counters.frames
+        place = {"iteration": counters.iteration + 1, "samples": frames}
+        responses, group = texts_of(parts.policy, batch), self._config.group_size
+        entries = [
+            _entry(training, batch[i * group], prompt, responses[i * group])
+            for i, prompt in enumerate(prompts)
+        ]
+        training.recorder.samples([{**place, **each, "weights": drawn_by} for each in entries])
+
+    def _drawn(
+        self, parts: Any, config: Any, iteration: int
+    ) -> tuple[TensorDictBase, list[Prompt]]:
+        """Groups of responses to the prompts that come next, measured as a rollout is.
+
+        The place among the prompts stays as it was.
+        """
+        before = parts.prompts.state_dict()
+        prompts = parts.prompts.take(self._config.samples_count)
+        parts.prompts.load_state_dict(before)
+        seed = derived_seed(config.seed, "sample", iteration)
+        batch = sample(parts.policy, parts.sampler, prompts, config, seed)
+        set_scores(batch, torch.zeros(len(batch), device=batch.device))
+        parts.charge_kl(batch)
+        return batch, prompts.prompts
+
+
+class UnreadColumns(Callback):
+    """Names, after the first iteration, the columns of the data that nothing reads."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
+        """Tell once."""
+        line = None if self._told else training.parts.task.unread()
+        self._told = True
+        if line is not None:
+            training.recorder.say(line)
+
+
+#: Decimals of a recorded log-prob, of whose digits float32 has no more.
+_DECIMALS = 7
+
+
+def _entry(training: Loop, row: TensorDictBase, prompt: Prompt, response: str) -> dict[str, Any]:
+    """What a line of ``samples.jsonl`` says of one row [] of a rollout: texts, ids, log-probs."""
+    tokenizer, batch = training.parts.policy.causal.tokenizer, row[None]
+    real, width = response_mask(batch)[0], prompt_length(batch)
+    prompt_ids = row["tokens", "prompt"][row[ATTENTION][:width]].tolist()
+    ids = row["tokens", "response"][real].tolist()
+    entry = {
+        "prompt": prompt.content,
+        "response": response,
+        "truncated": bool(row["next", "truncated"].any()),
+        "tokens": tokenizer.convert_ids_to_tokens(ids),
+        "prompt_ids": prompt_ids,
+        "response_ids": ids,
+    }
+    for name, key in (("log_probs", LOG_PROBS), ("ref_log_probs", REF_LOG_PROBS)):
+        if _has(row, key):
+            entry[name] = _rounded(on_response(batch, key)[0][real], _DECIMALS)
+    if _has(row, EXACT):
+        entry["kl"] = _rounded(row[EXACT][real], 6)
+    return entry
+
+
+def _scores(row: TensorDictBase) -> dict[str, Any]:
+    """The scores of one row of a rollout."""
+    scores: dict[str, Any] = {"reward": float(row[SCORE].sum())}
+    if parts := _parts(row):
+        scores["rewards"] = {name: float(part.sum()) for name, part in parts.items()}
+    if _has(row, GOLD):
+        scores["gold"] = float(row[GOLD].sum())
+    return scores
+
+
+def _rounded(values: torch.Tensor, decimals: int) -> list[float]:
+    return [round(value, decimals) for value in values.double().tolist()]

@@ -1,4 +1,4 @@
-"""Reward functions: looked up by name, called on a batch, and checked.
+"""Reward functions: looked up by name, called on a batch, checked, and added up.
 
 A reward function takes B prompts, B responses and B rows, and returns B numbers::
 
@@ -9,7 +9,9 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 - responses: texts, without the EOS that ended them;
 - rows: all fields of the data file's lines, or a task's own fields.
 
-The built-in ``exact`` and ``proxy`` are such functions. Any failure of a reward function becomes a
+Beside these three it may have parameters called as in :data:`EXTRAS`, and gets them by name; one
+with ``**kwargs`` gets all. The built-in ``exact`` and ``proxy`` are such functions, and so is a
+:class:`~klrl.language.reward_model.RewardModel`. Any failure of a reward function becomes a
 :class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
 
@@ -18,7 +20,11 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -30,12 +36,39 @@ from klrl.base.time_limit import TookTooLong, within
 from klrl.language import sort_digits
 from klrl.language.prompts import Prompt, Tokenizer
 
-#: (prompts, responses, rows) -> scores, B of each.
-RewardFunction: TypeAlias = Callable[
-    [Sequence[Any], Sequence[str], Sequence[Mapping[str, Any]]], Any
-]
-#: A prompt and a response to it.
-Sample: TypeAlias = tuple[Prompt, str]
+#: (prompts, responses, rows, and what it asks for by name) -> scores, B of each.
+RewardFunction: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the sampler knows of B responses beside their texts.
+
+    Attributes:
+        truncated: whether a response was cut off at ``collector.max_new_tokens``.
+        prompt_ids: the prompts' tokens, without padding.
+        response_ids: the responses' tokens, the EOS included.
+        device: the run's.
+    """
+
+    truncated: Sequence[bool]
+    prompt_ids: Sequence[list[int]]
+    response_ids: Sequence[list[int]]
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each response, the EOS included."""
+        return [len(ids) for ids in self.response_ids]
+
+    def __getitem__(self, index: int) -> Drawn:
+        """Of one response alone."""
+        one = slice(index, index + 1)
+        return Drawn(self.truncated[one], self.prompt_ids[one], self.response_ids[one], self.device)
+
+
+#: What a reward function may ask for: attributes of :class:`Drawn`.
+EXTRAS = ("truncated", "lengths", "prompt_ids", "response_ids", "device")
 BUILT_IN: Mapping[str, RewardFunction] = {
     "exact": sort_digits.exact,
     "proxy": sort_digits.proxy,
@@ -47,12 +80,13 @@ FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
-    """``env.reward``: a built-in, or a function of the user's as ``package.module:function``.
+    """A name in ``env.reward``: a built-in, ``package.module:function``, or ``model:FOLDER``.
 
     Modules are searched for on Python's path, then in the current folder.
 
     Raises:
-        ConfigError: no such module or function, an import that fails, or other arguments.
+        ConfigError: no such module or function, an import that fails, or other arguments; a folder
+            that holds no sequence classifier with one label.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -63,20 +97,62 @@ def find_reward(name: str) -> RewardFunction:
             f"{setting}: choose {' or '.join(BUILT_IN)}, or name a function as "
             "package.module:function"
         )
+    if _is_reward_model(module_name, attribute):
+        from klrl.language.reward_model import RewardModel
+
+        return RewardModel(attribute, setting)
     module = import_users(setting, module_name)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(f"{setting}: {module_name} has no function {attribute}; fix the name")
     try:
-        inspect.signature(function).bind([], [], [])
+        inspect.signature(function).bind([], [], [], **dict.fromkeys(asked_for(function)))
     except TypeError as error:
         raise ConfigError(
             f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
-            "it these three arguments"
+            f"it these three arguments; beside them it may ask for {', '.join(EXTRAS)}"
         ) from error
     except ValueError:
         pass  # some functions written in C have no signature
     return function
+
+
+def _is_reward_model(module: str, attribute: str) -> bool:
+    """Whether ``model:X`` names a folder, and not a function of the user's module ``model``."""
+    if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
+        return module == "model"
+    return not Path("model.py").is_file() and find_spec("model") is None
+
+
+def asked_for(function: RewardFunction) -> tuple[str, ...]:
+    """Which of :data:`EXTRAS` a reward function asks for, by the names of its parameters."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return ()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return EXTRAS
+    by_name = {
+        p.name for p in parameters[3:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    return tuple(name for name in EXTRAS if name in by_name)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """B prompts, B responses to them, and what else is known of these."""
+
+    prompts: Sequence[Prompt]
+    responses: Sequence[str]
+    drawn: Drawn | None = None
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def __getitem__(self, index: int) -> Samples:
+        """One sample alone."""
+        drawn = None if self.drawn is None else self.drawn[index]
+        return Samples([self.prompts[index]], [self.responses[index]], drawn)
 
 
 class Reward:
@@ -102,13 +178,28 @@ class Reward:
     ) -> None:
         self._name, self._timeout = name, timeout
         self._function = function or find_reward(name)
+        self._asked = asked_for(self._function)
+        self._read: set[str] | None = set()
 
-    def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Tensor:
+    def load(self) -> None:
+        """Load a reward model's weights.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        load = getattr(self._function, "load", None)
+        if load is not None:
+            load()
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+    ) -> Tensor:
         """Score B responses.
 
         Args:
             prompts: B prompts, one per response.
             responses: B texts.
+            drawn: what else the function may ask for.
 
         Returns:
             [B] float32 on the CPU, all finite.
@@ -116,20 +207,31 @@ class Reward:
         Raises:
             RewardError: the function raised, took too long, or did not return B finite numbers.
         """
-        samples = list(zip(prompts, responses, strict=True))
+        samples = Samples(prompts, responses, drawn)
         try:
             returned = self._call(samples, self._timeout)
         except FAILURES as error:
             raise RewardError(self._failure_message(samples, error)) from error
         return self._checked(samples, returned)
 
-    def _call(self, samples: Sequence[Sample], timeout: float | None) -> Any:
-        prompts = [prompt.content for prompt, _ in samples]
-        responses = [response for _, response in samples]
-        rows = [prompt.row for prompt, _ in samples]
-        return within(timeout, lambda: self._function(prompts, responses, rows))
+    def _call(self, samples: Samples, timeout: float | None) -> Any:
+        prompts = [prompt.content for prompt in samples.prompts]
+        rows: list[Mapping[str, Any]] = [prompt.row for prompt in samples.prompts]
+        if self._read is not None:
+            rows = [_WatchedRow(row, self._read) for row in rows]
+        extras = {}
+        if samples.drawn is not None:
+            extras = {name: getattr(samples.drawn, name) for name in self._asked}
+        return within(
+            timeout, lambda: self._function(prompts, list(samples.responses), rows, **extras)
+        )
 
-    def _failure_message(self, samples: Sequence[Sample], error: BaseException) -> str:
+    def columns_read(self) -> set[str]:
+        """The fields of rows that the function has read so far; from now on nobody watches."""
+        read, self._read = self._read or set(), None
+        return read
+
+    def _failure_message(self, samples: Samples, error: BaseException) -> str:
         """One line about a batch that failed; names the sample that fails alone, if one does."""
         failed = f"{self._describe(error)} on {len(samples)} samples"
         first = self._first_to_fail(samples)
@@ -143,7 +245,7 @@ class Reward:
             return f"{sample}: {self._describe(error)}, and hangs on this one alone"
         return f"{sample}: {self._describe(failure)}"
 
-    def _first_to_fail(self, samples: Sequence[Sample]) -> tuple[int, BaseException | None] | None:
+    def _first_to_fail(self, samples: Samples) -> tuple[int, BaseException | None] | None:
         """Search for a sample that fails alone, for the time of one or two calls.
 
         Returns:
@@ -151,11 +253,11 @@ class Reward:
             sample passes alone.
         """
         end = time.monotonic() + (self._timeout or 10.0)
-        for index, sample in enumerate(samples):
+        for index in range(len(samples)):
             if time.monotonic() > end:
                 return index, None
             try:
-                self._call([sample], self._timeout)
+                self._call(samples[index], self._timeout)
             except FAILURES as error:
                 return index, error
         return None
@@ -169,7 +271,7 @@ class Reward:
             hint = "; without a time limit it is called on the main thread"
         return f"raised {in_one_line(error)}{hint}"
 
-    def _checked(self, samples: Sequence[Sample], returned: Any) -> Tensor:
+    def _checked(self, samples: Samples, returned: Any) -> Tensor:
         size = len(samples)
         if isinstance(returned, Tensor):
             returned = returned.detach().cpu()  # from a reward model
@@ -194,13 +296,116 @@ class Reward:
                 raise RewardError(f"{self._describe_sample(index, samples)}: returned {scores[-1]}")
         return torch.tensor(scores, dtype=torch.float32)
 
-    def _describe_sample(self, index: int, samples: Sequence[Sample]) -> str:
-        prompt, response = samples[index]
+    def _describe_sample(self, index: int, samples: Samples) -> str:
+        prompt, response = samples.prompts[index], samples.responses[index]
         shown = response if len(response) <= 60 else response[:57] + "..."
         return (
             f"env.reward={self._name}: sample {index} of {len(samples)} "
             f"({prompt.origin}, response {shown!r})"
         )
+
+
+class _WatchedRow(dict[str, Any]):
+    """A row that notes which of its fields are read; who goes through it has read all."""
+
+    def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(row)
+        self._read = read
+
+    def _all(self) -> None:
+        self._read.update(super().keys())
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self._all()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        """As of a dict."""
+        self._all()
+        return super().keys()
+
+    def values(self) -> Any:
+        """As of a dict."""
+        self._all()
+        return super().values()
+
+    def items(self) -> Any:
+        """As of a dict."""
+        self._all()
+        return super().items()
+
+
+class WeightedRewards:
+    """The sum of weight * reward over the functions of ``env.reward``.
+
+    Args:
+        names: of the functions.
+        weights: ``env.reward_weights``; None for 1 each.
+        timeout: seconds that a call of one may take; None for no limit.
+
+    Raises:
+        ConfigError: see :func:`find_reward`.
+    """
+
+    def __init__(
+        self, names: Sequence[str], weights: Sequence[float] | None, timeout: float | None
+    ) -> None:
+        rewards = [Reward(name, timeout) for name in names]
+        self._rewards = dict(zip(labels(names), rewards, strict=True))
+        self._weights = [1.0] * len(names) if weights is None else list(weights)
+
+    def load(self) -> None:
+        """:meth:`Reward.load` of each."""
+        for reward in self._rewards.values():
+            reward.load()
+
+    def columns_read(self) -> set[str]:
+        """:meth:`Reward.columns_read` of all."""
+        return set().union(*(reward.columns_read() for reward in self._rewards.values()))
+
+    def parts(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+    ) -> dict[str, Tensor]:
+        """Each function's scores [B] by its label, unweighted; arguments as of :class:`Reward`.
+
+        Raises:
+            RewardError: a function failed.
+        """
+        return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
+
+    def total(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The scores [B]: the weighted sum of :meth:`parts`."""
+        weighted = zip(self._weights, parts.values(), strict=True)
+        return torch.stack([weight * part for weight, part in weighted]).sum(0)
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+    ) -> Tensor:
+        """The scores [B]; arguments and errors as of :meth:`parts`."""
+        return self.total(self.parts(prompts, responses, drawn))
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Short names: a function's, a folder's; with its module where two are the same."""
+    short = [Path(name.partition(":")[2] or name).name for name in names]
+    count = Counter(short)
+    return [
+        each if count[each] == 1 else name.replace(":", ".")
+        for each, name in zip(short, names, strict=True)
+    ]
 
 
 def _has_length(value: Any) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
-from klrl.language.batch import make_batch, response_mask, set_scores
+from klrl.language.batch import ATTENTION, make_batch, prompt_length, response_mask, set_scores
 from klrl.language.causal_lm import model_device
+from klrl.language.mixed import weights_cast_once
 from klrl.language.policy import Policy
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream
-from klrl.language.rewards import response_texts
+from klrl.language.rewards import Drawn, response_texts
 from klrl.language.sampler import CacheSampler, Decoding, Sampler
 from klrl.language.tasks import Task
 from klrl.language.wrapper_sampler import WrapperSampler
@@ -21,6 +25,8 @@ STATES = ("old", "states")
 REF_STATES = ("ref", "states")
 #: The gold score [B, 1, 1], where the reward is another function.
 GOLD = ("next", "gold")
+#: By label the scores [B, 1, 1] of which the reward is the weighted sum, where there are several.
+PARTS = ("next", "reward_parts")
 
 
 def make_sampler(config: LanguageConfig, policy: Policy) -> CacheSampler | WrapperSampler:
@@ -45,6 +51,9 @@ class PromptRollout:
         task: has the reward.
         prompts: of training.
         iteration: of the first call; seeds its samples, so that a resumed run draws the same ones.
+
+    Attributes:
+        phase: takes the name of the phase that begins.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class PromptRollout:
     ) -> None:
         self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
         self.prompts, self._iteration = prompts, iteration
+        self.phase: Callable[[str], None] = lambda name: None
         #: The latest rollout's B prompts and B responses, as texts.
         self.scored_prompts: list[Prompt] = []
         self.responses: list[str] = []
@@ -75,11 +85,22 @@ class PromptRollout:
         self._iteration += 1
         self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
         self.responses = texts_of(self.policy, batch)
-        set_scores(batch, self.task.reward(self.scored_prompts, self.responses).to(batch.device))
-        if self.task.gold is not None:
-            gold = self.task.gold(self.scored_prompts, self.responses).to(batch.device)
-            batch[GOLD] = gold.reshape(-1, 1, 1)
+        self.phase("reward")
+        self._score(batch)
         return batch
+
+    def _score(self, batch: TensorDictBase) -> None:
+        """Write scores, the parts of which they are the sum, and gold scores."""
+        samples = (self.scored_prompts, self.responses, drawn_of(batch))
+        parts = self.task.reward.parts(*samples)
+        set_scores(batch, self.task.reward.total(parts).to(batch.device))
+        extra: dict[tuple[str, ...], Tensor] = {}
+        if len(parts) > 1:
+            extra = {(*PARTS, name): part for name, part in parts.items()}
+        if self.task.gold is not None:
+            extra[GOLD] = self.task.gold(*samples)
+        for key, scores in extra.items():
+            batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -102,7 +123,8 @@ def respond(
 ) -> TensorDict:
     """A batch [B] of responses; with ("old", "states") where the sampler keeps them."""
     ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
-    responses = sampler(ids, mask, group_size, decoding, generator)
+    with weights_cast_once(generator.device):
+        responses = sampler(ids, mask, group_size, decoding, generator)
     batch = make_batch(ids, mask, responses, group_size)
     if responses.states is not None:
         batch[STATES] = responses.states
@@ -113,3 +135,19 @@ def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
     """B responses without the EOS that ended them."""
     tokens = batch["tokens", "response"]
     return response_texts(policy.causal.tokenizer, tokens, response_mask(batch), policy.special.eos)
+
+
+def drawn_of(batch: TensorDictBase) -> Drawn:
+    """What a reward function may ask for of B responses, beside their texts."""
+    tokens, prompt_mask = batch["tokens"], batch[ATTENTION][:, : prompt_length(batch)]
+    return Drawn(
+        truncated=batch["next", "truncated"].flatten().tolist(),
+        prompt_ids=_rows(tokens["prompt"], prompt_mask),
+        response_ids=_rows(tokens["response"], response_mask(batch)),
+        device=tokens.device or torch.device("cpu"),
+    )
+
+
+def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    """The real tokens of each row [B, T]."""
+    return [row[real].tolist() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]

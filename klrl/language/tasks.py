@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.config import LANGUAGE, LanguageEnvConfig, SortDigitsConfig, TextConfig, factory
+from klrl.language.data import hold_out, read_prompts
 from klrl.language.prompts import (
+    CONTENT,
     Prompt,
     PromptStream,
     ShuffledEpochs,
     Tokenizer,
     encode,
-    read_jsonl,
 )
-from klrl.language.rewards import Reward
+from klrl.language.rewards import Reward, WeightedRewards
 from klrl.language.sort_digits import SortDigits
 
 
@@ -26,23 +29,40 @@ class Task:
     Attributes:
         train: prompt number i of training.
         evaluate: prompt number i of the evaluation split.
-        reward: the function that the policy learns from.
+        reward: what the policy learns from.
         gold: the intended score, if ``reward`` is another function; measured, never learned from.
         checked: prompts rendered before anything runs: a file's, or one of the greatest length.
         evaluations: number of prompts to evaluate on; None for endless.
+        template: arguments of the chat template.
+        columns: of the data, beside the prompts; the reward functions may read them.
+        source: the setting that names the data.
+        notes: lines to open a run with.
     """
 
     train: Callable[[int], Prompt]
     evaluate: Callable[[int], Prompt]
-    reward: Reward
+    reward: WeightedRewards
     gold: Reward | None = None
     checked: Sequence[Prompt] = ()
     evaluations: int | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    source: str = ""
+    notes: Sequence[str] = ()
 
     def stream(self, tokenizer: Tokenizer, limit: int | None, split: str = "train") -> PromptStream:
         """Encoded prompts of a split, from its start."""
         prompt_at = self.train if split == "train" else self.evaluate
-        return PromptStream(prompt_at, tokenizer, limit)
+        return PromptStream(prompt_at, tokenizer, limit, self.template)
+
+    def unread(self) -> str | None:
+        """A line about columns that no reward function has read so far; None if all were."""
+        unread = sorted(set(self.columns) - self.reward.columns_read())
+        if not unread:
+            return None
+        return (
+            f"{self.source}: nothing reads its column{'s' * (len(unread) > 1)} {', '.join(unread)}"
+        )
 
     @property
     def chat(self) -> bool:
@@ -50,13 +70,21 @@ class Task:
         return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render the prompts of ``checked`` before anything runs.
+        """Render the prompts of ``checked``, and load reward models, before anything runs.
 
         Raises:
-            ConfigError: one cannot be rendered or leaves no room for its response.
+            ConfigError: a prompt cannot be rendered or leaves no room for its response; a model
+                cannot be read.
         """
+        self.reward.load()
+        source = str(tokenizer.chat_template or "")
+        for name in self.template:
+            if name not in source:
+                raise ConfigError(
+                    f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
+                )
         for prompt in self.checked:
-            encode(prompt, tokenizer, limit)
+            encode(prompt, tokenizer, limit, self.template)
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
@@ -68,6 +96,10 @@ def make_task(config: LanguageEnvConfig, seed: int) -> Task:
     return factory("env", config, LANGUAGE)(config, seed)
 
 
+def _reward(config: LanguageEnvConfig) -> WeightedRewards:
+    return WeightedRewards(config.rewards, config.reward_weights, config.reward_timeout)
+
+
 def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
     """``env=sort_digits``; arguments as :func:`make_task`."""
     problems = (config.shortest, config.longest, config.shots)
@@ -75,23 +107,42 @@ def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
         train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
         # The same problems for every run.
         evaluate=SortDigits(*problems, seed=0, split="eval"),
-        reward=Reward(config.reward, config.reward_timeout),
-        gold=None if config.reward == "exact" else Reward("exact", None),
+        reward=_reward(config),
+        gold=None if config.rewards == ["exact"] else Reward("exact", None),
         checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
     )
 
 
 def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; arguments as :func:`make_task`."""
-    reward = Reward(config.reward, config.reward_timeout)
-    prompts = read_jsonl(config.data)
-    held_out = prompts
-    if config.eval_data is not None:
-        held_out = read_jsonl(config.eval_data, "env.eval_data")
+    reward = _reward(config)
+    prompts = read_prompts(config.data, split=config.split)
+    columns = {name: None for prompt in prompts for name in prompt.row}
+    train, held_out, notes = _splits(config, prompts)
     return Task(
-        train=ShuffledEpochs(prompts, derived_seed(seed, "prompts")),
+        train=ShuffledEpochs(train, derived_seed(seed, "prompts")),
         evaluate=lambda index: held_out[index % len(held_out)],
         reward=reward,
-        checked=prompts if held_out is prompts else [*prompts, *held_out],
+        checked=train if held_out is train else [*train, *held_out],
         evaluations=len(held_out),
+        template=config.template_kwargs,
+        columns=[name for name in columns if name not in CONTENT],
+        source=f"env.data={config.data}",
+        notes=notes,
     )
+
+
+def _splits(
+    config: TextConfig, prompts: list[Prompt]
+) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
+    """The prompts of training, those of evaluation, and a line where the settings name no two."""
+    if config.eval_data is not None or config.eval_split is not None:
+        path, setting = config.eval_data or config.data, "env.eval_data"
+        split = config.eval_split or config.split
+        return prompts, read_prompts(path, setting, split), ()
+    if not config.eval_share:
+        note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
+        return prompts, prompts, [f"env.eval_data=null: {note}"]
+    train, held_out = hold_out(prompts, config.eval_share)
+    of = f"{len(held_out)} of {len(prompts)} prompts are held out for evaluation"
+    return train, held_out, [f"env.eval_share={config.eval_share:g}: {of}"]

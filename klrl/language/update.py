@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
@@ -19,8 +20,9 @@ from klrl.language.batch import (
     response_mask,
     take_prompts,
 )
-from klrl.language.causal_lm import head
+from klrl.language.causal_lm import head, model_dtype
 from klrl.language.kl import Reference
+from klrl.language.mixed import in_low_precision
 from klrl.language.policy import Policy
 from klrl.language.rollout import REF_STATES, STATES
 from klrl.language.scoring import Layout
@@ -31,6 +33,7 @@ from klrl.language.vocabulary import (
     response_log_probs,
     token_entropy,
 )
+from klrl.losses.functional import normalized
 from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 from klrl.train.learner import Coefficients, Steps
 
@@ -82,6 +85,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
+        if moves and in_low_precision(self.policy.model):
+            # As it is computed with, which is half as large.
+            self._old_head.to(model_dtype(self.policy.model))
         return batch
 
     def minibatches(self, frames: TensorDictBase) -> Iterator[TensorDictBase]:
@@ -94,19 +100,48 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def step(self, minibatch: TensorDictBase, coefficients: Coefficients) -> Tensor:
         """One gradient step."""
-        terms = self.loss_terms(minibatch, coefficients)
-        self.optimizer.zero_grad()
-        terms.total.backward()
+        measured = []
+        for part in self._parts(minibatch):
+            terms = self.loss_terms(part.batch, coefficients, part.spread)
+            total = terms.total if part.share is None else terms.total * part.share.to(terms.total)
+            total.backward()
+            measured.append([value.detach() for value in terms.measured])
         norm = self.optimizer.step(coefficients.lr)
+        self.optimizer.zero_grad()  # now: they would lie beside the next forward's activations
         with torch.no_grad():
-            metrics = self.loss.measure(terms.measured, response_mask(minibatch))
+            whole = tuple(torch.cat(each) for each in zip(*measured, strict=True))
+            metrics = self.loss.measure(whole, response_mask(minibatch))
             return torch.cat([metrics, norm.reshape(1)]).float()
 
-    def loss_terms(self, batch: TensorDictBase, coefficients: Coefficients) -> LossTerms:
-        """The loss of a minibatch [B]."""
+    def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
+        """``learner.micro_batch`` prompts each; their losses, by their shares, are its loss."""
+        size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
+        count = minibatch.batch_size[0] // group_size
+        if size is None or size >= count:
+            yield _Part(minibatch)
+            return
+        minibatch, mask, spread = minibatch.copy(), response_mask(minibatch), None
+        if self.config.loss.normalize_advantage:
+            advantage, spread = normalized(minibatch["advantage"].squeeze(-1), mask)
+            minibatch["advantage"] = advantage.unsqueeze(-1)
+        for prompts in torch.arange(count, device=mask.device).split(size):
+            rows = torch.isin(torch.arange(count, device=mask.device), prompts)
+            share = self.loss.share(rows.repeat_interleave(group_size), mask)
+            yield _Part(take_prompts(minibatch, prompts, group_size), share, spread)
+
+    def loss_terms(
+        self, batch: TensorDictBase, coefficients: Coefficients, spread: Tensor | None = None
+    ) -> LossTerms:
+        """The loss of a minibatch [B].
+
+        Args:
+            batch: its tokens.
+            coefficients: of its terms.
+            spread: that its advantages were divided by already, see :class:`PolicyLoss`.
+        """
         scored = self.score(batch)
         beta, kl_coef = scored.log_prob.new_tensor([coefficients.beta, coefficients.kl_ref])
-        return self.loss(scored, beta, kl_coef)
+        return self.loss(scored, beta, kl_coef, spread)
 
     def score(self, batch: TensorDictBase) -> Scored:
         """What policy and critic say of its tokens [B, R]; one forward, differentiable."""
@@ -182,8 +217,25 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return NextTokens(batch[STATES], self._old_head, self._temperature)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What goes through one forward and backward.
+
+    Attributes:
+        batch: all of a minibatch, or some of its prompts.
+        share: of its own loss in the minibatch's; None for all of it.
+        spread: that the minibatch's advantages were divided by already.
+    """
+
+    batch: TensorDictBase
+    share: Tensor | None = None
+    spread: Tensor | None = None
+
+
 def prompts_at_a_time(config: LanguageConfig) -> int:
-    """In one forward without gradient."""
+    """In one forward without gradient: no more than in one with it, where that is limited."""
+    if config.learner.micro_batch is not None:
+        return config.learner.micro_batch
     return max(PROMPTS_WITHOUT_GRADIENT, config.collector.prompts // config.learner.minibatches)
 
 
@@ -201,7 +253,12 @@ class Optimizer:
     ) -> None:
         self.parameters, self._max_norm = parameters, config.max_grad_norm
         self._adam = torch.optim.AdamW(
-            parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, foreach=True
+            parameters,
+            lr=config.lr,
+            eps=config.eps,
+            weight_decay=weight_decay,
+            # On a CPU all tensors at a time are no faster, and need a square root of each at once.
+            foreach=parameters[0].device.type != "cpu",
         )
 
     def zero_grad(self) -> None:

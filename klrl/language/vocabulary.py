@@ -17,9 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from klrl.kl.divergences import expected, over_actions
 from klrl.language.causal_lm import Head
+from klrl.language.mixed import weights_cast_once
 
-#: Number of logits in one chunk: 256 MB of float32.
+#: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
 CHUNK_ELEMENTS = 2**26
+#: Where none are kept, this share of them at a time: less memory, and no slower.
+_SMALLER = 4
 LARGE_VOCABULARY = 2**18
 
 
@@ -39,7 +42,7 @@ class NextTokens:
 
     @property
     def chunk(self) -> int:
-        """The number of tokens in one chunk of logits."""
+        """The number of tokens whose logits a backward pass may keep."""
         weight = getattr(self.head, "weight", None)
         vocabulary = weight.shape[0] if weight is not None else LARGE_VOCABULARY
         return max(1, CHUNK_ELEMENTS // vocabulary)
@@ -143,15 +146,17 @@ def over_tokens(
 ) -> Tensor:
     """Apply [n, ...] -> [k, n] to the real tokens in chunks; [k, B, R] with zeros elsewhere.
 
-    With several chunks, their logits are dropped and recomputed in the backward pass.
+    Of more than ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
     """
     real = mask.flatten().nonzero().squeeze(-1)
     flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]
-    if real.numel() <= chunk:
+    if real.numel() <= chunk and torch.is_grad_enabled():
         values = function(*flat)
     else:
-        pieces = zip(*(value.split(chunk) for value in flat), strict=True)
-        values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
+        size = max(1, chunk // _SMALLER)
+        pieces = zip(*(value.split(size) for value in flat), strict=True)
+        with weights_cast_once(mask.device):
+            values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
     spread = values.new_zeros(values.shape[0], mask.numel()).index_copy(1, real, values)
     return spread.unflatten(1, mask.shape)
 

@@ -45,11 +45,19 @@ def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tens
 
 
 def clipped_surrogate(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, epsilon: float
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    epsilon: float,
+    epsilon_high: float | None = None,
 ) -> Tensor:
-    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7)."""
+    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7).
+
+    With ``epsilon_high`` the upper end is 1 + epsilon_high (Yu et al. 2025, "DAPO", eq. 10).
+    """
     ratio = (log_prob - old_log_prob).exp()
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage)
+    highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, highest) * advantage)
 
 
 def reference_kl(
@@ -111,10 +119,23 @@ def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return value.sum() / value.shape[0] if mask is None else sequence_mean(value, mask)
 
 
-#: ``loss.reduction``: mean and sum over frames; token and sequence over tokens.
+def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the steps of a row [B, R], mean over rows: all rows weigh the same.
+
+    A row without steps counts as 0 (Shao et al. 2024, "DeepSeekMath", eq. 3: 1/G sum 1/|o_i| sum).
+    """
+    if mask is None:
+        return value.mean()
+    mask = as_mask(mask, value)
+    rows = value.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+    return rows.mean()
+
+
+#: ``loss.reduction``: mean and sum over frames; token, response and sequence over tokens.
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "mean": mean,
     "sum": total,
     "token": mean,
+    "response": response,
     "sequence": sequence,
 }

@@ -134,13 +134,17 @@ class PolicyLoss(ABC):
             return self.dtarg
         return self.dtarg + (self.dtarg_end - self.dtarg) * min(progress, 1.0)
 
-    def __call__(self, scored: Scored, beta: Tensor, kl_coef: Tensor) -> LossTerms:
+    def __call__(
+        self, scored: Scored, beta: Tensor, kl_coef: Tensor, spread: Tensor | None = None
+    ) -> LossTerms:
         """Evaluate on a minibatch.
 
         Args:
             scored: what policy and critic say of it.
             beta: of KL(old||new), a scalar; only KLPEN reads it.
             kl_coef: of KL(policy||reference), a scalar, where the loss charges it.
+            spread: what the advantage was divided by over the minibatch that this is a part of,
+                where it is normalised already; None: it is normalised here.
 
         Raises:
             ValueError: the loss charges the exact KL(policy||reference), and there is none.
@@ -150,7 +154,8 @@ class PolicyLoss(ABC):
         if kl_ref is not None and self.reward_scale != 1.0:
             kl_ref = kl_ref * self.reward_scale
         if c.normalize_advantage:
-            advantage, spread = terms.normalized(advantage, s.mask)
+            if spread is None:
+                advantage, spread = terms.normalized(advantage, s.mask)
             kl_ref = None if kl_ref is None else kl_ref / spread
         gain = self.gain(s, advantage, beta)
         distance = self._distance(s)
@@ -163,6 +168,19 @@ class PolicyLoss(ABC):
             gained = penalized(gained, kl_ref, kl_coef)
             charged = (*charged, kl_ref)
         return LossTerms(-self._reduce(gained, s.mask), (*charged, s.kl_old, s.entropy))
+
+    def share(self, rows: Tensor, mask: Tensor) -> Tensor:
+        """What the loss of some rows counts in the loss of their minibatch, which is the sum.
+
+        A mean over them has their number below it, and the minibatch's mean has its own; any
+        reduction that adds up numbers with weights is told from what it makes of ones.
+
+        Args:
+            rows: [B] bool, which.
+            mask: [B, R], of :class:`Scored`.
+        """
+        ones = mask.double()
+        return self._reduce(ones * rows[:, None], mask) / self._reduce(ones[rows], mask[rows])
 
     def measure(self, measured: tuple[Tensor, ...], mask: Tensor | None = None) -> Tensor:
         """One number for each of :attr:`measures`, of a minibatch.
@@ -283,5 +301,5 @@ class ClipLoss(PolicyLoss):
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """The clipped surrogate."""
-        epsilon = self.config.clip_epsilon
-        return terms.clipped_surrogate(scored.log_prob, scored.old_log_prob, advantage, epsilon)
+        log_probs, c = (scored.log_prob, scored.old_log_prob), self.config
+        return terms.clipped_surrogate(*log_probs, advantage, c.clip_epsilon, c.clip_epsilon_high)

@@ -292,6 +292,15 @@ _DECLARED = (
         for name in ("exact", "k1", "k2", "k3")
     ),
     Metric(
+        "kl/ref/floor",
+        "what rounding reads as KL",
+        "nats per {unit}",
+        "KL of the policy that sampled from the same policy scored, truly 0; recorded in bfloat16, "
+        "where no smaller KL is known",
+        digits=2,
+        domain="language",
+    ),
+    Metric(
         "div/ref/charged",
         "charged divergence",
         "nats per {unit}",
@@ -369,6 +378,14 @@ _DECLARED = (
         "nats per {unit}",
         "of the action distribution; of tokens the mean of -log pi of those that were sampled",
     ),
+    Metric(
+        "policy/gap",
+        "largest gap of sampled and scored log-probs",
+        "nats",
+        "of a token's log-prob while it was sampled and by scoring; recorded in bfloat16",
+        digits=2,
+        domain="language",
+    ),
     Metric("learner/grad_norm", "gradient norm", "", "before clipping"),
     Metric("learner/lr", "learning rate", "", "during the update"),
     Metric("learner/epochs", "epochs", "passes over the rollout", "passes that the update made"),
@@ -385,6 +402,16 @@ _DECLARED = (
         for axis, domain in (("frames", "control"), ("samples", "language"))
     ),
     Metric("time/iteration", "time", "seconds", "of this iteration"),
+    Metric("time/sampling", "time of sampling", "seconds", "of the rollout in this iteration"),
+    Metric(
+        "time/reward",
+        "time of the reward",
+        "seconds",
+        "of the reward functions in this iteration",
+        domain="language",
+    ),
+    Metric("time/scoring", "time of scoring", "seconds", "of reference, KL and advantage"),
+    Metric("time/update", "time of the update", "seconds", "of the update in this iteration"),
     Metric("time/evaluation", "evaluation time", "seconds", "of the evaluations in this row"),
 )
 
@@ -424,9 +451,17 @@ def metrics_of(domain: Domain) -> dict[str, Metric]:
     }
 
 
+#: Before the label of a reward function, where ``env.reward`` lists several.
+PART = "reward/part/"
+
+
 def metric_of(name: str, domain: Domain) -> Metric:
     """One metric with the domain's terms; an unknown one (of another version) has its name only."""
     metric = METRICS.get(name)
+    if metric is None and name.startswith(PART):
+        label, unit = name.removeprefix(PART), f"reward per {domain.episode}"
+        what = "mean score by this reward function, before its weight"
+        return Metric(name, f"reward {label}", unit, what, digits=domain.digits)
     return Metric(name, name, "", "", digits=5) if metric is None else metric.of(domain)
 
 
@@ -436,7 +471,7 @@ def check_row(row: Row) -> Row:
     Raises:
         KeyError: a name is not declared above.
     """
-    unknown = sorted(set(row) - set(METRICS))
+    unknown = sorted(name for name in set(row) - set(METRICS) if not name.startswith(PART))
     if unknown:
         raise KeyError(f"metric {unknown[0]}: declare it in klrl/runs/metrics.py")
     return row

@@ -6,8 +6,10 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TextIO
 
+from klrl.base.digits import number
 from klrl.base.text import LiveLine
 from klrl.domains import Domain
 from klrl.runs.guard import Guard
@@ -15,11 +17,48 @@ from klrl.runs.metrics import Row, metrics_of
 
 #: The line shows the mean of this many training scores: one rollout's is noisy.
 _RECENT = 10
-_SCORE = "reward/episode"
+_SCORE, _ITERATION = "reward/episode", "time/iteration"
+#: A run with fewer frames per second shows seconds per iteration.
+_QUICK = 10.0
+#: Between updates of a live line while no row comes.
+_LIVE_SECONDS = 1.0
+
+
+class Phases:
+    """The phase of an iteration that is under way, and the seconds of each so far.
+
+    Attributes:
+        name: sampling, reward, scoring, update, evaluation or checkpoint; empty before the first.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._began = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, name: str) -> None:
+        """Begin a phase, which ends the one before; an empty name only ends it."""
+        now = time.perf_counter()
+        if self.name:
+            self._seconds[self.name] = self._seconds.get(self.name, 0.0) + now - self._began
+        self.name, self._began = name, now
+
+    @property
+    def lasts(self) -> float:
+        """Seconds since the phase began."""
+        return time.perf_counter() - self._began
+
+    def take(self) -> dict[str, float]:
+        """End the phase; the seconds of all phases since the last call."""
+        self("")
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
 
 class Progress:
     """A live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
+
+    While no row comes, the line tells the phase: on a terminal every second, elsewhere once.
 
     Args:
         frames: the run's total.
@@ -28,6 +67,7 @@ class Progress:
         stream: where to write; default stdout.
         every: seconds between plain lines, which come only while the run moves on.
         guard: prints; default: one that notes failures nowhere.
+        phases: of the run.
     """
 
     def __init__(
@@ -38,6 +78,7 @@ class Progress:
         stream: TextIO | None = None,
         every: float = 10.0,
         guard: Guard | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
@@ -45,21 +86,21 @@ class Progress:
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
+        self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}
-        self._shown: Row | None = None
+        self._shown: tuple[Row, str] | None = None
         self._scores: deque[float] = deque(maxlen=_RECENT)
-        self._stop = threading.Event()
+        self._stop, self._lock = threading.Event(), threading.RLock()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> Progress:
-        if not self._line.live:
-            self._ticker.start()
+        self._ticker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._ticker.is_alive():
-            self._ticker.join()
+        self._ticker.join()
+        if not self._line.live:
             self._show()
         self._guard.call("progress", self._line.end)
 
@@ -74,7 +115,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._guard.call("progress", self._line.say, text)
+        with self._lock:
+            self._guard.call("progress", self._line.say, text)
 
     def line(self) -> str:
         """Frames, speed, the metrics that have a short name, and time left."""
@@ -82,7 +124,11 @@ class Progress:
         frames = int(row[self._axis])
         passed = max(time.monotonic() - self._started, 1e-9)
         speed = (frames - self._start_frames) / passed
-        parts = [f"{frames:,}/{self._total:,} {self._axis}", f"{speed:,.0f}/s"]
+        parts = [f"{frames:,}/{self._total:,} {self._axis}"]
+        if speed >= _QUICK:
+            parts.append(f"{speed:,.0f}/s")
+        elif _ITERATION in row:
+            parts.append(f"{number(row[_ITERATION], 3)} s/iteration")
         for metric in self._metrics:
             if metric.name in row:
                 parts.append(f"{metric.short} {metric.show(row[metric.name])}")
@@ -91,14 +137,28 @@ class Progress:
         return " | ".join(parts)
 
     def _tick(self) -> None:
-        while not self._stop.wait(self._every):
-            self._show()
+        while not self._stop.wait(_LIVE_SECONDS if self._line.live else self._every):
+            if self._row is not (self._shown or (None,))[0]:
+                self._show()
+            elif self._phases.name:
+                self._show_phase()
 
     def _show(self) -> None:
-        """Show the newest row, once: a minute of compiling is no progress."""
-        if self._row is not self._shown:
-            self._shown = self._row
-            self._guard.call("progress", lambda: self._line.show(self.line()))
+        """Show the newest row, once."""
+        if self._row is not (self._shown or (None,))[0]:
+            self._shown = self._row, ""
+            self._write(self.line)
+
+    def _show_phase(self) -> None:
+        """Show what a slow iteration is at."""
+        now = self._row, self._phases.name
+        if self._line.live or now != self._shown:
+            self._shown = now
+            self._write(lambda: f"{self.line()} | {now[1]} {self._phases.lasts:.0f} s")
+
+    def _write(self, text: Callable[[], str]) -> None:
+        with self._lock:
+            self._guard.call("progress", lambda: self._line.show(text()))
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.guard import Guard
 from klrl.runs.loggers import Logger, Opened, Samples
 from klrl.runs.metrics import Row, metrics_of, told_evaluation, with_error
-from klrl.runs.progress import Progress, duration
+from klrl.runs.progress import Phases, Progress, duration
 from klrl.runs.rows import RowFile, read_rows
 
 
@@ -133,6 +133,7 @@ def recording(
     group: str | None,
     wandb_id: str,
     lengths: Mapping[str, int] | None,
+    phases: Phases | None = None,
 ) -> Iterator[Recorder]:
     """Open the run's files, its logger and the progress line; close them even after an error.
 
@@ -143,6 +144,7 @@ def recording(
         group: the sweep that the job belongs to.
         wandb_id: of its wandb run.
         lengths: on resume, :meth:`Recorder.lengths` of the checkpoint, as far as it tells them.
+        phases: of its iterations, for the progress line.
     """
     domain = domain_of(config)
     after, lengths = (None, {}) if lengths is None else (counters.frames, lengths)
@@ -155,7 +157,7 @@ def recording(
     try:
         with (
             logger(config.logger, opened) as loggers,
-            Progress(total, domain, done=counters.frames, guard=guard) as progress,
+            Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress,
         ):
             yield Recorder(files, metrics, samples, loggers, progress, guard)
     finally:

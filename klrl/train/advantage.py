@@ -44,6 +44,15 @@ def group_spread(score: Tensor, group_size: int) -> Tensor:
     return std.expand_as(centred).flatten()
 
 
+def group_centred(score: Tensor, group_size: int) -> Tensor:
+    """s_i minus the mean of the scores of its prompt (Dr. GRPO: Liu et al. 2025), [B] -> [B].
+
+    A score that is not finite gets 0 and counts nowhere.
+    """
+    centred, _ = _centred(*_groups(score, group_size))
+    return centred.flatten()
+
+
 def leave_one_out(score: Tensor, group_size: int) -> Tensor:
     """s_i minus the mean of the other scores of its prompt (RLOO: Kool et al. 2019), [B] -> [B].
 
@@ -57,6 +66,7 @@ def leave_one_out(score: Tensor, group_size: int) -> Tensor:
 
 BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "normalized": group_normalized,
+    "mean": group_centred,
     "leave_one_out": leave_one_out,
     SHAPED: group_normalized,
 }
@@ -91,7 +101,7 @@ def group_advantage(
     Args:
         score: one per response [B].
         group_size: G, at least 2.
-        baseline: normalized, normalized_shaped or leave_one_out.
+        baseline: normalized, normalized_shaped, mean or leave_one_out.
         kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`: nothing for placement=loss.
         mask: [B, R].
         coef: of the KL.

@@ -57,5 +57,8 @@ class Callback:
     def saved(self, training: Loop, which: str, seconds: float) -> None:
         """A checkpoint was written: ``last`` or ``best``."""
 
+    def finished(self, training: Loop) -> None:
+        """All iterations are done, their rows and the last checkpoint written."""
+
     def ended(self, training: Loop) -> None:
         """The loop is over, in whatever way; files are still open."""

@@ -140,7 +140,9 @@ class Learner:
         lr, beta = self._lr(progress), self.beta_rule.beta
         self.beta_rule.dtarg = dtarg = self.loss.target_at(progress)
         frames = self.steps.lay_out(batch)
-        actor_before = [p.detach().clone() for p in self.steps.actor_parameters]
+        # A copy of all weights, which only a line search reads.
+        searched = self.loss.line_search != "none"
+        actor_before = [p.detach().clone() for p in self.steps.actor_parameters if searched]
         metrics: list[Tensor] = []
         epochs = 0
         while epochs < self.config.learner.epochs:

@@ -27,6 +27,7 @@ from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
+from klrl.runs.progress import Phases
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
@@ -62,6 +63,7 @@ class Parts(ABC):
         preflight: what its checks say, to open the run with.
         longest_episode: steps of an evaluation's longest episode; None: the environment does not
             say.
+        phase: takes the name of the phase that begins, for the progress line and the row.
     """
 
     kl: ReferenceKL | None
@@ -73,6 +75,7 @@ class Parts(ABC):
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
         self.device = device
+        self.phase = Phases()
         self.reference_rule: ReferenceRule = factory("reference", config.reference, config.domain)(
             config.reference
         )
@@ -187,22 +190,30 @@ class Training:
                 )
             while self.counters.iteration < self.config.iterations:
                 started = time.perf_counter()
+                self.parts.phase.take()  # what came between two iterations is no part of one
+                self.parts.phase("sampling")
                 batch = rollout.collect()
+                self.parts.phase("scoring")
                 measured = self.parts.charge_kl(batch)
                 self.parts.estimate_advantage(batch)
+                self.parts.phase("update")
                 learned = self.learn(batch)
+                self.parts.phase("")
                 self.parts.move_normalizer(batch)
                 self.counters.iteration += 1
                 self.counters.frames += batch.numel()
                 row = self.make_row(batch, measured, learned, time.perf_counter() - started)
                 self.move_anchor(batch, measured)
+                self.parts.phase("evaluation")
                 improved = self.evaluations.during(row)
                 self.evaluations.closing(row, files, self.recorder, improved)
                 self.record(row, batch)
                 stopping = stop.requested
+                self.parts.phase("checkpoint")
                 self.save(checkpoints, improved, stopping)
                 if stopping and self.counters.iteration < self.config.iterations:
                     stop.obey()
+            self._tell("finished")
 
     def stop(self) -> None:
         """End the run in good order after this iteration, with a checkpoint, as Ctrl-C does."""
@@ -239,6 +250,7 @@ class Training:
             learned,
             isinstance(self.config.loss, KLPENConfig),
             seconds,
+            self.parts.phase.take(),
         )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
@@ -319,6 +331,7 @@ class Training:
                 group=group,
                 wandb_id=manifest["wandb_id"],
                 lengths=lengths,
+                phases=self.parts.phase,
             )
         )
         stack.callback(self._tell, "ended")

@@ -42,6 +42,7 @@ def make_row(
     learned: Learned,
     klpen: bool,
     seconds: float,
+    phases: Mapping[str, float],
 ) -> Row:
     """One line of ``metrics.jsonl``.
 
@@ -56,6 +57,7 @@ def make_row(
         learned: what the update gave.
         klpen: whether the loss has a beta.
         seconds: what the iteration took.
+        phases: what each of its phases took.
     """
     coef = 0.0 if kl is None else kl.coef
     row: Row = {
@@ -69,6 +71,7 @@ def make_row(
         **{metric_of(name): float(value) for name, value in measured.items()},
         **_learned(learned, klpen),
         "time/iteration": seconds,
+        **{f"time/{name}": each for name, each in phases.items()},
         f"time/{domain.axis}_per_second": size / seconds,
     }
     if kl is not None and kl.loss_estimator is not None:

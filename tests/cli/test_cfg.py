@@ -95,6 +95,17 @@ def test_the_comment_is_that_of_the_file_that_sets_the_value(capsys) -> None:
     assert line_of(text, "init_std").startswith("init_std: 2.0  # standard deviation at the start")
 
 
+@pytest.mark.parametrize("words", [["experiment=text"], ["env=gym"]], ids=" ".join)
+def test_a_job_that_lacks_values_is_shown_with_them_open(capsys, monkeypatch, words) -> None:
+    text = printed(capsys, *words, "--cfg", "job")
+    assert yaml.safe_load(text) == yaml.safe_load(
+        of_hydra(capsys, monkeypatch, *words, "-c", "job")
+    )
+    key = "data" if "experiment=text" in words else "id"
+    assert line_of(text, key).startswith(f"{key}: ???  # ")
+    assert "did you mean kl.coef?" in printed(capsys, *words, "kl.coff=1", "--cfg", "job", code=2)
+
+
 @pytest.mark.integration
 def test_a_part_alone(capsys, monkeypatch) -> None:
     for part in ("kl", "actor.hidden", "eval", "_global_"):

@@ -49,9 +49,13 @@ QUERIES = {
         f"actor.lora.{name}=" for name in ("alpha", "dropout", "r", "target_modules")
     ],
     # Of the chosen loss alone; where it has none, those of the others.
-    "loss=clip loss.clip": ["loss.clip_epsilon=", "loss.clip_value="],
+    "loss=clip loss.clip": ["loss.clip_epsilon=", "loss.clip_epsilon_high=", "loss.clip_value="],
     "loss.clip": ["loss.clip_value="],
-    "experiment=sort_digits loss.clip": ["loss.clip_epsilon=", "loss.clip_value="],
+    "experiment=sort_digits loss.clip": [
+        "loss.clip_epsilon=",
+        "loss.clip_epsilon_high=",
+        "loss.clip_value=",
+    ],
     "env=half_cheetah env.num": ["env.num_envs="],
     "loss=clip loss.beta_r": ["loss.beta_rule="],
     # A sweep has words of its own, and lists of values.
@@ -68,6 +72,10 @@ QUERIES = {
     "evaluate a --device c": ["cpu", "cuda"],
     "evaluate a --episodes ": [],
     "evaluate a env.kw": ["env.kwargs."],
+    "export a --": ["--help", "--merge", "--which"],
+    "export a b --which ": ["best", "last"],
+    "verify a --": ["--device", "--help", "--json"],
+    "verify a --device c": ["cpu", "cuda"],
     "report --un": ["--unfinished"],
     "doctor ": [],
     "doctor --p": ["--parity", "--placement"],
@@ -184,7 +192,10 @@ CUT = [
     (["klrl", "evaluate", "outputs/o"], ["outputs/one"]),
     (["klrl", "resume", "=", "outputs/"], ["outputs/one", "outputs/s=1"]),
     (["klrl", "resume", "=", "outputs/s", "="], ["1"]),
-    (["klrl", "loss", "=", "clip", "loss.clip"], ["loss.clip_epsilon=", "loss.clip_value="]),
+    (
+        ["klrl", "loss", "=", "clip", "loss.clip"],
+        ["loss.clip_epsilon=", "loss.clip_epsilon_high=", "loss.clip_value="],
+    ),
     (["klrl", "doctor", ""], []),
 ]
 

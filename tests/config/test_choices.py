@@ -151,6 +151,7 @@ class SpoConfig(schemas.LossConfig):
     """A loss with the settings of clip."""
 
     clip_epsilon: float = number(gt=0)
+    clip_epsilon_high: float | None = None
     target_kl: float | None = None
 
 

@@ -34,6 +34,11 @@ ASKING = {
     ("collector", "sampler"): ["experiment=sort_digits"],
     ("advantage", "group"): ["experiment=sort_digits"],
     ("reference", "adapter_off"): ["experiment=sort_digits", "actor.lora.r=4"],
+    **{
+        (group, name): ["experiment=sort_digits"]
+        for group in ("loss", "advantage")
+        for name in ("grpo", "dr_grpo", "dapo", "rloo")
+    },
 }
 #: Groups whose choices serve control and language alike.
 SHARED = ("reference", "kl", "controller", "loss", "learner", "optim", "logger")

@@ -11,7 +11,13 @@ from klrl.kl.charge import to_go as to_go_sum
 from klrl.language.batch import response_mask
 from klrl.language.causal_lm import ValueHead
 from klrl.language.scoring import Layout
-from klrl.train.advantage import group_advantage, group_normalized, leave_one_out, token_gae
+from klrl.train.advantage import (
+    group_advantage,
+    group_centred,
+    group_normalized,
+    leave_one_out,
+    token_gae,
+)
 from tests.language.toys import FAMILIES, GROUP, network, rollout
 
 SCORES = [1.0, 0.0, 0.5, 2.0, 2.0, -1.0]
@@ -25,6 +31,12 @@ def test_group_normalized_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
+def test_group_centred_by_hand() -> None:
+    found = group_centred(torch.tensor(SCORES), 3)
+    expected = [s - statistics.mean(g) for g in (SCORES[:3], SCORES[3:]) for s in g]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
 def test_leave_one_out_by_hand() -> None:
     found = leave_one_out(torch.tensor(SCORES), 3)
     groups = (SCORES[:3], SCORES[3:])
@@ -32,7 +44,7 @@ def test_leave_one_out_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor(expected))
 
 
-@pytest.mark.parametrize("baseline", [group_normalized, leave_one_out])
+@pytest.mark.parametrize("baseline", [group_normalized, group_centred, leave_one_out])
 @pytest.mark.parametrize("score", [0.0, 0.1, 1e8, 1e-12, -3.3])
 def test_groups_without_spread_give_zero(baseline, score) -> None:
     found = baseline(torch.full((14,), score), 7)
@@ -40,7 +52,7 @@ def test_groups_without_spread_give_zero(baseline, score) -> None:
     assert found.abs().max() <= bound
 
 
-@pytest.mark.parametrize("baseline", [group_normalized, leave_one_out])
+@pytest.mark.parametrize("baseline", [group_normalized, group_centred, leave_one_out])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_score_that_is_not_finite_counts_nowhere(baseline, bad) -> None:
     found = baseline(torch.tensor([1.0, bad, 0.0, 3.0, 5.0, 5.0, bad, bad, bad, bad, bad, 2.0]), 4)
@@ -49,7 +61,7 @@ def test_a_score_that_is_not_finite_counts_nowhere(baseline, bad) -> None:
     assert not found[[1, *range(4, 12)]].any()
 
 
-@pytest.mark.parametrize("baseline", [group_normalized, leave_one_out])
+@pytest.mark.parametrize("baseline", [group_normalized, group_centred, leave_one_out])
 def test_order_within_and_of_groups_does_not_matter(baseline) -> None:
     score = torch.randn(12)
     order = torch.tensor([4, 6, 5, 7, 11, 8, 10, 9, 0, 3, 2, 1])
@@ -85,7 +97,8 @@ def test_shaped_is_the_advantage_of_the_shaped_score_over_the_spread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "baseline", "words"), [(1, "normalized", "group_size=1"), (2, "mean", "baseline=mean")]
+    ("size", "baseline", "words"),
+    [(1, "normalized", "group_size=1"), (2, "median", "baseline=median")],
 )
 def test_wrong_settings_are_refused(size, baseline, words) -> None:
     zero = torch.zeros(2, 1)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.language import base_model as module
 from klrl.language.base_model import (
     Recipe,
     base_model,
-    cache_dir,
     make_model,
     recipe_for,
     sampled_accuracy,

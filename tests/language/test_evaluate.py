@@ -42,9 +42,9 @@ def test_the_prompts_are_those_of_their_places(job) -> None:
     reward = run.parts.task.reward
 
     class Listening:
-        def __call__(self, prompts, answers):
+        def __call__(self, prompts, answers, drawn):
             asked.extend(prompt.row["digits"] for prompt in prompts)
-            return reward(prompts, answers)
+            return reward(prompts, answers, drawn)
 
     object.__setattr__(run.parts.task, "reward", Listening())
     for starts in (IN_RUN, CLOSING):

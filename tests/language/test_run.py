@@ -59,6 +59,9 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
         per_response = row["reward/raw"] * row["reward/episode_length"]
         assert per_response == pytest.approx(row["reward/episode"], abs=1e-9)
         assert 0 <= row["reward/gold"] <= row["reward/episode"]
+        phases = [row[f"time/{phase}"] for phase in ("sampling", "reward", "scoring", "update")]
+        assert min(phases) > 0
+        assert 0.8 < sum(phases) / row["time/iteration"] < 1
     assert abs(rows[0]["kl/ref/exact"]) < 1e-5
     assert rows[1]["kl/ref/exact"] > 1e-3
     assert rows[-1]["eval/gold"] <= rows[-1]["eval/return"]
@@ -66,7 +69,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     assert (manifest["status"], manifest["samples"]) == ("finished", 32)
     assert "transformers" in manifest["versions"]
     shown = samples_of(Path("run"))
-    assert [entry["samples"] for entry in shown] == [16] * 4 + [32] * 4
+    assert [entry["samples"] for entry in shown] == [n for n in (16, 32, 48) for _ in range(4)]
     for entry in shown:
         assert len(entry["kl"]) == len(entry["tokens"]) <= 6
         assert entry["truncated"] == (entry["tokens"][-1] != "<|im_end|>")

@@ -170,7 +170,7 @@ def test_torchrls_gradient_has_the_beta_of_the_next_forward() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, {"clip_epsilon": 0.02, "clip_epsilon_high": 0.1}])
 @pytest.mark.parametrize(("env_id", "distribution", "fixed"), POLICIES)
 @pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")
 def test_clip_is_torchrls(env_id, distribution, fixed, variant) -> None:
@@ -178,7 +178,8 @@ def test_clip_is_torchrls(env_id, distribution, fixed, variant) -> None:
     agent, batch = data(env_id, distribution)
     terms = ours(config, agent, batch, beta=9.0)
     grads = gradients(agent, terms.total)
-    reference = theirs(ClipPPOLoss, agent, batch, config, clip_epsilon=0.2)
+    epsilon = config.clip_epsilon, config.clip_epsilon_high or config.clip_epsilon
+    reference = theirs(ClipPPOLoss, agent, batch, config, clip_epsilon=epsilon)
     total = sum(reference[key] for key in reference.keys() if key.startswith("loss_"))
     torch.testing.assert_close(terms.total, total, rtol=1e-6, atol=0)
     for mine, other in zip(grads, gradients(agent, total), strict=True):

@@ -25,6 +25,7 @@ from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.batch import Responses, make_batch
 from klrl.language.kl import CHARGED
 from klrl.language.record import rewards_of as language_rewards
+from klrl.language.rescore import rounding
 from klrl.language.rollout import GOLD
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
@@ -45,6 +46,7 @@ from tests.report.toys import Page, rows_of, write_run
 LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
 KL = ReferenceKL(0.5, "k3", "split")
 ESTIMATES = ("exact", "k1", "k2", "k3")
+PHASES = ("sampling", "reward", "scoring", "update")
 #: What the loop adds to an evaluation; see tests/runs/test_evaluations.py.
 BY_THE_LOOP = dict.fromkeys(("eval/best_return", "eval/best_return_se", "time/evaluation"), 1.0)
 
@@ -53,7 +55,8 @@ def row_of(
     domain: Domain, batch: TensorDict, rewards: Rewards, measured: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     size = batch.numel()
-    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, True, 4.0)
+    phases = {n: 1.0 for n in PHASES if n != "reward" or domain is LANGUAGE}
+    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, True, 4.0, phases)
     assert row[f"time/{domain.axis}_per_second"] == 0.5
     return row
 
@@ -98,6 +101,8 @@ def words_row() -> dict[str, float]:
     row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
+    full = batch["log_probs", "full"][:, 2:]
+    row |= rounding(full, full, torch.ones_like(full, dtype=torch.bool))
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], LANGUAGE, "greedy", [0.5, 0.5]).row
 
 

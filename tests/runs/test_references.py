@@ -39,6 +39,15 @@ def test_ema_is_the_weighted_mean_of_weights_and_normaliser() -> None:
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
 
+def tied() -> torch.nn.Module:
+    """Weights with two names in a state_dict, and one storage."""
+    return torch.nn.Sequential(*[torch.nn.Linear(3, 3, bias=False)] * 2)
+
+
+def test_tied_weights_are_counted_once() -> None:
+    assert FrozenReference(ReferenceRule(), tied()).bytes == 4 * 9
+
+
 def test_periodic_copies_when_it_is_due() -> None:
     actor, reference = network(), network()
     kept = freeze(reference)

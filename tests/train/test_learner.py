@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import replace
 
 import pytest
@@ -218,6 +219,32 @@ def test_the_algorithm_on_one_parameter(settings, words, betas, after, alpha) ->
     assert learned.kl_old == pytest.approx(0.36 * alpha**2, rel=1e-3)
     assert learned.objective == -1.0
     assert learned.epochs == 2
+
+
+class Counted(OneParameter):
+    """Counts the tensors as large as its parameter that live during a step."""
+
+    def __init__(self, loss: PolicyLoss) -> None:
+        super().__init__(loss)
+        self.parameter, self.alive = nn.Parameter(torch.zeros(4099)), 0
+
+    def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
+        gc.collect()
+        tensors = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)]
+        held = {x.data_ptr() for x in tensors if x.shape == (4099,)}
+        self.alive = max(self.alive, len(held))
+        return torch.ones(len(self.loss.measures) + 1)
+
+    def kl_old(self, frames: Tensor) -> float:
+        return 0.01
+
+
+@pytest.mark.parametrize(("mode", "alive"), [("none", 1), ("back", 2), ("both", 2)])
+def test_weights_are_copied_for_a_line_search_alone(settings, mode, alive) -> None:
+    config = settings(f"loss.line_search={mode}")
+    steps = Counted(KLPENLoss(config.loss))
+    Learner(config, steps).update(torch.zeros(6), 0.0)
+    assert steps.alive == alive
 
 
 def test_each_update_steps_at_its_own_learning_rate(made) -> None:

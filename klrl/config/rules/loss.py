@@ -9,9 +9,9 @@ from klrl.config import CONTROL, LANGUAGE, Config, JobConfig, KLPENConfig, Langu
 REDUCTIONS = {
     CONTROL: (("mean", "sum"), "language only; choose mean or sum over the frames"),
     LANGUAGE: (
-        ("token", "sequence"),
-        "control only; choose token (mean over tokens) or sequence (sum over a response, mean "
-        "over responses)",
+        ("token", "response", "sequence"),
+        "control only; choose token (mean over tokens), response (mean over each response's) or "
+        "sequence (sum over a response, mean over responses)",
     ),
 }
 
@@ -21,6 +21,12 @@ def check_reduction(c: JobConfig) -> None:
     allowed, remedy = REDUCTIONS[c.domain]
     if c.loss.reduction not in allowed:
         raise ConfigError(f"loss.reduction={c.loss.reduction}: {remedy}")
+
+
+def check_mask_truncated(c: Config) -> None:
+    """Frames are all real."""
+    if c.loss.mask_truncated:
+        raise ConfigError("loss.mask_truncated=true: language only; set it to false")
 
 
 def check_beta(c: JobConfig) -> None:
@@ -79,4 +85,40 @@ def check_compile(c: LanguageConfig) -> None:
         raise ConfigError(
             f"learner.compile={c.learner.compile}: a language model's update runs eagerly; use "
             "learner.compile=false"
+        )
+
+
+def check_learner_of_frames(c: Config) -> None:
+    """Settings of the update of a language model."""
+    for name in ("dtype", "micro_batch"):
+        if (value := getattr(c.learner, name)) is not None:
+            raise ConfigError(f"learner.{name}={value}: language only; drop it")
+
+
+def check_learner_dtype(c: LanguageConfig) -> None:
+    """What learns is held in float32 at least, and computed with as the actor asks."""
+    dtype, actor = c.learner.dtype, c.actor
+    if dtype is not None and actor.dtype == "float64":
+        raise ConfigError(
+            f"learner.dtype={dtype}: actor.dtype=float64 learns in float64; drop one of the two"
+        )
+    if dtype == "mixed" and actor.lora.r:
+        raise ConfigError(
+            f"learner.dtype=mixed: with actor.lora.r={actor.lora.r} the adapters learn in float32 "
+            "anyway; drop it, and set actor.dtype=bfloat16 for the weights under them"
+        )
+    if dtype == "float32" and actor.dtype == "bfloat16" and not actor.lora.r:
+        raise ConfigError(
+            "learner.dtype=float32: actor.dtype=bfloat16 without adapters computes in bfloat16; "
+            "use learner.dtype=mixed, or actor.dtype=float32"
+        )
+
+
+def check_micro_batch(c: LanguageConfig) -> None:
+    """A micro-batch is a part of a minibatch."""
+    size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
+    if size is not None and size > prompts:
+        raise ConfigError(
+            f"learner.micro_batch={size}: a minibatch has {prompts} prompts (collector.prompts="
+            f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches}); choose fewer"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from klrl.base.errors import ConfigError
 from klrl.config import (
     Config,
@@ -29,12 +31,49 @@ def check_workers(c: Config) -> None:
 
 
 def check_reward(c: LanguageConfig) -> None:
-    """A task of the user's own has the user's own reward."""
-    if isinstance(c.env, TextConfig) and c.env.reward in ("exact", "proxy"):
+    """Names of rewards, each once; a task of the user's own has the user's own."""
+    names = c.env.rewards
+    shown = f"[{','.join(map(str, names))}]" if isinstance(c.env.reward, list) else c.env.reward
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"env.reward={shown}: give the name of a reward, or a list of names")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"env.reward={shown}: names {twice[0]} twice; give env.reward_weights")
+    own = {"exact", "proxy"} & set(names)
+    if isinstance(c.env, TextConfig) and own:
         raise ConfigError(
-            f"env.reward={c.env.reward}: belongs to env=sort_digits; give your own function as "
+            f"env.reward={shown}: {min(own)} belongs to env=sort_digits; give your own function as "
             "package.module:function"
         )
+
+
+def check_reward_weights(c: LanguageConfig) -> None:
+    """A finite weight for each reward."""
+    weights, count = c.env.reward_weights, len(c.env.rewards)
+    if weights is None:
+        return
+    if len(weights) != count:
+        raise ConfigError(
+            f"env.reward_weights={weights}: {len(weights)} weights for {count} "
+            f"reward{'s' * (count != 1)}; give one for each name in env.reward"
+        )
+    if not all(map(math.isfinite, weights)):
+        raise ConfigError(f"env.reward_weights={weights}: give finite numbers")
+
+
+#: Arguments of a chat template's rendering that klrl gives itself.
+_RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation", "chat_template")
+
+
+def check_data(c: LanguageConfig) -> None:
+    """A share that leaves something to train on; template arguments that are the user's to set."""
+    if not isinstance(c.env, TextConfig):
+        return
+    if c.env.eval_share >= 1:
+        raise ConfigError(f"env.eval_share={c.env.eval_share}: give a share below 1")
+    for name in c.env.template_kwargs:
+        if name in _RENDERING:
+            raise ConfigError(f"env.template_kwargs.{name}: klrl sets it; drop it")
 
 
 def check_digits(c: LanguageConfig) -> None:

@@ -113,6 +113,11 @@ _UNREAD_CONTROL = (
 _UNREAD_LANGUAGE = (
     Unread("eval.steps", lambda c: True, "a response is one step; set eval.episodes"),
     Unread("kl.samples_mc_js", lambda c: True, "of tokens the js is a sum; drop it"),
+    Unread(
+        "env.eval_share",
+        lambda c: (c.env.eval_data or c.env.eval_split) is not None,
+        "env.eval_data and env.eval_split say which prompts evaluate; drop it",
+    ),
     *(
         Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
         for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")

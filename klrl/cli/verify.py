@@ -1,0 +1,100 @@
+"""``klrl verify RUN``: the recorded log-probs and KLs of a language run, computed again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from klrl.base.text import text_table
+from klrl.cli.export import check_language_run
+from klrl.cli.wrapper import DONE, FAILED, Parser
+
+if TYPE_CHECKING:
+    from klrl.language.verify import Verdict
+
+
+def verify_command(argv: list[str]) -> int:
+    """Print how far the record is off; returns 1 if that is beyond the bounds.
+
+    Raises:
+        ConfigError: no such run, a control run, or nothing that can be verified.
+    """
+    args = parser().parse_args(argv)
+    check_language_run(args.run)
+
+    from klrl.config.checks import check_device_name
+    from klrl.runs.machine import check_device
+
+    check_device_name(args.device)
+    check_device(args.device)
+
+    from klrl.language.verify import verify_run
+
+    verdict = verify_run(args.run, args.device)
+    print(json.dumps(_as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
+    if verdict.ok:
+        return DONE
+    print(f"klrl verify: the record of {args.run} is off", file=sys.stderr)
+    return FAILED
+
+
+def _as_text(verdict: Verdict, run: str) -> str:
+    largest, mean = verdict.bounds
+    head = ["nats per token", "samples", "tokens", "max off", "mean off", "", ""]
+    rows = [
+        [
+            f"log-probs of the {each.name}" if each.name != "KL" else "KL(policy||reference)",
+            f"{each.samples}",
+            f"{each.tokens:,}",
+            f"{each.largest:.2g}",
+            f"{each.mean:.2g}",
+            "ok" if each.ok else "OFF",
+            "" if each.ok else each.place,
+        ]
+        for each in verdict.measures
+    ]
+    lines = [
+        f"{run}: samples computed again with plain transformers, one at a time, without padding",
+        text_table([head, *rows], right=range(1, 5)),
+        f"allowed: {largest:g} at most, {mean:.2g} in the mean",
+    ]
+    for name, count in verdict.not_computed.items():
+        if count:
+            lines.append(f"not computed again: {name} of {count} samples, whose weights are gone")
+    return "\n".join([*lines, *verdict.notes, *verdict.problems])
+
+
+def _as_json(verdict: Verdict) -> dict[str, object]:
+    return {
+        "ok": verdict.ok,
+        "bounds": dict(zip(("max", "mean"), verdict.bounds, strict=True)),
+        "measures": [
+            {
+                "name": each.name,
+                "samples": each.samples,
+                "tokens": each.tokens,
+                "max": each.largest,
+                "mean": each.mean,
+                "place": each.place,
+                "ok": each.ok,
+            }
+            for each in verdict.measures
+        ],
+        "not_computed": verdict.not_computed,
+        "notes": verdict.notes,
+        "problems": verdict.problems,
+    }
+
+
+def parser() -> Parser:
+    """The argument list."""
+    parser = Parser(
+        prog="klrl verify",
+        description="Compute the log-probs and KLs of a language run's samples again with plain "
+        "transformers, and say how far the record is off; exit code 1 beyond the bounds.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

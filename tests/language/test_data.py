@@ -1,0 +1,216 @@
+"""Data sets: JSON lists, parquet; splits; template arguments; columns that nothing reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from klrl.base.errors import ConfigError
+from klrl.language.data import hold_out, read_prompts
+from klrl.language.prompts import Prompt, PromptStream
+from tests.language.test_refusals import text_job
+from tests.transforms import llm_toys as toys
+
+TURNS = [{"role": "user", "content": "sort 3 1"}]
+ROWS = [{"prompt": f"p{i}", "answer": str(i)} for i in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+# -------------------------------------------------------------------------------------- formats
+
+
+def test_a_prompt_may_be_a_conversation() -> None:
+    Path("data.jsonl").write_text(json.dumps({"prompt": TURNS, "chosen": []}))
+    (prompt,) = read_prompts("data.jsonl")
+    assert prompt.content == TURNS
+    Path("data.jsonl").write_text(json.dumps({"prompt": [{"role": "user"}]}))
+    with pytest.raises(ConfigError, match="line 1: turn 1 needs a role and a content"):
+        read_prompts("data.jsonl")
+
+
+def test_a_json_list_and_a_folder_of_jsonl_are_read_without_any_package() -> None:
+    Path("data.json").write_text(json.dumps(ROWS, indent=1))
+    assert [p.row for p in read_prompts("data.json")] == ROWS
+    assert read_prompts("data.json")[3].origin == "env.data=data.json row 4"
+    Path("folder").mkdir()
+    for name, rows in (("train", ROWS[:6]), ("test", ROWS[6:])):
+        text = "\n".join(map(json.dumps, rows))
+        Path(f"folder/{name}-0.jsonl").write_text(text)
+    assert [p.row for p in read_prompts("folder")] == ROWS[:6]
+    assert [p.row for p in read_prompts("folder", split="test")] == ROWS[6:]
+    with pytest.raises(ConfigError, match="env.data=folder: has no split dev; it has test, train"):
+        read_prompts("folder", split="dev")
+
+
+def test_a_folder_without_splits_is_read_whole() -> None:
+    Path("folder").mkdir()
+    for name, rows in (("a", ROWS[:6]), ("b", ROWS[6:])):
+        Path(f"folder/{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [p.row for p in read_prompts("folder")] == ROWS
+    Path("empty").mkdir()
+    with pytest.raises(ConfigError, match="env.data=empty: holds no .jsonl, .json or .parquet"):
+        read_prompts("empty")
+
+
+@pytest.mark.parametrize("text", ["[]", '["a"]', '[{"answer": 1}]', "[1, 2"])
+def test_a_json_list_without_prompts_is_refused(text: str) -> None:
+    Path("data.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"env.data=data.json( row 1)?: ") as caught:
+        read_prompts("data.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_without_the_package_is_refused_with_the_remedy(monkeypatch) -> None:
+    Path("data.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr("klrl.language.data.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"data.parquet: .* datasets is not .*klrl\[data\]"):
+        read_prompts("data.parquet")
+
+
+def test_parquet_and_saved_data_sets_are_read_by_datasets() -> None:
+    datasets = pytest.importorskip("datasets")
+    mixed = [{"prompt": "a", "messages": None, "n": 1}, {"messages": TURNS, "n": 2}]
+    Path("folder").mkdir()
+    datasets.Dataset.from_list(mixed).to_parquet("folder/train-00000-of-00001.parquet")
+    datasets.Dataset.from_list(ROWS).to_parquet("folder/test-00000-of-00001.parquet")
+    for path in ("folder", "folder/train-00000-of-00001.parquet"):
+        first, second = read_prompts(path)
+        assert (first.content, first.row["n"]) == ("a", 1)
+        assert (second.content, second.row["n"]) == (TURNS, 2)
+    assert [p.row for p in read_prompts("folder", split="test")] == ROWS
+    both = {"train": datasets.Dataset.from_list(ROWS[:6]), "test": datasets.Dataset.from_list(ROWS)}
+    datasets.DatasetDict(both).save_to_disk("saved")
+    assert [p.row for p in read_prompts("saved", split="train")] == ROWS[:6]
+    with pytest.raises(ConfigError, match="saved: has no split dev; it has test, train"):
+        read_prompts("saved", split="dev")
+    Path("bad.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ConfigError, match="env.data=bad.parquet: cannot be read"):
+        read_prompts("bad.parquet")
+
+
+# --------------------------------------------------------------------------------------- splits
+
+
+def test_a_share_is_held_out_once_and_for_every_seed() -> None:
+    prompts = [Prompt(str(i)) for i in range(20)]
+    train, held = hold_out(prompts, 0.25)
+    assert (len(train), len(held)) == (15, 5)
+    assert sorted(int(p.content) for p in [*train, *held]) == list(range(20))
+    assert [int(p.content) for p in held] != list(range(15, 20))  # a file is often sorted
+    assert hold_out(prompts, 0.25) == (train, held)
+    train, held = hold_out(prompts[:2], 0.01)
+    assert (len(train), len(held)) == (1, 1)
+    with pytest.raises(ConfigError, match="env.eval_share=0.5: .* one prompt cannot be split"):
+        hold_out(prompts[:1], 0.5)
+
+
+def started(capsys, model: str, rows: list, *words: str) -> tuple[int, str, str]:
+    from klrl.__main__ import main
+
+    with pytest.raises(SystemExit) as stop:
+        main([*text_job(model, [json.dumps(row) for row in rows]), *words])
+    said = capsys.readouterr()
+    return int(stop.value.code or 0), said.out, said.err
+
+
+DIGITS = [{"prompt": f"user{i}", "answer": str(i)} for i in range(10)]
+
+
+@pytest.mark.integration
+def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -> None:
+    Path("share_reward.py").write_text(
+        "seen = []\n"
+        "def score(prompts, responses, rows):\n"
+        "    seen.append(set(prompts))\n"
+        "    return [0.0] * len(rows)\n"
+    )
+    words = ("env.reward=share_reward:score", "env.eval_share=0.3")
+    code, out, err = started(capsys, model, DIGITS, *words)
+    assert (code, err) == (0, "")
+    assert "env.eval_share=0.3: 3 of 10 prompts are held out for evaluation" in out
+    seen = sys.modules["share_reward"].seen
+    trained = set().union(*(prompts for prompts in seen if len(prompts) == 4))
+    asked = set().union(*(prompts for prompts in seen if len(prompts) < 4))
+    assert trained
+    assert asked
+    assert not trained & asked
+
+
+@pytest.mark.integration
+def test_without_a_split_it_is_told_that_evaluation_has_the_training_prompts(
+    capsys, model: str
+) -> None:
+    _, out, _ = started(capsys, model, DIGITS)
+    assert "env.eval_data=null: evaluations answer training prompts; env.eval_share=" in out
+
+
+# --------------------------------------------------------------------------- template arguments
+
+
+THINKS = toys.TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}"
+
+
+def test_template_arguments_reach_the_chat_template() -> None:
+    tokenizer = toys.tokenizer(template=THINKS)
+    asked = {"enable_thinking": False}
+    stream = PromptStream(lambda i: Prompt(TURNS), tokenizer, None, asked)
+    plain = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(stream.take(1).ids[0]) == plain + "no"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["env.template_kwargs.tokenize=true"], "env.template_kwargs.tokenize: klrl sets it"),
+        (["env.template_kwargs={deep:1}"], "env.template_kwargs.deep: the chat template reads no"),
+        (["env.eval_share=1"], "env.eval_share=1.0: give a share below 1"),
+        (
+            ["env.eval_share=0.1", "env.eval_data=data.jsonl"],
+            "env.eval_share: nothing reads it here: env.eval_data and env.eval_split say",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_settings_of_data_that_fit_nothing_are_refused(capsys, model, words, told) -> None:
+    code, _, err = started(
+        capsys, model, [{"messages": [{"role": "user", "content": "1"}]}], *words
+    )
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert told in err
+
+
+# ------------------------------------------------------------------------------ unread columns
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("body", "unread"),
+    [
+        ("[float(r['answer'] in t) for r, t in zip(rows, responses)]", "chosen, rejected"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("[float('chosen' in r) for r in rows]", "answer, rejected"),
+                ("[float(len({**r})) for r in rows]", None),
+                ("[0.0] * len(rows)", "answer, chosen, rejected"),
+            )
+        ),
+    ],
+)
+def test_columns_that_nothing_reads_are_named_in_one_line(capsys, model, body, unread) -> None:
+    name = f"columns_reward_{abs(hash(body))}"
+    Path(f"{name}.py").write_text(f"def score(prompts, responses, rows):\n    return {body}\n")
+    rows = [{"prompt": "user1", "answer": "1", "chosen": "a", "rejected": "b"}]
+    code, out, _ = started(capsys, model, rows, f"env.reward={name}:score")
+    assert code == 0
+    said = [line for line in out.splitlines() if "nothing reads" in line]
+    expected = [f"env.data=data.jsonl: nothing reads its columns {unread}"] if unread else []
+    assert said == expected

@@ -1,0 +1,159 @@
+"""``klrl export``: plain transformers and peft read the folder, and give the policy's log-probs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import klrl
+from klrl.__main__ import main
+from klrl.base.errors import ConfigError
+from klrl.language.export import export_run
+from klrl.runs.folder import RunFolder
+from klrl.train.loop import Training
+from tests.report.toys import write_run
+
+pytestmark = pytest.mark.integration
+
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 5]])
+
+
+@pytest.fixture
+def authored(model: str) -> str:
+    """The model as an author may have saved it: dropout, sampling defaults, no pad token."""
+    network = AutoModelForCausalLM.from_pretrained(model)
+    network.save_pretrained("authored")
+    AutoTokenizer.from_pretrained(model).save_pretrained("authored")
+    config = json.loads(Path("authored/config.json").read_text())
+    del config["pad_token_id"]
+    config |= {"attention_dropout": 0.25, "resid_pdrop": 0.1}
+    Path("authored/config.json").write_text(json.dumps(config))
+    Path("authored/generation_config.json").write_text(
+        json.dumps({"do_sample": True, "top_k": 7, "temperature": 0.3, "eos_token_id": 2})
+    )
+    return "authored"
+
+
+@torch.no_grad()
+def log_probs(model) -> torch.Tensor:
+    return model.eval()(IDS).logits.double().log_softmax(-1)
+
+
+def policy_of(run: str, which: str = "last") -> torch.Tensor:
+    return log_probs(klrl.load_policy(run, which).model)
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert float((found - expected).abs().max()) <= 1e-6
+
+
+def test_all_weights_as_plain_transformers_loads_them(job, authored: str) -> None:
+    Training(job(f"actor.model={authored}")).train(RunFolder(Path("run")))
+    export_run("run", Path("out/model"))
+    loaded = AutoModelForCausalLM.from_pretrained("out/model")
+    assert_same(log_probs(loaded), policy_of("run"))
+    start = AutoModelForCausalLM.from_pretrained(authored)
+    assert float((log_probs(start) - policy_of("run")).abs().max()) > 1e-3  # it was trained
+    config = json.loads(Path("out/model/config.json").read_text())
+    assert (config["attention_dropout"], config["resid_pdrop"]) == (0.25, 0.1)
+    assert "pad_token_id" not in config
+    assert config["dtype"] == "float32"
+    assert (loaded.generation_config.top_k, loaded.generation_config.temperature) == (7, 0.3)
+    before, after = (AutoTokenizer.from_pretrained(f) for f in (authored, "out/model"))
+    assert after.chat_template == before.chat_template
+    assert after.get_vocab() == before.get_vocab()
+    assert after.padding_side == before.padding_side
+
+
+# peft 0.21 reads a property that transformers 5.23 deprecates.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("merge", [False, True], ids=["adapters", "merged"])
+def test_adapters_alone_and_merged(job, authored: str, merge: bool) -> None:
+    words = ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1")
+    Training(job(f"actor.model={authored}", *words)).train(RunFolder(Path("run")))
+    export_run("run", Path("out"), merge=merge)
+    start = AutoModelForCausalLM.from_pretrained(authored)
+    assert float((log_probs(start) - policy_of("run")).abs().max()) > 1e-3
+    if merge:
+        assert not Path("out/adapter_config.json").exists()
+        assert_same(log_probs(AutoModelForCausalLM.from_pretrained("out")), policy_of("run"))
+        assert json.loads(Path("out/config.json").read_text())["attention_dropout"] == 0.25
+        return
+    assert not Path("out/model.safetensors").exists()
+    assert_same(log_probs(PeftModel.from_pretrained(start, "out")), policy_of("run"))
+    # The folder names its base model, wherever it is read from.
+    assert_same(log_probs(AutoModelForCausalLM.from_pretrained("out")), policy_of("run"))
+    assert AutoTokenizer.from_pretrained("out").chat_template
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_another_one(job) -> None:
+    Training(job("eval.every=1", "eval.episodes=4")).train(RunFolder(Path("run")))
+    for which in ("last", "best"):
+        export_run("run", Path(which), which=which)
+        assert_same(log_probs(AutoModelForCausalLM.from_pretrained(which)), policy_of("run", which))
+
+
+@pytest.mark.slow
+def test_the_dtype_is_the_runs(job) -> None:
+    words = ("actor.dtype=bfloat16", "actor.lora.r=2")
+    Training(job(*words)).train(RunFolder(Path("run")))
+    export_run("run", Path("out"), merge=True)
+    assert AutoModelForCausalLM.from_pretrained("out").dtype == torch.bfloat16
+
+
+def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
+    Training(job()).train(RunFolder(Path("run")))
+    write_run(Path("control"))
+    Path("there").mkdir()
+    refused = {
+        ("control", "new"): "klrl export: RUN=control: ",
+        ("nowhere", "new"): "klrl export: RUN=nowhere: no such folder",
+        ("run", "there"): "klrl export: FOLDER=there: exists already; give a new one",
+        ("run", "new", "--merge"): "klrl export: --merge: actor.lora.r=0, the run has no adapters",
+        ("run", "new", "--which", "best"): "klrl export: run: has no checkpoint 'best'",
+    }
+    capsys.readouterr()
+    for words, line in refused.items():
+        with pytest.raises(SystemExit, match="2"):
+            main(["export", *words])
+        said = capsys.readouterr().err
+        assert said.startswith(line), said
+        assert len(said.splitlines()) == 1
+        assert not Path("new").exists()
+
+
+@pytest.mark.slow
+def test_a_control_run_is_refused_by_its_domain(tmp_path) -> None:
+    klrl.run("env=cartpole", "frames=64", "env.num_envs=2", "collector.steps=16", "eval.every=0",
+             "learner.minibatches=2", "logger=none", folder=tmp_path / "control")  # fmt: skip
+    with pytest.raises(ConfigError, match="is a control run; give a language run"):
+        export_run(str(tmp_path / "control"), tmp_path / "new")
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_leaves_nothing(job, monkeypatch) -> None:
+    Training(job()).train(RunFolder(Path("run")))
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("shutil.copyfile", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="No space"):
+        export_run("run", Path("out"))
+    assert not Path("out").exists()
+    assert not list(Path().glob(".out*"))
+
+
+@pytest.mark.slow
+def test_the_command_says_what_it_wrote(job, capsys) -> None:
+    Training(job()).train(RunFolder(Path("run")))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "run", "out"])
+    assert stop.value.code in (0, None)
+    said = capsys.readouterr()
+    assert said.out.startswith("out: the last checkpoint of run, all weights, float32\n")
+    assert said.err == ""

@@ -1,0 +1,277 @@
+"""Several rewards with weights; what a reward function may ask for; a classifier as reward."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
+
+from klrl.base.errors import ConfigError, RewardError
+from klrl.domains import LANGUAGE
+from klrl.language.prompts import Prompt
+from klrl.language.rewards import Drawn, Reward, WeightedRewards, find_reward
+from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import metric_of
+from klrl.train.loop import Training
+from tests.runs.commands import rows_of
+from tests.transforms import llm_toys as toys
+
+PROMPTS = [Prompt(str(i), {"answer": str(i)}, f"line {i}") for i in range(3)]
+TEXTS = ["0", "11", "222"]
+DRAWN = Drawn(
+    truncated=[False, True, False],
+    prompt_ids=[[5], [6, 6], [7]],
+    response_ids=[[1, 2], [3], [4, 4, 2]],
+)
+
+
+@pytest.fixture(autouse=True)
+def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+# ---------------------------------------------------------------------------- asked for by name
+
+
+def test_a_function_gets_what_its_parameters_name() -> None:
+    got = {}
+
+    def score(prompts, responses, rows, lengths, *, truncated, response_ids, prompt_ids=None):
+        got.update(lengths=lengths, truncated=truncated, ids=response_ids, prompt=prompt_ids)
+        return [float(length) for length in lengths]
+
+    assert Reward("mine:score", 5.0, score)(PROMPTS, TEXTS, DRAWN).tolist() == [2, 1, 3]
+    assert got == {
+        "lengths": [2, 1, 3],  # the EOS counts
+        "truncated": [False, True, False],
+        "ids": [[1, 2], [3], [4, 4, 2]],
+        "prompt": [[5], [6, 6], [7]],
+    }
+
+
+def test_any_keywords_are_all_of_them() -> None:
+    got = {}
+
+    def score(prompts, responses, rows, **more):
+        got.update(more)
+        return [0.0] * 3
+
+    Reward("mine:score", None, score)(PROMPTS, TEXTS, DRAWN)
+    assert set(got) == {"truncated", "lengths", "prompt_ids", "response_ids", "device"}
+    assert got["device"] == torch.device("cpu")
+
+
+def test_a_sample_that_fails_alone_is_called_with_what_is_its_own() -> None:
+    def score(prompts, responses, rows, lengths):
+        assert len(lengths) == len(responses)
+        return [1 / (length - 1) for length in lengths]
+
+    with pytest.raises(RewardError, match="sample 1 of 3 .line 1, response '11'.: raised ZeroDiv"):
+        Reward("mine:score", None, score)(PROMPTS, TEXTS, DRAWN)
+
+
+def test_an_unknown_parameter_is_refused_when_the_function_is_found() -> None:
+    Path("asks_reward.py").write_text("def score(prompts, responses, rows, tokens): ...\n")
+    with pytest.raises(ConfigError, match="it may ask for truncated, lengths, prompt_ids, resp"):
+        find_reward("asks_reward:score")
+
+
+# -------------------------------------------------------------------------------------- several
+
+FUNCTIONS = (
+    "def length(prompts, responses, rows, lengths):\n"
+    "    return [float(n) for n in lengths]\n"
+    "def cut(prompts, responses, rows, truncated):\n"
+    "    return [-1.0 * t for t in truncated]\n"
+)
+
+
+def test_the_score_is_the_weighted_sum_and_parts_are_recorded(job) -> None:
+    Path("parts_reward.py").write_text(FUNCTIONS)
+    names = "env.reward=[parts_reward:length,parts_reward:cut,exact]"
+    Training(job(names, "env.reward_weights=[0.5,2,1]")).train(RunFolder(Path("run")))
+    for row in rows_of(Path("run")):
+        length, cut = row["reward/part/length"], row["reward/part/cut"]
+        assert length == pytest.approx(row["reward/episode_length"])
+        assert cut == pytest.approx(-row["reward/truncated"])
+        assert row["reward/part/exact"] == pytest.approx(row["reward/gold"])
+        total = 0.5 * length + 2 * cut + row["reward/part/exact"]
+        assert row["reward/episode"] == pytest.approx(total, abs=1e-6)
+    scored = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    scored = [sample for sample in scored if "reward" in sample]
+    assert len(scored) == 8
+    for sample in scored:
+        parts = sample["rewards"]
+        assert parts["length"] == len(sample["response_ids"])
+        assert parts["cut"] == -sample["truncated"]
+        assert sample["reward"] == 0.5 * parts["length"] + 2 * parts["cut"] + parts["exact"]
+
+
+def test_one_reward_has_no_parts(job) -> None:
+    Training(job()).train(RunFolder(Path("run")))
+    assert not [name for name in rows_of(Path("run"))[0] if name.startswith("reward/part")]
+
+
+def test_rewards_of_one_name_are_told_apart() -> None:
+    for name in ("a_reward", "b_reward"):
+        Path(f"{name}.py").write_text("def score(prompts, responses, rows): return [1.0] * 3\n")
+    both = WeightedRewards(["a_reward:score", "b_reward:score"], [2.0, 3.0], None)
+    assert list(both.parts(PROMPTS, TEXTS, DRAWN)) == ["a_reward.score", "b_reward.score"]
+    assert both(PROMPTS, TEXTS, DRAWN).tolist() == [5.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["env.reward=[]"], "env.reward=[]: give the name of a reward, or a list of names"),
+        (["env.reward=null"], "env.reward=None: give the name of a reward, or a list"),
+        (["env.reward=[exact,exact]"], "env.reward=[exact,exact]: names exact twice"),
+        (["env.reward_weights=[1,2]"], "env.reward_weights=[1.0, 2.0]: 2 weights for 1 reward"),
+        (
+            ["env.reward=[exact,proxy]", "env.reward_weights=[1,nan]"],
+            "env.reward_weights=[1.0, nan]: give finite numbers",
+        ),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.integration
+def test_lists_that_fit_nothing_are_refused_in_one_line(exits, words, told) -> None:
+    code, _, err = exits(*words)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert told in err
+    assert not Path("run").exists()
+
+
+# ------------------------------------------------------------------------------- reward models
+
+
+def classifier(kind: str, pad: int | None = None, labels: int = 1) -> Path:
+    """A random sequence classifier with a tokenizer, in a folder of save_pretrained."""
+    torch.manual_seed(0)
+    size = {"vocab_size": len(toys.tokenizer()), "hidden_size": 16, "num_hidden_layers": 2}
+    size |= {"num_attention_heads": 2, "intermediate_size": 32, "num_labels": labels}
+    if kind == "llama":
+        model = LlamaForSequenceClassification(LlamaConfig(**size, max_position_embeddings=64))
+    else:
+        model = BertForSequenceClassification(BertConfig(**size, max_position_embeddings=64))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    model.config.pad_token_id = pad
+    model.save_pretrained("classifier")
+    toys.tokenizer().save_pretrained("classifier")
+    return Path("classifier")
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+ASKED = [
+    *(Prompt(text, {}, "line") for text in ("hello, ", "sort the digits ", "one")),
+    *(Prompt(chat(text), {}, "line") for text in ("three", "how are you", "sort one two")),
+]
+ANSWERS = ["how are you?", "one", "", "four", "I am fine, thank you.", "one two"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pad"), [("llama", None), ("llama", 0), ("llama", 2), ("bert", 0)], ids=str
+)
+def test_a_classifiers_scores_are_those_of_plain_transformers(kind, pad) -> None:
+    folder = classifier(kind, pad)
+    plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    expected = []
+    for prompt, answer in zip(ASKED, ANSWERS, strict=True):
+        if isinstance(prompt.content, str):
+            ids = tokenizer(prompt.content + answer)["input_ids"]
+        else:
+            turns = [*prompt.content, {"role": "assistant", "content": answer}]
+            ids = tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
+        with torch.no_grad():
+            expected.append(float(plain(torch.tensor([ids])).logits[0, 0]))
+    found = Reward("model:classifier", 60.0)(ASKED, ANSWERS)
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    assert found.std() > 0.01  # else any answer would do
+
+
+@pytest.mark.integration
+def test_a_run_learns_from_a_classifier(exits, capsys) -> None:
+    classifier("llama")
+    capsys.readouterr()
+    code, _, err = exits("env.reward=[proxy,model:classifier]")
+    assert (code, err) == (0, "")
+    for row in rows_of(Path("run")):
+        total = row["reward/part/proxy"] + row["reward/part/classifier"]
+        assert row["reward/episode"] == pytest.approx(total, abs=1e-6)
+        assert abs(row["reward/part/classifier"]) > 1e-3
+
+
+def test_a_text_that_is_too_long_for_the_classifier_is_told_by_its_sample() -> None:
+    classifier("llama")
+    with pytest.raises(RewardError, match="sample 1 of 2 .*longer than the 64 tokens that it take"):
+        Reward("model:classifier", None)(ASKED[:2], ["one", "one two " * 60])
+
+
+def _two_labels() -> None:
+    classifier("llama", labels=2)
+
+
+def _pickled() -> None:
+    classifier("llama")
+    Path("classifier/model.safetensors").rename("classifier/pytorch_model.bin")
+
+
+def _remote() -> None:
+    classifier("llama")
+    file = Path("classifier/config.json")
+    config = json.loads(file.read_text()) | {"auto_map": {"AutoModel": "x.Y"}, "model_type": "odd"}
+    file.write_text(json.dumps(config))
+
+
+def _causal() -> None:
+    model = toys.network("llama")
+    model.config.num_labels = 1
+    model.save_pretrained("classifier")
+    toys.tokenizer().save_pretrained("classifier")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: None, "no such folder"),
+        (_two_labels, "has 2 labels; give a sequence classifier with one"),
+        (_pickled, "no *.safetensors in it"),
+        (_remote, "model type `odd`"),
+        (_causal, "weights are not in its files (score.weight"),
+    ],
+    ids=["missing", "labels", "pickle", "remote", "causal"],
+)
+def test_a_folder_that_is_no_reward_model_is_refused_before_anything_is_written(
+    exits, capsys, make, told
+) -> None:
+    make()
+    capsys.readouterr()
+    code, _, err = exits("env.reward=model:./classifier")
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert "env.reward=model:./classifier" in err
+    assert told in err
+    assert not Path("run").exists()
+
+
+def test_the_metric_of_a_part_is_described() -> None:
+    metric = metric_of("reward/part/length", LANGUAGE)
+    assert (metric.title, metric.unit) == ("reward length", "reward per response")
+    assert metric.show(0.123456) == "0.1235"

@@ -1,0 +1,113 @@
+"""``learner.micro_batch``: the gradient of a minibatch, added up over its parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from klrl.__main__ import compose
+from klrl.base.errors import ConfigError
+from klrl.config.checks import to_config
+from klrl.train.learner import Coefficients
+from klrl.train.loop import Training
+
+COMMON = ("actor.dtype=float64", "learner.minibatches=1", "kl.coef=0.3")
+COEFFICIENTS = Coefficients(lr=0.0, beta=0.7, kl_ref=0.3)
+
+
+def gradients(training: Training, batch, size: int | None) -> tuple[list, torch.Tensor]:
+    """What a step gives the optimiser, and what it measured, at ``learner.micro_batch=size``."""
+    steps, given = training.parts.learner.steps, []
+    training.config.learner.micro_batch = size
+
+    def step(lr: float) -> torch.Tensor:
+        given.extend(p.grad.clone() for p in steps.policy.parameters)
+        return torch.zeros((), dtype=torch.float64)
+
+    real, steps.optimizer.step = steps.optimizer.step, step
+    try:
+        torch.manual_seed(0)
+        (minibatch,) = steps.minibatches(batch)
+        measured = steps.step(minibatch, COEFFICIENTS)
+    finally:
+        steps.optimizer.step = real
+    return given, measured
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loss.reduction=token"],
+        ["loss.reduction=sequence", "loss.normalize_advantage=false"],
+        ["loss.reduction=sequence", "loss=klpen", "loss.kl_old=exact"],
+        ["loss.reduction=token", "loss=klpen", "loss.kl_old=sampled", "loss.entropy_coeff=0.1"],
+        ["advantage.baseline=leave_one_out", "kl.placement=loss", "kl.estimator=exact"],
+        ["advantage.baseline=normalized_shaped", "kl.placement=reward"],
+        ["advantage.baseline=normalized", "kl.placement=loss", "kl.estimator=k2"],
+        ["advantage.baseline=normalized", "kl.placement=split", "kl.estimator=exact"],
+        ["advantage=gae", "loss.reduction=sequence", "loss.normalize_advantage=true"],
+        ["advantage=gae", "kl.placement=loss", "kl.estimator=k3", "loss.normalize_advantage=true"],
+    ],
+    ids=" ".join,
+)
+def test_the_gradient_is_the_minibatchs(job, words: list[str]) -> None:
+    """Normalised by the tokens, rows and spread of the whole minibatch, not of a part."""
+    training = Training(job(*COMMON, *words))
+    batch = training.parts.rollout(0).collect()
+    training.parts.charge_kl(batch)
+    training.parts.estimate_advantage(batch)
+    assert len(set(batch["masks", "all_assistant_mask"].sum(1).tolist())) > 1
+    frames, generator = training.parts.learner.steps.lay_out(batch), torch.Generator()
+    with torch.no_grad():  # no ratio is 1, no KL is 0
+        for p in training.parts.policy.parameters:
+            p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    whole, measured = gradients(training, frames, None)
+    assert max(float(g.abs().max()) for g in whole) > 1e-3
+    for size in (1, 3):  # of four prompts: the last part is smaller
+        parts, told = gradients(training, frames, size)
+        torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(told, measured, rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_in_parts_is_the_run(job) -> None:
+    """Two epochs of two minibatches: the same weights but for rounding."""
+    ends, common = [], ("actor.dtype=float64", "learner.epochs=2", "optim.eps=1e-3")
+    for words in ((), ("learner.micro_batch=1",)):
+        training = Training(job(*common, *words))
+        batch = training.parts.rollout(0).collect()
+        training.parts.charge_kl(batch)
+        training.parts.estimate_advantage(batch)
+        torch.manual_seed(1)
+        learned = training.learn(batch)
+        ends.append((learned.grad_norm, learned.kl_old, training.parts.policy.parameters))
+    assert ends[0][1] > 1e-6
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["learner.micro_batch=3"], "learner.micro_batch=3: a minibatch has 2 prompts"),
+        (["learner.micro_batch=0"], "learner.micro_batch=0"),
+        (["learner.dtype=mixed", "actor.lora.r=2"], "learner.dtype=mixed: with actor.lora.r=2"),
+        (
+            ["learner.dtype=mixed", "actor.dtype=float64"],
+            "learner.dtype=mixed: actor.dtype=float64",
+        ),
+        (["learner.dtype=float32", "actor.dtype=bfloat16"], "learner.dtype=float32: actor.dtype="),
+        (["learner.dtype=bfloat16"], "learner.dtype=bfloat16"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_go_together_is_refused(exits, words, line) -> None:
+    code, _, err = exits(*words)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert line in err
+
+
+@pytest.mark.parametrize("word", ["learner.micro_batch=2", "learner.dtype=mixed"])
+def test_control_refuses_them(word: str) -> None:
+
+    with pytest.raises(ConfigError, match=f"{word}: language only"):
+        to_config(compose(["env=pendulum", word]))

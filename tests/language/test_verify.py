@@ -1,0 +1,184 @@
+"""``klrl verify``: true records pass in every kind of run, and one changed number is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from klrl.__main__ import main
+from klrl.base.errors import ConfigError
+from klrl.language.verify import verify_run
+from klrl.runs.folder import RunFolder
+from klrl.train.loop import Training
+from tests.report.toys import write_run
+
+pytestmark = pytest.mark.integration
+
+KINDS = {
+    "full": (),
+    "temperature": ("collector.temperature=0.7",),
+    "adapters": ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1"),
+    "ema": ("reference=ema", "reference.decay=0.5", "advantage=gae"),
+    "float64": ("actor.dtype=float64",),
+    "wrapper": ("collector.sampler=wrapper", "collector.scoring=padded"),
+}
+
+
+def trained(job, *words: str, run: str = "run") -> Path:
+    Training(job("frames=64", "checkpoint.every=2", *words)).train(RunFolder(Path(run)))
+    return Path(run)
+
+
+#: Of the kinds that a quick test runs, one has every number that is compared.
+QUICK = ("adapters",)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in QUICK)) for k in KINDS]
+)
+def test_a_true_record_is_within_the_bounds(job, kind: str) -> None:
+    """Iterations 1 to 4 and the last draw; there are weights of 0, 32 and 64 samples."""
+    found = verify_run(trained(job, *KINDS[kind]))
+    assert found.ok
+    measured = {each.name: each for each in found.measures}
+    assert set(measured) == {"policy", "reference", "KL"}
+    # Weights of 0 samples are the model's own; 16 and 48 have no checkpoint.
+    assert measured["policy"].samples == 12
+    assert measured["reference"].samples == (12 if kind == "ema" else 20)  # one that moves is gone
+    assert measured["KL"].samples == 12
+    for each in measured.values():
+        assert each.largest <= 1e-4
+        assert each.mean <= 1e-5
+        assert each.tokens >= each.samples
+    assert found.not_computed == {"policy": 8, "reference": 8 if kind == "ema" else 0, "KL": 8}
+
+
+def changed(run: Path, place: int, name: str, by: float) -> Path:
+    """A copy of a run with one number of one sample changed."""
+    copy = Path(shutil.copytree(run, "changed"))
+    lines = (copy / "samples.jsonl").read_text().splitlines()
+    sample = json.loads(lines[place])
+    sample[name][-1] += by
+    lines[place] = json.dumps(sample)
+    (copy / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    return copy
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "log_probs",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ref_log_probs", "kl")),
+    ],
+)
+def test_one_changed_number_is_found_and_placed(job, capsys, name: str) -> None:
+    run = trained(job)
+    copy = changed(run, place=-2, name=name, by=3e-4)
+    found = verify_run(copy)
+    assert not found.ok
+    title = {"log_probs": "policy", "ref_log_probs": "reference", "kl": "KL"}[name]
+    for each in found.measures:
+        assert each.ok == (each.name != title)
+    (off,) = [each for each in found.measures if not each.ok]
+    assert off.largest == pytest.approx(3e-4, rel=0.1)
+    assert off.place.startswith("samples.jsonl line 19, token ")
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="1"):
+        main(["verify", "changed"])
+    said = capsys.readouterr()
+    assert "samples.jsonl line 19, token " in said.out
+    assert said.err == "klrl verify: the record of changed is off\n"
+
+
+def test_changed_ids_are_found(job) -> None:
+    run = trained(job)
+    lines = (run / "samples.jsonl").read_text().splitlines()
+    sample = json.loads(lines[4])  # of weights that are gone
+    other = 5 if sample["response_ids"][0] != 5 else 6
+    sample["response_ids"][0] = other
+    (run / "samples.jsonl").write_text("\n".join([*lines[:4], json.dumps(sample), "x", *lines[5:]]))
+    found = verify_run(run)
+    assert not found.ok
+    assert "samples.jsonl line 5: its tokens are not its response" in found.problems
+    assert "samples.jsonl line 6: is no sample" in found.problems
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_other_weights_is_found(job) -> None:
+    """Adapters of another run in the entry's place, whole by its checksums."""
+    words = ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1")
+    run, other = trained(job, *words), trained(job, *words, "seed=1", run="other")
+    place = Path("checkpoints/last/frames-000000000064")
+    shutil.rmtree(run / place)
+    shutil.copytree(other / place, run / place)
+    measured = {each.name: each for each in verify_run(run).measures}
+    assert (measured["policy"].ok, measured["reference"].ok) == (False, True)
+
+
+@pytest.mark.slow
+def test_a_damaged_entry_is_left_out_and_told(job) -> None:
+    run = trained(job)
+    file = run / "checkpoints/last/frames-000000000064/agent.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    found = verify_run(run)
+    assert found.ok
+    assert found.not_computed["policy"] == 12
+    assert any("frames-000000000064" in line for line in found.notes)
+
+
+@pytest.mark.slow
+def test_without_a_reference_only_the_policy_is_verified(job) -> None:
+    found = verify_run(trained(job, "kl=none"))
+    assert found.ok
+    assert [each.name for each in found.measures] == ["policy"]
+
+
+@pytest.mark.slow
+def test_lower_precision_has_bounds_of_its_own(job) -> None:
+    found = verify_run(trained(job, "actor.dtype=bfloat16", "actor.lora.r=2"))
+    assert found.bounds[0] > 1e-4
+    assert found.ok
+
+
+@pytest.mark.slow
+def test_another_runs_policy_as_reference(job) -> None:
+    trained(job, run="first")
+    found = verify_run(
+        trained(job, "actor.init=first", "reference=checkpoint", "reference.path=first")
+    )
+    measured = {each.name: each.samples for each in found.measures}
+    assert found.ok
+    # The model's own weights drew nothing here, and the entry of 0 samples is gone.
+    assert measured == {"policy": 8, "reference": 20, "KL": 8}
+
+
+@pytest.mark.slow
+def test_json_has_all_numbers(job, capsys) -> None:
+    trained(job)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", "run", "--json"])
+    assert stop.value.code in (0, None)
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is True
+    assert said["bounds"] == {"max": 1e-4, "mean": 1e-5}
+    assert {each["name"] for each in said["measures"]} == {"policy", "reference", "KL"}
+
+
+def test_what_cannot_be_verified_is_refused(job, capsys) -> None:
+    run = trained(job, "collector.samples_every=0")
+    with pytest.raises(ConfigError, match="run: has no samples.jsonl; set collector.samples_every"):
+        verify_run(run)
+    (run / "samples.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    with pytest.raises(
+        ConfigError, match="its samples hold no token ids: an older klrl wrote them"
+    ):
+        verify_run(run)
+    write_run(Path("control"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", "control"])
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,75 @@
+"""The progress line of a slow run: seconds per iteration and the phase, never 0/s."""
+
+from __future__ import annotations
+
+import io
+import time
+
+from klrl.domains import CONTROL, LANGUAGE
+from klrl.runs.progress import Phases, Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(row: dict[str, float], total: int = 2560, passed: float = 100.0) -> str:
+    """The line after a row that came some seconds after the start."""
+    progress = Progress(total, LANGUAGE, stream=io.StringIO())
+    progress._started -= passed
+    progress.show(row)
+    return progress.line()
+
+
+def test_a_slow_run_shows_seconds_per_iteration() -> None:
+    line = shown({"samples": 16, "iteration": 2, "time/iteration": 48.44})
+    assert line.startswith("16/2,560 samples | 48.4 s/iteration | ")
+    assert "/s " not in line
+    assert "4:25:00 left" in line  # 2,544 samples at 16 in 100 s
+
+
+def test_a_quick_run_shows_frames_per_second() -> None:
+    assert "| 64/s |" in shown({"samples": 6400, "time/iteration": 0.5}, total=12800)
+
+
+def test_before_the_first_row_no_speed_is_claimed() -> None:
+    assert Progress(2560, LANGUAGE, stream=io.StringIO()).line() == "0/2,560 samples"
+
+
+def test_a_phase_that_lasts_is_shown_once_in_a_log() -> None:
+    log, phases = io.StringIO(), Phases()
+    with Progress(100, LANGUAGE, stream=log, every=0.05, phases=phases) as progress:
+        for phase in ("sampling", "update"):
+            phases(phase)
+            time.sleep(0.3)
+        phases.take()
+        progress.show({"samples": 10, "time/iteration": 0.6})
+        time.sleep(0.1)
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "0/100 samples"
+    assert lines[1].startswith("0/100 samples | sampling 0")
+    assert lines[2].startswith("0/100 samples | update 0")
+    assert lines[3].startswith("10/100 samples | ")
+    assert len(lines) == 4
+
+
+def test_a_terminal_follows_the_phase_from_second_to_second(monkeypatch) -> None:
+    monkeypatch.setattr("klrl.runs.progress._LIVE_SECONDS", 0.05)
+    live, phases = Terminal(), Phases()
+    with Progress(100, CONTROL, stream=live, phases=phases):
+        phases("sampling")
+        time.sleep(0.3)
+    assert live.getvalue().count("sampling") >= 2
+
+
+def test_the_seconds_of_phases_add_up_to_the_iteration() -> None:
+    phases, began = Phases(), time.perf_counter()
+    for name in ("sampling", "reward", "sampling", "update"):
+        phases(name)
+        time.sleep(0.02)
+    seconds = phases.take()
+    assert list(seconds) == ["sampling", "reward", "update"]
+    assert abs(sum(seconds.values()) - (time.perf_counter() - began)) < 0.01
+    assert seconds["sampling"] > 1.5 * seconds["reward"]
+    assert phases.take() == {}
