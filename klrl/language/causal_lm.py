@@ -14,6 +14,8 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
+#: Attribute of a model whose arithmetic has another dtype than its weights, see :mod:`.mixed`.
+COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -74,7 +76,9 @@ class OwnHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        logits = _run(self.shell, states.reshape(1, -1, states.shape[-1]))
+        mixed = getattr(self.shell, COMPUTES_IN, None)
+        with torch.autocast(states.device.type, mixed, enabled=mixed is not None):
+            logits = _run(self.shell, states.reshape(1, -1, states.shape[-1]))
         return logits.reshape(*states.shape[:-1], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnHead:
@@ -173,10 +177,6 @@ class _KnownLogits(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         self.noted = states
         return self.logits.to(states).expand(*states.shape[:-1], -1)
-
-
-#: Attribute of a model whose arithmetic has another dtype than its weights, see :mod:`.mixed`.
-COMPUTES_IN = "klrl_computes_in"
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:

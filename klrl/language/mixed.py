@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from klrl.language.causal_lm import COMPUTES_IN, backbone, head, model_device, model_dtype
+from klrl.language.causal_lm import COMPUTES_IN, backbone, model_device, model_dtype, unwrapped
 
 
 def compute_in_bfloat16(model: nn.Module) -> None:
@@ -25,7 +25,7 @@ def compute_in_bfloat16(model: nn.Module) -> None:
     Args:
         model: a causal LM; its backbone and its head are changed in place.
     """
-    unmixed: list[Any] = [backbone(model), head(model)]
+    unmixed: list[Any] = [backbone(model), unwrapped(model).get_output_embeddings()]
     for module in unmixed:
         # A bound method is copied with its module; a closure would go on calling this one.
         module.forward = MethodType(_in_bfloat16(type(module)), module)

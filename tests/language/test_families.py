@@ -28,6 +28,7 @@ from benchmarks.families import (
 from klrl.language import wrapper_sampler
 from klrl.language.batch import make_batch, response_mask
 from klrl.language.causal_lm import OwnHead, backbone, head
+from klrl.language.mixed import compute_in_bfloat16
 from klrl.language.model import load_causal_lm
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.scoring import self_check
@@ -128,6 +129,23 @@ def test_a_head_gives_the_models_own_logits(family: str) -> None:
     assert all(p.requires_grad for p in model.parameters())
     copied, whole = (sum(p.numel() for p in m.parameters()) for m in (old, model))
     assert copied < whole / 2
+
+
+@pytest.mark.parametrize("family", ["cohere", "gemma2", "bert"])
+def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
+    """Float32 weights, bfloat16 arithmetic; also the rollout's copy, which is kept in bfloat16."""
+    model, ids = tiny(family), torch.randint(3, 200, (2, 7))
+    exact = model(input_ids=ids, use_cache=False).logits.detach()
+    compute_in_bfloat16(model)
+    with torch.no_grad():
+        own = model(input_ids=ids, use_cache=False).logits.float()
+        states = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
+        old = deepcopy(head(model)).to(torch.bfloat16)
+        near = {"atol": 0.02 * float(exact.abs().max()), "rtol": 0.02}
+        torch.testing.assert_close(own, exact, **near)
+        for kept in (head(model), old):
+            torch.testing.assert_close(kept(states).float(), own, **near)
+    assert not torch.equal(own, exact)
 
 
 def test_a_plain_head_is_the_output_embedding() -> None:
