@@ -105,8 +105,8 @@ class KeptLoss:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loss, name)
 
-    def __call__(self, scored: Any, beta: Tensor, kl_coef: Tensor) -> LossTerms:
-        terms: LossTerms = self._loss(scored, beta, kl_coef)
+    def __call__(self, scored: Any, beta: Tensor, kl_coef: Tensor, *rest: Any) -> LossTerms:
+        terms: LossTerms = self._loss(scored, beta, kl_coef, *rest)
         kl_old = terms.measured[self._loss.measures.index("kl_old")]
         real = kl_old if scored.mask is None else kl_old[scored.mask]
         self.numbers = {"loss": terms.total.detach(), "kl_old/minibatch": real.detach().mean()}
@@ -287,11 +287,15 @@ class OneHotLM(nn.Module):
     """A causal LM whose next token depends on the last one alone."""
 
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=D))
+    base_model_prefix = "base_model"
 
     def __init__(self) -> None:
         super().__init__()
         self.base_model = OneHotStates()
         self.head = nn.Linear(D, V, dtype=DOUBLE)
+
+    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.head(self.base_model(input_ids).last_hidden_state))
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.head
@@ -328,7 +332,7 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     """A language run of this policy, without a task, a sampler and a preflight."""
     padded = Layout(G, shared=False, reason="")
     prompts = SimpleNamespace(take=lambda count: None)
-    task = SimpleNamespace(chat=False, check=lambda *_: None, stream=lambda *_: prompts)
+    task = SimpleNamespace(chat=False, notes=(), check=lambda *_: None, stream=lambda *_: prompts)
     instead = {
         "make_task": lambda *_: task,
         "make_sampler": lambda *_: None,
@@ -337,6 +341,19 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     make_policy = patch("klrl.language.policy.make_policy", lambda *_, **__: policy)
     with make_policy, patch.multiple("klrl.language.parts", **instead):
         return Training(config)
+
+
+def kept_gradients(training: Training) -> Callable[[nn.Parameter], Tensor]:
+    """The gradients of the last step, which the update drops."""
+    optimizer, kept = training.parts.learner.steps.optimizer, dict[nn.Parameter, Tensor]()
+    drop = optimizer.zero_grad
+
+    def keep_and_drop() -> None:
+        kept.update((p, p.grad) for p in optimizer.parameters)
+        drop()
+
+    optimizer.zero_grad = keep_and_drop
+    return kept.__getitem__
 
 
 def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
@@ -355,7 +372,7 @@ def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
     def ref_log_prob(batch: TensorDict) -> Tensor:
         return layout.on_response(batch, layout.REF_LOG_PROBS)[:, 0]
 
-    run = OneStep(training, language_batch(1), heads, ref_log_prob, lambda p: p.grad)
+    run = OneStep(training, language_batch(1), heads, ref_log_prob, kept_gradients(training))
     if fill is not None:
         run.batch, run.spoil = language_batch(2), lambda batch: spoil_padding(batch, fill)
     return run
