@@ -123,6 +123,7 @@ def test_what_is_loaded_is_what_was_saved(job) -> None:
     assert_loaded_as_saved(job(BFLOAT16, "advantage=gae", "reference=ema"))
 
 
+@pytest.mark.slow
 def test_a_mixed_run_as_reference_start_and_for_evaluation(job, exits, capsys) -> None:
     """Its KL is 0 from itself, whichever precision the next run has; evaluations agree."""
     assert exits(BFLOAT16, "eval.every=2", "eval.episodes=6")[0] == 0
