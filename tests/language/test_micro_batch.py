@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from klrl.__main__ import compose
 from klrl.base.errors import ConfigError
@@ -34,11 +35,50 @@ def gradients(training: Training, batch, size: int | None) -> tuple[list, torch.
     return given, measured
 
 
+def moved(config) -> tuple[Training, TensorDict]:
+    """A rollout with advantages, all of whose first prompt's responses were cut off, and one more.
+
+    The policy has moved since: no ratio is 1, no KL is 0.
+    """
+    training, generator = Training(config), torch.Generator()
+    batch = training.parts.rollout(0).collect()
+    training.parts.charge_kl(batch)
+    training.parts.estimate_advantage(batch)
+    assert len(set(batch["masks", "all_assistant_mask"].sum(1).tolist())) > 1
+    group = config.collector.group_size
+    batch["next", "truncated"] = (torch.arange(len(batch)) <= group).unsqueeze(1)
+    frames = training.parts.learner.steps.lay_out(batch)
+    with torch.no_grad():
+        for p in training.parts.policy.parameters:
+            p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return training, frames
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+def test_responses_that_were_cut_off_are_left_out(job, reduction: str) -> None:
+    """As a minibatch without their tokens; whatever advantage they have."""
+    words = (*COMMON, f"loss.reduction={reduction}", "loss.normalize_advantage=false")
+    training, frames = moved(job(*words, "loss.mask_truncated=true"))
+    cut = frames["next", "truncated"].squeeze(-1)
+    found, _ = gradients(training, frames, None)
+    frames["advantage"][cut] += 100.0
+    again, _ = gradients(training, frames, None)
+    torch.testing.assert_close(again, found, rtol=0, atol=0)
+    training.config.loss.mask_truncated = False
+    spoilt, _ = gradients(training, frames, None)
+    assert max(float((a - b).abs().max()) for a, b in zip(spoilt, found, strict=True)) > 1e-3
+    frames["masks", "all_assistant_mask"][cut] = False
+    without, _ = gradients(training, frames, None)
+    torch.testing.assert_close(without, found, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["loss.reduction=token"],
         ["loss.reduction=sequence", "loss.normalize_advantage=false"],
+        ["loss.reduction=response"],
+        ["loss.reduction=token", "loss.mask_truncated=true"],
         ["loss.reduction=sequence", "loss=klpen", "loss.kl_old=exact"],
         ["loss.reduction=token", "loss=klpen", "loss.kl_old=sampled", "loss.entropy_coeff=0.1"],
         ["advantage.baseline=leave_one_out", "kl.placement=loss", "kl.estimator=exact"],
@@ -52,15 +92,7 @@ def gradients(training: Training, batch, size: int | None) -> tuple[list, torch.
 )
 def test_the_gradient_is_the_minibatchs(job, words: list[str]) -> None:
     """Normalised by the tokens, rows and spread of the whole minibatch, not of a part."""
-    training = Training(job(*COMMON, *words))
-    batch = training.parts.rollout(0).collect()
-    training.parts.charge_kl(batch)
-    training.parts.estimate_advantage(batch)
-    assert len(set(batch["masks", "all_assistant_mask"].sum(1).tolist())) > 1
-    frames, generator = training.parts.learner.steps.lay_out(batch), torch.Generator()
-    with torch.no_grad():  # no ratio is 1, no KL is 0
-        for p in training.parts.policy.parameters:
-            p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    training, frames = moved(job(*COMMON, *words))
     whole, measured = gradients(training, frames, None)
     assert max(float(g.abs().max()) for g in whole) > 1e-3
     for size in (1, 3):  # of four prompts: the last part is smaller

@@ -181,3 +181,18 @@ def test_a_term_that_is_not_there_is_recorded_as_zero_not_minus_zero(kind: str) 
     loss = loss_of(kind, entropy_bonus=False)
     weighted = loss.weighted(dict.fromkeys(loss.measures, 0.5), 0.0)
     assert (str(weighted["entropy"]), str(weighted["kl_ref"])) == ("0.0", "0.0")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_shares_add_up_and_rows_without_positions_have_none(reduction: str) -> None:
+    mask = torch.tensor([[True, True], [False, False], [True, False]])
+    loss, parts = loss_of("clip", reduction=reduction), torch.eye(3, dtype=torch.bool)
+    value = torch.tensor([[1.0, 2.0], [5.0, 5.0], [4.0, 5.0]], dtype=torch.float64)
+    reduce = terms.REDUCTIONS[reduction]
+    shares = [float(loss.share(rows, mask)) for rows in parts]
+    assert shares[1] == 0
+    added = sum(
+        share * float(reduce(value[rows], mask[rows]))
+        for share, rows in zip(shares, parts, strict=True)
+    )
+    assert added == pytest.approx(float(reduce(value, mask)))
