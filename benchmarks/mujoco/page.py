@@ -21,6 +21,7 @@ from benchmarks.mujoco.runs import (
     SETTINGS,
     TITLES,
     TWO,
+    cells_of,
     known,
 )
 from benchmarks.peers.common import versions
@@ -92,6 +93,7 @@ def _values(lines: Sequence[Line]) -> dict[str, np.ndarray]:
 def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
     told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     return [
+        *_missing(about["runs"]),
         "## Returns",
         "![Training return over frames on nine tasks, a line per seed, for each loss](mujoco.png)",
         "Return: 100 deterministic episodes of the last policy, from start states that all runs of "
@@ -110,6 +112,17 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         "which goes on from the committed cells/, and then draws. " + _commands(),
         f"{about['runs']} runs, {about['seconds']:,} seconds of iterations in all. Machine: "
         f"{about['machine']['name']}. Versions: {told}.",
+    ]
+
+
+def _missing(made: int) -> list[str]:
+    """How much of the page there is, where it is not all."""
+    planned = sum(len(cells_of(setting)) for setting in SEEDS)
+    if made >= planned:
+        return []
+    return [
+        f"**Not complete: {made} of {planned} runs are made.** What stands here may change; "
+        "CPU seconds were taken on a machine that was busy with other work too."
     ]
 
 
