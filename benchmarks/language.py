@@ -1,4 +1,4 @@
-"""Samples per CPU-second of klrl's ``experiment=sort_digits`` and of TRL's GRPOTrainer.
+"""Samples per CPU-second of klrl's language experiments and of TRL's GRPOTrainer.
 
     make bench-lm                              # about 20 minutes; writes the results
     python -m benchmarks.language --quick      # one short round of each workload; writes nothing
@@ -16,8 +16,8 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.peers.common import versions
@@ -40,30 +40,71 @@ TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of one length; ``target`` is the least ratio to TRL that is good enough."""
+    """What both contenders do; ``target`` is the least ratio to TRL that is good enough.
+
+    Attributes:
+        name: for people.
+        target: see above.
+        settings: beside the defaults of :func:`benchmarks.peers.lm.make_parser`.
+        iterations: in a full round; the first one is not counted.
+        truth: whether TRL's logged KL is compared with the true one.
+    """
 
     name: str
-    shots: int
     target: float
+    settings: Mapping[str, str | int | float]
+    iterations: int = 40
+    truth: bool = False
+
+    @property
+    def task(self) -> str:
+        """Of :data:`benchmarks.peers.lm.TASKS`."""
+        return str(self.settings.get("task", "sort_digits"))
+
+    @property
+    def shots(self) -> int:
+        """Worked examples in a prompt."""
+        return int(self.settings.get("shots", 0))
 
 
-WORKLOADS = (Workload("14-token prompts", 0, 1.8), Workload("94-token prompts", 4, 3.0))
+WORKLOADS = {
+    "short": Workload("14-token prompts", 1.8, {"prompts": 32}),
+    "long": Workload("94-token prompts", 3.0, {"prompts": 32, "shots": 4}),
+    "smollm": Workload(
+        "SmolLM2-135M",
+        1.6,
+        {
+            **{"task": "instructions", "prompts": 8, "minibatches": 2, "new-tokens": 32},
+            **{"temperature": 0.8, "lr": 1e-5},
+        },
+        iterations=5,
+        truth=True,
+    ),
+}
 
 
 def base_model_of(workload: Workload) -> Path:
-    """The folder of klrl's own small model for these prompts; made first where there is none."""
+    """The folder of the model that both start from; made first where there is none."""
+    if workload.task == "instructions":
+        from klrl.language.smollm import smollm
+
+        return smollm()
     from klrl.language.base_model import base_model, recipe_for
 
     return base_model(recipe_for(4, 8, workload.shots))
 
 
 def write_prompts(file: Path, workload: Workload, seed: int, count: int) -> None:
-    """The prompts that ``experiment=sort_digits seed=...`` draws, in its order."""
+    """The prompts that klrl's experiment draws with ``seed=...``, in its order."""
     from klrl.base.seeds import derived_seed
+    from klrl.language.instructions import Instructions
     from klrl.language.sort_digits import SortDigits
 
-    problem = SortDigits(shots=workload.shots, seed=derived_seed(seed, "prompts"))
-    rows = [problem(index) for index in range(count)]
+    drawn = derived_seed(seed, "prompts")
+    if workload.task == "instructions":
+        rows = [Instructions(drawn)(index) for index in range(count)]
+    else:
+        rows = [SortDigits(shots=workload.shots, seed=drawn)(index) for index in range(count)]
     told = [{"prompt": [dict(turn) for turn in row.content], **row.row} for row in rows]
     file.write_text(json.dumps(told))
 
@@ -75,35 +116,41 @@ def run_klrl(words: Sequence[str]) -> Line:
     return run_line([sys.executable, "-m", "benchmarks.peers.klrl_lm", *words])
 
 
-def run_trl(python: Path, words: Sequence[str], data: Path) -> Line:
+def run_trl(python: Path, words: Sequence[str], data: Path, *more: str) -> Line:
     if not python.exists():
         raise Failed("TRL's environment is missing; make bench-lm sets it up")
-    given = ["-m", "benchmarks.peers.trl_grpo", *words, "--data", str(data)]
+    given = ["-m", "benchmarks.peers.trl_grpo", *words, "--data", str(data), *more]
     return run_line([str(python.absolute()), *given])
 
 
 def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
     """Rounds of both, in turn; a round is a seed."""
     print(workload.name, flush=True)
-    model = base_model_of(workload)
+    model, iterations = base_model_of(workload), args.iterations or workload.iterations
     with tempfile.TemporaryDirectory() as folder:
         data = {seed: Path(folder) / f"{seed}.json" for seed in range(args.rounds)}
         for seed, file in data.items():
-            write_prompts(file, workload, seed, args.prompts * args.iterations)
-        words = {seed: make_words(workload, args, model, seed) for seed in data}
+            write_prompts(file, workload, seed, int(workload.settings["prompts"]) * iterations)
+        words = {seed: make_words(workload, model, seed, iterations, args.epochs) for seed in data}
         tasks = {
             "klrl": lambda seed: run_klrl(words[seed]),
             "TRL": lambda seed: run_trl(args.trl_python, words[seed], data[seed]),
         }
         found = rounds(tasks, args.rounds, in_words)
-    require_equal_prompts(found)
-    return summarise(found, workload)
+        require_equal_prompts(found)
+        summary = summarise(found, workload)
+        if workload.truth and "error" not in summary["TRL"]:
+            told = run_trl(args.trl_python, words[0], data[0], "--truth")["kl"]
+            summary["TRL"]["kl"] = {name: statistics.fmean(each) for name, each in told.items()}
+    return summary
 
 
-def make_words(workload: Workload, args: argparse.Namespace, model: Path, seed: int) -> list[str]:
+def make_words(
+    workload: Workload, model: Path, seed: int, iterations: int, epochs: int
+) -> list[str]:
     """What both get."""
-    given = {"model": model, "shots": workload.shots, "seed": seed, "prompts": args.prompts}
-    given |= {"iterations": args.iterations, "epochs": args.epochs}
+    given = {**workload.settings, "model": model, "seed": seed}
+    given |= {"iterations": iterations, "epochs": epochs}
     return [word for key, value in given.items() for word in (f"--{key}", str(value))]
 
 
@@ -164,20 +211,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, help="default 3, quick 1")
-    parser.add_argument("--iterations", type=int, help="default 40, quick 5")
-    parser.add_argument("--prompts", type=int, default=32, help="per iteration")
+    parser.add_argument("--iterations", type=int, help="default 40 (SmolLM2: 5), quick 5")
     parser.add_argument("--epochs", type=int, default=1, help="passes over each rollout")
-    parser.add_argument("--shots", type=int, choices=[w.shots for w in WORKLOADS], help="only this")
+    parser.add_argument("--only", choices=WORKLOADS, help="one workload")
     parser.add_argument(
         "--trl-python", type=Path, default=TRL_PYTHON, help="python of its environment"
     )
     parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
-    args.iterations = args.iterations or (5 if args.quick else 40)
-    chosen = [w for w in WORKLOADS if args.shots in (None, w.shots)]
+    chosen = {args.only: WORKLOADS[args.only]} if args.only else WORKLOADS
+    if args.quick:
+        chosen = {key: replace(w, iterations=min(w.iterations, 5)) for key, w in chosen.items()}
     data: Line = {"rounds": args.rounds, "epochs": args.epochs, "last": LAST}
-    data["workloads"] = {workload.name: compare(workload, args) for workload in chosen}
+    data["workloads"] = {w.name: compare(w, args) for w in chosen.values()}
     data["versions"] = versions(PACKAGES)
     print(language(data))
     if not (args.quick or args.no_save):

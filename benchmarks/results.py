@@ -170,6 +170,13 @@ def language(data: dict[str, Any]) -> str:
         if phases_told := contenders["klrl"].get("phases"):
             told = ", ".join(f"{phase} {value:,.0f}" for phase, value in phases_told.items())
             parts.append(f"klrl, us of CPU per sample: {told}.")
+        if kl := contenders["TRL"].get("kl"):
+            logged, k3, exact = (f"{kl[name]:.5f}" for name in ("logged", "k3", "exact"))
+            parts.append(
+                "KL(policy||reference) of the last iteration's minibatches, nats per token: TRL "
+                f"logs {logged}; its own estimator by plain transformers gives {k3}, the sum over "
+                f"the vocabulary {exact}."
+            )
     return "\n\n".join(parts)
 
 
@@ -184,7 +191,8 @@ def samples(contenders: dict[str, Any], last: int) -> str:
         ratio = f"{spread(row['ratio'], 2)} ({row['target']:g})" if "ratio" in row else ""
         rewards = f"{spread(row['reward_first'], 2)} -> {spread(row['reward'], 2)}"
         name = f"{name} {row['versions'].get('trl', '')}".strip() if name == "TRL" else name
-        speed = spread(row["samples_per_cpu_second"])
+        speed = row["samples_per_cpu_second"]
+        speed = spread(speed, 0 if speed["min"] >= 100 else 2)
         rows.append([name, speed, ratio, rewards, f"{row['samples']:,}", f"{row['peak_mb']:,}"])
     return table(header, rows)
 

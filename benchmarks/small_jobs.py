@@ -86,7 +86,7 @@ JOBS = (
     control(
         "held",
         "env=half_cheetah env.reward_scale=0.1 env.normalize_reward=false "
-        "actor=tanh_normal loss=klpen_held loss.entropy_coeff=0.01 "
+        "actor=tanh_normal loss=klpen_held loss.max_alpha=2 loss.entropy_coeff=0.01 "
         "loss.samples_mc_entropy=2 kl.placement=split kl.estimator=exact reference=periodic "
         "reference.every=2 controller=adaptive actor.activation=elu",
     ),
@@ -120,7 +120,7 @@ JOBS = (
     Job("clip_resumed", "resume=runs/clip frames=768", after=("clip",)),
     language(
         "lm_gae",
-        "advantage=gae loss=klpen_held loss.reduction=sequence kl.placement=split "
+        "advantage=gae loss=klpen_held loss.max_alpha=2 loss.reduction=sequence kl.placement=split "
         "kl.estimator=exact reference=ema reference.decay=0.8 controller=dual optim=adamw",
     ),
     language(
@@ -173,6 +173,7 @@ LEFT_OUT = {
     ),
     "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
     "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
+    "loss=klpen_tokens": "is klpen_held with other settings",
     "env=instructions": "needs SmolLM2; tests/language/test_instructions.py",
     **dict.fromkeys(
         (

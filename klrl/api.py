@@ -36,8 +36,8 @@ from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
-from klrl.runs.metrics import final_return, last_recorded
 from klrl.runs.resume import stored_config
+from klrl.runs.returns import final_return, last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.run import run_in_folder
 

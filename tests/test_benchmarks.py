@@ -8,17 +8,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import ranges, results
+from benchmarks import language, ranges, results
+from benchmarks.language import WORKLOADS
 from benchmarks.memory import frames_done, size_near
+from benchmarks.peers import klrl_lm, lm, trl_grpo
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
 from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.sample_efficiency import crossing
 from benchmarks.throughput import summarise
 from klrl.base.moved import MOVED
+from klrl.config.checks import to_config
+from klrl.config.compose import compose
+from klrl.language.tasks import make_task
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
 
@@ -184,3 +190,45 @@ def test_benchmarks_import_what_is_there():
     assert [module for module, _ in imports if module in MOVED] == []
     for module, name in imports:
         assert hasattr(importlib.import_module(module), name), (module, name)
+
+
+@pytest.mark.parametrize("key", WORKLOADS)
+def test_both_language_contenders_take_a_workload_and_are_asked_the_same(key, tmp_path) -> None:
+    """klrl's words are a job of its own; the prompts written for TRL are those that klrl draws."""
+    workload = WORKLOADS[key]
+    words = language.make_words(workload, tmp_path, seed=3, iterations=2, epochs=1)
+    args = lm.make_parser("about").parse_args(words)
+    args.words = []
+    config = to_config(compose(klrl_lm.make_words(args)))
+    asked = make_task(config.env, config.seed)
+    language.write_prompts(tmp_path / "asked.json", workload, seed=3, count=4)
+    rows = json.loads((tmp_path / "asked.json").read_text())
+    assert [list(asked.train(i).content) for i in range(4)] == [row["prompt"] for row in rows]
+    drawn = [asked.train(i).row for i in range(4)]
+    assert lm.checksum(workload.task, rows) == lm.checksum(workload.task, drawn)
+    assert lm.checksum(workload.task, rows[1:]) != lm.checksum(workload.task, drawn)
+    assert trl_grpo.settings(args, "")["temperature"] == config.collector.temperature
+    assert config.frames == 2 * 8 * workload.settings["prompts"]
+
+
+def test_the_true_kl_is_that_of_every_response_alone() -> None:
+    """Two toy models whose logits do not depend on the context: KL by hand, padding left out."""
+    a, b = torch.tensor([0.2, 0.5, 0.3]).log(), torch.tensor([0.6, 0.2, 0.2]).log()
+
+    def model(logits: torch.Tensor):
+        def forward(input_ids: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=2 * logits.expand(*input_ids.shape, 3))
+
+        return forward
+
+    trainer = SimpleNamespace(model=model(a), ref_model=model(b), temperature=2.0)
+    inputs = {
+        "prompt_ids": torch.tensor([[0, 1], [2, 2]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
+        "completion_ids": torch.tensor([[1, 2], [0, 0]]),
+        "completion_mask": torch.tensor([[1, 1], [1, 0]]),
+    }
+    exact, k3 = trl_grpo.true_kl(trainer, inputs)
+    assert exact == pytest.approx(float((a.exp() * (a - b)).sum()), rel=1e-5)
+    r = (b - a)[[1, 2, 0]]
+    assert k3 == pytest.approx(float((r.exp() - 1 - r).mean()), rel=1e-5)

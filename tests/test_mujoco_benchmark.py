@@ -290,7 +290,14 @@ def test_a_diverged_run_counts_as_it_was_at_its_last_checkpoint(tmp_path) -> Non
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("task", [task for task in NAMES if task not in ("half_cheetah", "hopper")])
+@pytest.mark.parametrize(
+    "task",
+    [
+        task if task in ("ant", "swimmer") else pytest.param(task, marks=pytest.mark.slow)
+        for task in NAMES
+        if task not in ("half_cheetah", "hopper")
+    ],
+)
 def test_a_preset_trains_and_is_evaluated(task: str) -> None:
     words = ("collector.steps=8", "learner.minibatches=2", "learner.epochs=1", "frames=64")
     evals = ("eval.evaluations=1", "eval.final=2", "learner.compile=false", "logger=none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.shipped import (
+    beside,
     best_of_n,
     beta_rules,
     controllers,
@@ -126,12 +128,12 @@ def test_the_optimums_effective_samples() -> None:
 def test_the_line_of_the_optimum_ends_where_samples_are_few() -> None:
     """Evenly spread scores without ties: 1 / sum w^2 falls with c and reaches 1."""
     scores = np.linspace(0, 1, 64)[None]
-    rows = frontier.optimum([(scores, scores)] * 3)
+    rows = beside.optimum([(scores, scores)] * 3)
     counts = [row.values["effective"].min() for row in rows]
-    assert min(counts) >= frontier.LEAST
-    assert 1 < len(rows) < len(frontier.TEMPERATURES)
-    following = frontier.TEMPERATURES[len(rows)]
-    assert tilted(scores, scores, following).effective < frontier.LEAST
+    assert min(counts) >= beside.LEAST
+    assert 1 < len(rows) < len(beside.TEMPERATURES)
+    following = beside.TEMPERATURES[len(rows)]
+    assert tilted(scores, scores, following).effective < beside.LEAST
 
 
 # -------------------------------------------------------------------------------------- tables
@@ -238,7 +240,14 @@ def toy_rows(language: bool) -> list[dict]:
         }
         if language:
             row["samples"] = row.pop("frames")
+            row["policy/entropy"] = 1.7 - i / 10
     return rows
+
+
+def write_samples(folder: Path) -> None:
+    turns = [{"role": "user", "content": "Describe the rain."}]
+    lines = [{"iteration": i, "prompt": turns, "response": f"Rain {i}."} for i in (1, 1, 2, 9)]
+    (folder / "samples.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def toy_plays(run, words=(), *, episodes, sampled=False) -> dict[str, float]:
@@ -262,12 +271,17 @@ def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> Non
     count = 0
     for sweep in result.sweeps:
         for name, words in jobs_of(sweep):
-            language = "experiment=sort_digits" in words
+            language = any(word.startswith("experiment=") for word in words)
             seed = int(next(word for word in words if word.startswith("seed="))[5:])
             write_run(sweep.folder / name, seed=seed, rows=toy_rows(language), **ENDED)
+            if language:
+                write_samples(sweep.folder / name)
             count += 1
     scores = np.linspace(0, 1, 64)[None] * np.ones((2, 1))
-    monkeypatch.setattr("benchmarks.shipped.frontier.base_scores", lambda *_: (scores, 1 - scores))
+    for name in ("frontier", "smollm"):
+        monkeypatch.setattr(
+            f"benchmarks.shipped.{name}.base_scores", lambda *_, **__: (scores, 1 - scores)
+        )
     monkeypatch.setattr(page, "Plays", lambda path: toy_plays)
     monkeypatch.setattr(page, "FOLDER", tmp_path / "results")
     folder = page.write_result(result)
@@ -425,8 +439,8 @@ def test_the_base_models_scores_are_kept(tmp_path, monkeypatch) -> None:
     scores = (np.zeros((2, 3)), np.ones((2, 3)))
     monkeypatch.setattr(best_of_n, "_sample", lambda *given: drawn.append(given) or scores)
     for _ in range(2):
-        _, gold = best_of_n.base_scores(2, 3, 0, tmp_path / "kept.npz")
+        _, gold = best_of_n.base_scores(frontier.JOB, 2, 3, 0, tmp_path / "kept.npz")
         assert gold.tolist() == [[1.0] * 3] * 2
-    assert drawn == [(2, 3, 0)]
+    assert drawn == [(frontier.JOB, 2, 3, 0, 8)]
     with pytest.raises(SystemExit, match="delete it"):
-        best_of_n.base_scores(5, 3, 0, tmp_path / "kept.npz")
+        best_of_n.base_scores(frontier.JOB, 5, 3, 0, tmp_path / "kept.npz")

@@ -176,7 +176,7 @@ def report(
         "frames": frames,
         "cpu_seconds": round(cpu, 4),
         "wall_seconds": round(wall, 4),
-        "frames_per_cpu_second": round(frames / cpu, 1),
+        "frames_per_cpu_second": round(frames / cpu, 3),
         "frames_per_second": round(frames / wall, 1),
         "phases": _phases(counted, frames, cpu),
         "import_cpu_seconds": round(clock.import_seconds, 2),

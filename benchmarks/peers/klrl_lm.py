@@ -1,4 +1,4 @@
-"""klrl's ``experiment=sort_digits`` through its public runner: metrics.jsonl and samples.jsonl on.
+"""klrl's language experiments through its public runner: metrics.jsonl and samples.jsonl on.
 
 The KL is charged in the loss, as ratio * k3. Evaluation is off, and checkpoints (one before,
 one at the end) are not counted: the other contender has neither.
@@ -14,18 +14,28 @@ from benchmarks.peers.common import Clock
 from benchmarks.peers.klrl_timed import make_config, run_quietly, time_training
 from benchmarks.peers.lm import checksum, finish, make_parser
 
+#: The choices of a task; all else is given to both contenders.
+EXPERIMENTS = {
+    "sort_digits": ("experiment=sort_digits",),
+    "instructions": (
+        *("experiment=smollm", "actor.dtype=float32", "loss=clip", "controller=fixed"),
+        "loss.normalize_advantage=false",
+    ),
+}
+
 
 def make_words(args: argparse.Namespace) -> list[str]:
     """The job; what was given after the settings comes last."""
     return [
-        "experiment=sort_digits",
+        *EXPERIMENTS[args.task],
+        *([f"env.shots={args.shots}"] if args.task == "sort_digits" else []),
         f"actor.model={args.model}",
-        f"env.shots={args.shots}",
         f"frames={args.prompts * args.group * args.iterations}",
         f"seed={args.seed}",
         f"collector.prompts={args.prompts}",
         f"collector.group_size={args.group}",
         f"collector.max_new_tokens={args.new_tokens}",
+        f"collector.temperature={args.temperature}",
         f"learner.epochs={args.epochs}",
         f"learner.minibatches={args.minibatches}",
         f"optim.lr={args.lr}",
@@ -43,7 +53,7 @@ def make_words(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def train(words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
+def train(task: str, words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
     """Run; the reward of each iteration and what was asked in the first."""
     config = make_config(words, clock)
     rewards: list[float] = []
@@ -53,7 +63,7 @@ def train(words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
         rewards.append(float(batch["next", "reward_raw"].mean()))
         if not asked:
             prompts = experiment.parts.collector.scored_prompts
-            asked.append(checksum([prompt.row["digits"] for prompt in prompts]))
+            asked.append(checksum(task, [prompt.row for prompt in prompts]))
 
     time_training(clock, see)
     run_quietly(config)
@@ -65,7 +75,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("words", nargs="*", help="further words for klrl's command line")
     args = parser.parse_args()
-    rewards, asked = train(make_words(args), clock)
+    rewards, asked = train(args.task, make_words(args), clock)
     finish("klrl", args, clock, rewards, asked)
 
 

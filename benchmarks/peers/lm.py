@@ -10,7 +10,7 @@ import argparse
 import os
 import statistics
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers import common
@@ -20,6 +20,8 @@ from benchmarks.peers.common import Clock, report, versions
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 PACKAGES = (*common.PACKAGES, "transformers", "tokenizers", "accelerate", "datasets", "trl")
+#: What is asked, by the columns of a row that tell one question from another.
+TASKS = {"sort_digits": ("digits",), "instructions": ("topic", "words")}
 #: The reward at the end is the mean over so many iterations.
 LAST = 5
 
@@ -28,6 +30,7 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
     """The settings that are equal for all contenders; defaults of ``experiment=sort_digits``."""
     parser = argparse.ArgumentParser(description=(about or "").split("\n")[0])
     parser.add_argument("--model", required=True, help="folder of the base model")
+    parser.add_argument("--task", choices=TASKS, default="sort_digits")
     parser.add_argument("--shots", type=int, default=0, help="worked examples before the question")
     parser.add_argument("--prompts", type=int, default=32, help="per iteration")
     parser.add_argument("--group", type=int, default=8, help="responses to each prompt")
@@ -35,19 +38,31 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--iterations", type=int, default=40, help="the first one is not counted")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--minibatches", type=int, default=4, help="per epoch")
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--coef", type=float, default=0.1, help="of k3(policy||reference)")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 
 
-def checksum(questions: Sequence[str]) -> int:
-    """Of what was asked in the first iteration: equal where the prompts are."""
+def checksum(task: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Of what was asked in the first iteration: equal where the prompts are.
+
+    Args:
+        task: of :data:`TASKS`.
+        rows: of the data, one per prompt.
+    """
+    questions = [" ".join(str(row[name]) for name in TASKS[task]) for row in rows]
     return zlib.crc32("\n".join(questions).encode())
 
 
 def finish(
-    name: str, args: argparse.Namespace, clock: Clock, rewards: Sequence[float], asked: int
+    name: str,
+    args: argparse.Namespace,
+    clock: Clock,
+    rewards: Sequence[float],
+    asked: int,
+    **more: Any,
 ) -> None:
     """Print the line.
 
@@ -57,8 +72,9 @@ def finish(
         clock: its laps, one per iteration.
         rewards: mean score of each iteration's samples.
         asked: :func:`checksum` of the first iteration's questions.
+        more: to be told beside.
     """
-    work = argparse.Namespace(env="sort_digits", n=args.prompts, t=args.group, curve=False)
+    work = argparse.Namespace(env=args.task, n=args.prompts, t=args.group, curve=False)
     told: dict[str, Any] = {
         "asked": asked,
         "reward_first": round(rewards[0], 4),
@@ -66,4 +82,4 @@ def finish(
         "rewards": [round(reward, 4) for reward in rewards],
         "versions": versions(PACKAGES),
     }
-    report(name, work, clock, **told)
+    report(name, work, clock, **told, **more)

@@ -12,7 +12,8 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         "num_iterations": args.epochs,
         "max_steps": args.iterations * args.minibatches * args.epochs,
         "max_completion_length": args.new_tokens,
-        "temperature": 1.0,
+        "temperature": args.temperature,
         # The objective.
         "beta": args.coef,
         # Weighted by the ratio, as klrl does it: the gradient is that of the KL.
@@ -61,30 +62,52 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 
 class Score:
-    """The exact match as a reward function; keeps what klrl's contender reports."""
+    """The task's score as a reward function; keeps what klrl's contender reports.
 
-    __name__ = "exact"
+    Args:
+        task: of :data:`benchmarks.peers.lm.TASKS`.
+    """
 
-    def __init__(self) -> None:
+    __name__ = "score"
+
+    def __init__(self, task: str) -> None:
+        self.task = task
         self.rewards: list[float] = []
         self.asked: int | None = None
 
-    def __call__(
-        self, completions: Sequence[Any], answer: Sequence[str], digits: Sequence[str], **_: Any
-    ) -> list[float]:
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float]:
+        given = {name: columns[name] for name in COLUMNS[self.task]}
+        rows = [{name: given[name][i] for name in given} for i in range(len(completions))]
         if self.asked is None:
-            self.asked = checksum(digits)
+            self.asked = checksum(self.task, rows)
         said = [completion[0]["content"] for completion in completions]
-        scores = [float(a == b) for a, b in zip(said, answer, strict=True)]
+        scores = SCORES[self.task](said, rows)
         self.rewards.append(sum(scores) / len(scores))
         return scores
 
 
-def train(args: argparse.Namespace, clock: Clock) -> Score:
-    """Run; the scores."""
+def exact(said: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """1 for the answer, else 0."""
+    return [float(a == row["answer"]) for a, row in zip(said, rows, strict=True)]
+
+
+def followed(said: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """klrl's own, which imports nothing that this environment lacks."""
+    from klrl.language.instructions import followed_share
+
+    return followed_share((), said, rows)
+
+
+SCORES = {"sort_digits": exact, "instructions": followed}
+#: What they read of a row.
+COLUMNS = {"sort_digits": ("digits", "answer"), "instructions": ("topic", "words")}
+
+
+def train(args: argparse.Namespace, clock: Clock) -> tuple[Score, KLs | None]:
+    """Run; the scores, and the KLs of the last iteration where they are asked for."""
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(1)
@@ -99,29 +122,92 @@ def train(args: argparse.Namespace, clock: Clock) -> Score:
             if state.global_step % steps == 0:
                 clock.lap()
 
-    score = Score()
+    score = Score(args.task)
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
-            processing_class=PreTrainedTokenizerFast.from_pretrained(args.model),
+            processing_class=AutoTokenizer.from_pretrained(args.model),
             reward_funcs=score,
             args=GRPOConfig(**settings(args, folder)),
             train_dataset=Dataset.from_list(json.loads(args.data.read_text())),
             callbacks=[Lap()],
         )
+        kls = watched_kl(trainer, args) if args.truth else None
         trainer.train()
-    return score
+    return score, kls
+
+
+@dataclass
+class KLs:
+    """KL(policy||reference) of the minibatches of the last iteration, nats per token.
+
+    Attributes:
+        logged: by TRL.
+        exact: over the whole vocabulary, by plain transformers: one response at a time, unpadded.
+        k3: the same tokens by the estimator that TRL uses.
+    """
+
+    logged: list[float] = field(default_factory=list)
+    exact: list[float] = field(default_factory=list)
+    k3: list[float] = field(default_factory=list)
+
+
+def watched_kl(trainer: Any, args: argparse.Namespace) -> KLs:
+    """Filled while the last iteration is learned from; its time then means nothing."""
+    found, compute = KLs(), trainer._compute_loss
+    first = (args.iterations - 1) * args.minibatches * args.epochs
+
+    def watched(model: Any, inputs: Any) -> Any:
+        watches = trainer.state.global_step >= first
+        if watches:
+            exact, k3 = true_kl(trainer, inputs)
+            found.exact.append(exact)
+            found.k3.append(k3)
+        loss = compute(model, inputs)
+        if watches:
+            found.logged.append(trainer._metrics["train"]["kl"][-1])
+        return loss
+
+    trainer._compute_loss = watched
+    return found
+
+
+def true_kl(trainer: Any, inputs: Any) -> tuple[float, float]:
+    """Exact KL and k3 of a minibatch's responses, means over their tokens."""
+    import torch
+
+    def log_probs(model: Any, ids: Any, count: int) -> Any:
+        logits = model(input_ids=ids[None]).logits[0, -count - 1 : -1].float()
+        return (logits / trainer.temperature).log_softmax(-1)
+
+    exact = k3 = tokens = 0.0
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    with torch.no_grad():
+        for prompt, asked, completion, said in zip(*(inputs[n] for n in names), strict=True):
+            answer = completion[said.bool()]
+            ids, count = torch.cat([prompt[asked.bool()], answer]), len(answer)
+            policy = log_probs(trainer.model, ids, count)
+            reference = log_probs(trainer.ref_model, ids, count)
+            exact += float((policy.exp() * (policy - reference)).sum())
+            log_ratio = (reference - policy).gather(1, answer[:, None])
+            k3 += float((log_ratio.exp() - 1 - log_ratio).sum())
+            tokens += count
+    return exact / tokens, k3 / tokens
 
 
 def main() -> None:
     clock = Clock()
     parser = make_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="JSON: prompt, digits, answer")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="JSON: prompt, and what its score reads"
+    )
+    parser.add_argument("--truth", action="store_true", help="the true KL of the last iteration")
     args = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
-        score = train(args, clock)
+        score, kls = train(args, clock)
     assert score.asked is not None
-    finish("TRL", args, clock, score.rewards, score.asked)
+    more = {} if kls is None else {"kl": asdict(kls)}
+    finish("TRL", args, clock, score.rewards, score.asked, **more)
 
 
 if __name__ == "__main__":

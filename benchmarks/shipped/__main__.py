@@ -12,11 +12,21 @@ from benchmarks.shipped import (
     forgetting,
     frontier,
     klpen_clip,
+    smollm,
     transforms,
 )
 from benchmarks.shipped.page import Result, write_index, write_result
 
-_MODULES = (beta_rules, transforms, estimators, forgetting, frontier, controllers, klpen_clip)
+_MODULES = (
+    beta_rules,
+    transforms,
+    estimators,
+    forgetting,
+    frontier,
+    controllers,
+    klpen_clip,
+    smollm,
+)
 RESULTS: dict[int, Result] = {module.RESULT.number: module.RESULT for module in _MODULES}
 
 

@@ -6,6 +6,7 @@ base model tilted by exp(proxy / c). Expectations are sums over the samples; not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import comb, log
@@ -118,17 +119,27 @@ def best_of(proxy: Array, gold: Array, n: int) -> tuple[float, float]:
     return float((weights * proxy).sum(1).mean()), float((weights * gold).sum(1).mean())
 
 
-def base_scores(prompts: int, samples: int, seed: int, kept: Path) -> tuple[Array, Array]:
-    """Proxy and gold scores [prompts, samples] of the base model of ``experiment=sort_digits``.
+def base_scores(
+    words: Sequence[str],
+    prompts: int,
+    samples: int,
+    seed: int,
+    kept: Path,
+    *,
+    at_a_time: int = 8,
+) -> tuple[Array, Array]:
+    """Scores [prompts, samples] of a job's base model: by its reward (proxy), and gold.
 
     Args:
+        words: of the job; its reward is not the gold score.
         prompts: the first ones of the evaluation split.
         samples: for each.
         seed: of the samples.
         kept: a file that has them, or shall have them.
+        at_a_time: prompts that are sampled together.
     """
     if not kept.exists():
-        proxy, gold = _sample(prompts, samples, seed)
+        proxy, gold = _sample(words, prompts, samples, seed, at_a_time)
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(kept, proxy=proxy, gold=gold)
     with np.load(kept) as found:
@@ -138,7 +149,9 @@ def base_scores(prompts: int, samples: int, seed: int, kept: Path) -> tuple[Arra
     return proxy, gold
 
 
-def _sample(prompts: int, samples: int, seed: int) -> tuple[Array, Array]:
+def _sample(
+    words: Sequence[str], prompts: int, samples: int, seed: int, at_a_time: int
+) -> tuple[Array, Array]:
     import torch
 
     from klrl.config import LanguageConfig
@@ -150,14 +163,14 @@ def _sample(prompts: int, samples: int, seed: int) -> tuple[Array, Array]:
     from klrl.language.tasks import make_task
 
     torch.set_num_threads(1)
-    config = to_config(compose(["experiment=sort_digits", "env.reward=proxy", "device=cpu"]))
+    config = to_config(compose([*words, "device=cpu"]))
     assert isinstance(config, LanguageConfig)
     policy, task = make_policy(config), make_task(config.env, seed=0)
     assert task.gold is not None
     stream = task.stream(policy.causal.tokenizer, None, "eval")
     sampler, decoding = CacheSampler(policy.model, policy.special), decoding_of(config)
     generator = torch.Generator().manual_seed(seed)
-    proxy, gold, at_a_time = [], [], 8
+    proxy, gold = list[Array](), list[Array]()
     for _ in range(0, prompts, at_a_time):
         taken = stream.take(at_a_time)
         answers = texts_of(policy, respond(sampler, taken, samples, decoding, generator))

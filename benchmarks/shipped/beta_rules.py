@@ -43,7 +43,7 @@ def _sweeps() -> list[Sweep]:
     for env, frames in ENVS.items():
         task = (f"env={env}", *REWARDS.get(env, ()), f"frames={frames}")
         rules = (*task, "loss=klpen", "loss.beta_rule=doubling,forward", *_COMMON)
-        held = (*task, "loss=klpen_held", *_COMMON)
+        held = (*task, "loss=klpen_held", "loss.max_alpha=2", *_COMMON)
         # TorchRL's rule has no bounds: beta may become infinite, and then the gradient is.
         swept = Sweep(f"results/beta_rules/{env}", rules, {"env": env}, may_diverge=True)
         found.append(swept)

@@ -10,32 +10,28 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shipped.best_of_n import base_scores, best_of, best_of_n_kl, tilted
-from benchmarks.shipped.draw import BLACK, BLUE, ORANGE, line, panels
+from benchmarks.shipped.beside import LEAST, SETTING, best_of_n, draw, optimum
+from benchmarks.shipped.best_of_n import base_scores
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
 from klrl.report.measures import final
 from klrl.report.runs import Run
-from klrl.report.statistics import Array
 
 COEFS = ("0", "0.02", "0.05", "0.1", "0.2", "0.5")
 SAMPLES, SEEDS = 20_480, (0, 1, 2)
 #: Best-of-n: candidates; prompts of the evaluation split; samples of the base model for each.
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, DRAWN = 1024, 128
-#: The optimum: c of E[proxy] - c * KL; it is not shown where a tenth of the prompts have fewer
-#: effective samples than LEAST.
-TEMPERATURES = (2.0, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02)
-LEAST = 10
 MEASURES = (
     Measure("proxy", "proxy", "per response", ",.3f"),
     Measure("gold", "gold", "per response", ",.3f"),
     Measure("kl", "KL(policy||base)", "nats per response", ",.3f", ""),
     Measure("effective", "effective samples", f"of {DRAWN}", ",.0f", ""),
 )
+TITLES = {"gold": "gold score", "proxy": "proxy score"}
+JOB = ("experiment=sort_digits", "env.reward=proxy")
 NAME = "results/frontier"
-SETTING = "kl.coef, n or c"
 NOTE = (
     f"Trained: `env.reward=proxy`, {SAMPLES:,} samples; scores of {PROMPTS} responses sampled to "
     "the evaluation split by the last policy, KL in closed form, mean over the last tenth of the "
@@ -60,9 +56,10 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
         Row({"policy": "trained", SETTING: coef}, _values(groups[(coef,)], plays)) for coef in COEFS
     ]
     kept = OUTPUTS / NAME
-    scores = [base_scores(PROMPTS, DRAWN, s, kept / f"base_scores_{s}.npz") for s in SEEDS]
-    chosen, best = best_of_n(scores), optimum(scores)
-    _draw(folder / "frontier.png", tuned, chosen, best)
+    scores = [base_scores(JOB, PROMPTS, DRAWN, s, kept / f"base_scores_{s}.npz") for s in SEEDS]
+    chosen, best = best_of_n(scores, CANDIDATES), optimum(scores)
+    # The KL of n = 16 and 32 is almost that of the largest n.
+    draw(folder / "frontier.png", tuned, chosen, best, TITLES, unmarked=("16", "32"))
     alt = "Gold and proxy score against the root of the KL: training, best-of-n and the optimum"
     return [Section("Figures", NOTE, [*tuned, *chosen, *best], MEASURES, "frontier.png", alt)]
 
@@ -74,67 +71,6 @@ def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
         "gold": np.array([row["eval/gold"] for row in played]),
         "kl": np.array([final(run, "kl/ref/exact_seq") for run in runs]),
     }
-
-
-def best_of_n(scores: Sequence[tuple[Array, Array]]) -> list[Row]:
-    """A row per n, from the (proxy, gold) [prompts, samples] of each seed."""
-    rows = []
-    for n in CANDIDATES:
-        proxy, gold = np.array([best_of(*each, n) for each in scores]).T
-        kl = np.array([best_of_n_kl(each, n) for each, _ in scores])
-        labels = {"policy": "best-of-n", SETTING: str(n)}
-        rows.append(Row(labels, {"proxy": proxy, "gold": gold, "kl": kl}))
-    return rows
-
-
-def optimum(scores: Sequence[tuple[Array, Array]]) -> list[Row]:
-    """A row per c, from the largest down, as long as there are samples enough."""
-    rows: list[Row] = []
-    for c in TEMPERATURES:
-        found = [tilted(*each, c) for each in scores]
-        if min(each.effective for each in found) < LEAST:
-            break
-        names = ("proxy", "gold", "kl", "effective")
-        values = {name: np.array([getattr(each, name) for each in found]) for name in names}
-        rows.append(Row({"policy": "optimum", SETTING: f"{c:g}"}, values))
-    return rows
-
-
-def _draw(path: Path, tuned: Sequence[Row], chosen: Sequence[Row], best: Sequence[Row]) -> None:
-    with panels(path, 1, 2, height=4.2) as axes:
-        for each, key in zip(axes[0], ("gold", "proxy"), strict=True):
-            # From the base model, where KL is 0: best-of-n with n = 1.
-            path_of = [chosen[0], *best]
-            x = [_root(row) for row in path_of]
-            y = [row.estimate(key).value for row in path_of]
-            each.plot(x, y, color=BLACK, linewidth=1.4, label="optimum, c from large to small")
-            for rows, colour, marker, title in (
-                (tuned, BLUE, "o", "trained, by kl.coef"),
-                (chosen, ORANGE, "s", "best-of-n"),
-            ):
-                x = [_root(row) for row in rows]
-                line(each, x, rows, key, colour, marker=marker, label=title)
-                for place, row in zip(x, rows, strict=True):
-                    mark = row.labels[SETTING]
-                    if rows is chosen and mark in ("16", "32"):
-                        continue  # their KL is almost that of the largest n
-                    text = mark if rows is tuned else f"n={mark}"
-                    each.annotate(
-                        text,
-                        (place, row.estimate(key).value),
-                        xytext=(4, 6 if rows is tuned else -12),
-                        textcoords="offset points",
-                        fontsize=7,
-                        color=colour,
-                    )
-            each.set(
-                xlabel="sqrt(KL(policy||base)), KL in nats per response",
-                ylabel=f"{key} score per response",
-            )
-
-
-def _root(row: Row) -> float:
-    return float(np.sqrt(max(row.estimate("kl").value, 0)))
 
 
 RESULT = Result(
@@ -163,7 +99,7 @@ RESULT = Result(
         Sweep(
             f"{NAME}/trained",
             (
-                *("experiment=sort_digits", "env.reward=proxy", f"frames={SAMPLES}"),
+                *(*JOB, f"frames={SAMPLES}"),
                 *("logger=none", "eval.every=0"),
                 *(f"kl.coef={','.join(COEFS)}", f"seed={','.join(map(str, SEEDS))}"),
             ),

@@ -42,7 +42,7 @@ def _sweeps() -> list[Sweep]:
     for env, frames in FRAMES.items():
         words = (f"frames={frames}", f"actor.init_std={INIT_STD[env]}", "kl=none")
         words = (*REWARDS.get(env, ()), *words)
-        klpen = ("loss=klpen,klpen_held", f"loss.dtarg={TARGETS[env]}")
+        klpen = ("loss=klpen,klpen_held", f"loss.dtarg={TARGETS[env]}", "loss.max_alpha=2")
         clip, own = ("loss", "clip"), ("loss=clip",)
         sweeps += one_beside_others("klpen_clip", env, clip, words, one=own, others=klpen)
     return sweeps

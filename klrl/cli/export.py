@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from klrl.base.errors import ConfigError
+from klrl.cli.language_run import check_language_run
 from klrl.cli.wrapper import Parser
 
 
@@ -22,23 +22,6 @@ def export_command(argv: list[str]) -> int:
 
     print(export_run(args.run, Path(args.folder).expanduser(), which=args.which, merge=args.merge))
     return 0
-
-
-def check_language_run(run: str) -> None:
-    """Refuse a run of no language policy, before torch and transformers are imported.
-
-    Raises:
-        ConfigError: no such run, a control run, or the extra ``language`` is not installed.
-    """
-    from klrl.config import LanguageConfig
-    from klrl.runs.find import find_run
-    from klrl.runs.machine import check_language_packages
-    from klrl.runs.resume import stored_config
-
-    config = stored_config(find_run(run, "RUN"))
-    if not isinstance(config, LanguageConfig):
-        raise ConfigError(f"RUN={run}: is a control run; give a language run")
-    check_language_packages(config)
 
 
 def parser() -> Parser:

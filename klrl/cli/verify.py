@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING
 
 from klrl.base.text import text_table
-from klrl.cli.export import check_language_run
+from klrl.cli.language_run import check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def verify_command(argv: list[str]) -> int:
     from klrl.language.verify import verify_run
 
     verdict = verify_run(args.run, args.device)
-    print(json.dumps(_as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
+    print(json.dumps(as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
     if verdict.ok:
         return DONE
     print(f"klrl verify: the record of {args.run} is off", file=sys.stderr)
@@ -49,7 +50,7 @@ def _as_text(verdict: Verdict, run: str) -> str:
             f"{each.tokens:,}",
             f"{each.largest:.2g}",
             f"{each.mean:.2g}",
-            "ok" if each.ok else "OFF",
+            ("ok" if each.samples else "-") if each.ok else "OFF",
             "" if each.ok else each.place,
         ]
         for each in verdict.measures
@@ -65,7 +66,8 @@ def _as_text(verdict: Verdict, run: str) -> str:
     return "\n".join([*lines, *verdict.notes, *verdict.problems])
 
 
-def _as_json(verdict: Verdict) -> dict[str, object]:
+def as_json(verdict: Verdict) -> dict[str, object]:
+    """What ``--json`` prints."""
     return {
         "ok": verdict.ok,
         "bounds": dict(zip(("max", "mean"), verdict.bounds, strict=True)),
@@ -74,8 +76,9 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
                 "name": each.name,
                 "samples": each.samples,
                 "tokens": each.tokens,
-                "max": each.largest,
-                "mean": each.mean,
+                # JSON knows no infinity: null beside "ok": false.
+                "max": each.largest if math.isfinite(each.largest) else None,
+                "mean": each.mean if math.isfinite(each.mean) else None,
                 "place": each.place,
                 "ok": each.ok,
             }

@@ -306,6 +306,7 @@ class KLPENConfig(LossConfig):
     beta_rule: str = choice("doubling", "proportional", "forward")
     gain: float = number(gt=0)
     line_search: str = choice("none", "back", "both")
+    max_alpha: float = added(number(ge=1), 2.0)
     beta_min: float = number(gt=0)
     beta_max: float = number(gt=0)
     kl_old: str = choice("exact", "sampled")

@@ -78,6 +78,7 @@ def _klpen(rule: str) -> KLPENConfig:
         beta_rule=rule,
         gain=0.5,
         line_search="none",
+        max_alpha=2.0,
         beta_min=1e-4,
         beta_max=1e4,
         kl_old="exact",

@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ _SUFFIXES = (".jsonl", ".json", ".parquet")
 _SAVED = ("dataset_dict.json", "state.json")
 
 
-def read_prompts(path: str | Path, setting: str = "env.data", split: str = "train") -> list[Prompt]:
+def read_prompts(
+    path: str | Path,
+    setting: str = "env.data",
+    split: str = "train",
+    *,
+    asked_by: str | None = None,
+) -> list[Prompt]:
     """Read the prompts of a data set.
 
     A row has ``prompt`` (a text, or a conversation) or ``messages`` (a conversation), and fields of
@@ -36,21 +43,25 @@ def read_prompts(path: str | Path, setting: str = "env.data", split: str = "trai
         setting: that names it, for messages.
         split: of a folder whose files (or data sets) are called by splits, as ``train-0.parquet``
             is; others are read whole.
+        asked_by: the setting that asks for this split, so that data without splits are refused;
+            None: nobody does.
 
     Raises:
         ConfigError: no such file, no such split, a malformed row, or ``datasets`` is needed and not
             installed.
     """
     folder, where = Path(path).expanduser(), f"{setting}={path}"
+    chosen = _Split(split, where, asked_by)
     if not folder.is_dir():
-        return _read_file(path, setting)
+        prompts = _read_file(path, setting)
+        chosen.check(set())
+        return prompts
     if any((folder / name).is_file() for name in _SAVED):
-        return _prompts(_saved_rows(folder, where, split), where)
+        return _prompts(_saved_rows(folder, where, chosen), where)
     files = sorted(file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     if not files:
         raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
-    chosen = _of_split(files, where, split)
-    return [prompt for file in chosen for prompt in _read_file(file, setting)]
+    return [prompt for file in _of_split(files, chosen) for prompt in _read_file(file, setting)]
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
@@ -120,28 +131,47 @@ def _without_gaps(row: Any) -> Any:
     return filled
 
 
-def _of_split(files: Sequence[Path], where: str, split: str) -> list[Path]:
+@dataclass(frozen=True)
+class _Split:
+    """A split of some data; arguments as of :func:`read_prompts`, ``where`` names the data."""
+
+    name: str
+    where: str
+    asked_by: str | None
+
+    def check(self, there: set[str]) -> None:
+        """Refuse the split where it is not among these; no splits at all only if asked for.
+
+        Raises:
+            ConfigError: with what to choose.
+        """
+        setting = f"{self.asked_by or 'env.split'}={self.name}"
+        if there and self.name not in there:
+            names = ", ".join(sorted(there))
+            raise ConfigError(f"{setting}: {self.where} has no such split; choose one of {names}")
+        if not there and self.asked_by is not None:
+            raise ConfigError(
+                f"{setting}: {self.where} has no splits; drop it, or give a folder of files that "
+                "are called by splits"
+            )
+
+
+def _of_split(files: Sequence[Path], split: _Split) -> list[Path]:
     """The files of a split; all, where none is called by one.
 
     Hugging Face's names: ``train.jsonl``, ``train-00000-of-00002.parquet``, ``train/0.parquet``.
     """
-    known = ("train", "test", "validation", "valid", "dev", "eval")
+    known = ("train", "test", "validation", "valid", "dev", "eval", split.name)
 
     def named(file: Path) -> str | None:
         stem = file.stem.split("-")[0].split("_")[0]
-        return next((name for name in (stem, file.parent.name) if name in (*known, split)), None)
+        return next((name for name in (stem, file.parent.name) if name in known), None)
 
     splits = {file: named(file) for file in files}
+    split.check({name for name in splits.values() if name})
     if not any(splits.values()):
         return list(files)
-    chosen = [file for file, name in splits.items() if name == split]
-    if not chosen:
-        raise _no_split(where, split, {name for name in splits.values() if name})
-    return chosen
-
-
-def _no_split(where: str, split: str, there: set[str]) -> ConfigError:
-    return ConfigError(f"{where}: has no split {split}; it has {', '.join(sorted(there))}")
+    return [file for file, name in splits.items() if name == split.name]
 
 
 # ----------------------------------------------------------------------------- through datasets
@@ -176,13 +206,12 @@ def _parquet_rows(file: Path, where: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _saved_rows(folder: Path, where: str, split: str) -> list[dict[str, Any]]:
+def _saved_rows(folder: Path, where: str, split: _Split) -> list[dict[str, Any]]:
     datasets = _datasets(where)
     try:
         saved = datasets.load_from_disk(str(folder))
-        if isinstance(saved, dict) and split not in saved:
-            raise _no_split(where, split, set(saved))
-        table = saved[split] if isinstance(saved, dict) else saved
+        split.check(set(saved) if isinstance(saved, dict) else set())
+        table = saved[split.name] if isinstance(saved, dict) else saved
         rows: list[dict[str, Any]] = table.to_list()
     except ConfigError:
         raise

@@ -13,6 +13,7 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
 from klrl.config import LanguageConfig
+from klrl.language.causal_lm import unwrapped
 from klrl.language.load import language_config, trained_policy
 from klrl.language.model import find_model, no_progress_bar
 from klrl.language.policy import find_base
@@ -46,8 +47,8 @@ def export_run(run: str, folder: Path, *, which: str = "last", merge: bool = Fal
         What was written, in words.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, no adapters to merge, or the folder
-            exists.
+        ConfigError: no such run or checkpoint, a control run, no adapters to merge, or adapters
+            that cannot be, or the folder exists.
         OSError: it cannot be written; nothing is left.
     """
     config = language_config(find_run(run, "RUN"), "RUN")
@@ -58,6 +59,7 @@ def export_run(run: str, folder: Path, *, which: str = "last", merge: bool = Fal
         raise ConfigError("--merge: actor.lora.r=0, the run has no adapters; drop it")
     model: Any = trained_policy(run, which, setting="RUN").model
     if merge:
+        _check_mergeable(model, config)
         model = model.merge_and_unload()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as partial, no_progress_bar():
@@ -66,6 +68,22 @@ def export_run(run: str, folder: Path, *, which: str = "last", merge: bool = Fal
     what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
     dtype = str(_dtype(model)).removeprefix("torch.")
     return f"{folder}: the {which} checkpoint of {run}, {what}, {dtype}"
+
+
+def _check_mergeable(model: Any, config: LanguageConfig) -> None:
+    """One weight serves as embedding and as head, and adapters stand beside one of the two alone.
+
+    Raises:
+        ConfigError: the merged weights would be other ones for each, which no tied model holds.
+    """
+    network = unwrapped(model)
+    pair = network.get_input_embeddings(), network.get_output_embeddings()
+    tied = len({each.weight.data_ptr() for each in pair}) == 1
+    if tied and any("lora_" in name for each in pair for name, _ in each.named_parameters()):
+        raise ConfigError(
+            f"--merge: actor.lora.target_modules={config.actor.lora.target_modules} has adapters "
+            "on one of embedding and head, which share a weight in this model; drop it"
+        )
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
@@ -95,9 +113,8 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
 
 def _base_name(config: LanguageConfig, source: Path) -> str:
     """The base model, as adapters name it: a hub id, or a path that is valid everywhere here."""
-    given = config.actor.model
-    is_folder = given is None or Path(given).expanduser().is_dir()
-    return str(source.resolve()) if is_folder else str(given)
+    base = find_base(config)
+    return str(source.resolve()) if Path(base).expanduser().is_dir() else str(base)
 
 
 def _restore_config(saved: Path, author: Path) -> None:

@@ -53,6 +53,8 @@ def add_lora(network: Any, settings: LoraConfig) -> Any:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            # Adapters on one of two tied weights cannot be merged, which klrl export refuses.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             return peft.get_peft_model(network, config)
     except ValueError as error:
         raise ConfigError(

@@ -163,7 +163,7 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
         if (folder / "adapter_config.json").is_file():
             raise ConfigError(
                 f"{setting}: holds LoRA adapters alone; merge them into their model "
-                "(merge_and_unload) and give the folder where that was saved"
+                "(klrl export RUN FOLDER --merge, or merge_and_unload) and give the new folder"
             )
         raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
     raw = _read_json(file, setting)

@@ -98,7 +98,7 @@ def find_reward(name: str) -> RewardFunction:
         *names, last = BUILT_IN
         raise ConfigError(
             f"{setting}: choose {', '.join(names)} or {last}, or name a function as "
-            "package.module:function"
+            "package.module:function, or a classifier as model:FOLDER"
         )
     if _is_reward_model(module_name, attribute):
         from klrl.language.reward_model import RewardModel

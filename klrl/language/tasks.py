@@ -135,7 +135,8 @@ def instructions(config: InstructionsConfig, seed: int) -> Task:
 def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; arguments as :func:`make_task`."""
     reward = _reward(config)
-    prompts = read_prompts(config.data, split=config.split)
+    asked_by = "env.split" if config.split != TextConfig.split else None
+    prompts = read_prompts(config.data, split=config.split, asked_by=asked_by)
     columns = {name: None for prompt in prompts for name in prompt.row}
     train, held_out, notes = _splits(config, prompts)
     return Task(
@@ -156,9 +157,13 @@ def _splits(
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
     """The prompts of training, those of evaluation, and a line where the settings name no two."""
     if config.eval_data is not None or config.eval_split is not None:
-        path, setting = config.eval_data or config.data, "env.eval_data"
-        split = config.eval_split or config.split
-        return prompts, read_prompts(path, setting, split), ()
+        path, setting = config.data, "env.data"
+        if config.eval_data is not None:
+            path, setting = config.eval_data, "env.eval_data"
+        split, asked_by = config.split, None
+        if config.eval_split is not None:
+            split, asked_by = config.eval_split, "env.eval_split"
+        return prompts, read_prompts(path, setting, split, asked_by=asked_by), ()
     if not config.eval_share:
         note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
         return prompts, prompts, [f"env.eval_data=null: {note}"]

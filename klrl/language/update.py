@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
 from klrl.kl.divergences import REVERSE, Divergence
-from klrl.kl.estimators import estimate_kl
+from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -111,6 +111,10 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         with torch.no_grad():
             whole = tuple(torch.cat(each) for each in zip(*measured, strict=True))
             metrics = self.loss.measure(whole, self._learned(minibatch))
+            if self.config.loss.mask_truncated:
+                # Of all responses: those that were cut off alone would have an entropy of 0.
+                entropy = masked_mean(-on_response(minibatch, LOG_PROBS), response_mask(minibatch))
+                metrics[self.loss.measures.index("policy_entropy")] = entropy
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from klrl.base.errors import ConfigError
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN, THE_POLICY
+from klrl.language.causal_lm import unwrapped
 from klrl.language.kl import checkpointed
 from klrl.language.load import Weights, base_digest, language_config, with_network
 from klrl.language.policy import Policy, make_policy
@@ -31,13 +32,16 @@ from klrl.runs.entry import DamagedEntry, Entry
 from klrl.runs.entry_v1 import is_v1
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import last_recorded
+from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
+from klrl.transforms.token_log_probs import check_length
 
 #: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
 LARGEST, MEAN = 1e-4, 1e-5
 #: The mean in a lower precision, where the run recorded no floor of its own.
 _LOW_MEAN = 5e-2
+#: And where it did, the least: a logit of size 1 is rounded by so much.
+_ROUNDING = torch.finfo(torch.bfloat16).eps
 #: What is verified -> the entry of a sample.
 _RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
@@ -116,19 +120,20 @@ def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
         device: where to compute.
 
     Raises:
-        ConfigError: no such run, a control run, no samples with token ids, or its model is missing
-            or changed.
+        ConfigError: no such run, a control run, no samples with token ids, its model is missing or
+            changed, or no sample can be computed again.
     """
     folder = find_run(str(run), "RUN")
     config = language_config(folder, "RUN")
     config.device = device
     lines, problems = _read(folder, str(run))
     weights = _Sources(folder, config)
-    bounds = _bounds(folder, config)
+    bounds = bounds_of(folder, config)
     names = [name for name, key in _RECORDED.items() if any(key in line for _, line in lines)]
     measures = {name: Measure(name, bounds) for name in names}
-    problems += _texts(weights.policy, lines)
-    for number, sample in sorted(lines, key=lambda line: int(line[1].get("weights", -1))):
+    lines, beyond = _that_fit(weights.policy, lines)
+    problems += [*beyond, *_texts(weights.policy, lines)]
+    for number, sample in sorted(lines, key=lambda line: line[1].get("weights", -1)):
         tables = weights.tables(sample)
         for name, computed in _numbers(sample, *tables).items():
             if name in measures:
@@ -138,21 +143,28 @@ def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
         name: sum(_RECORDED[name] in line for _, line in lines) - measures[name].samples
         for name in names
     }
+    if not problems and not any(each.samples for each in measures.values()):
+        raise ConfigError(
+            f"{run}: the weights that drew its samples are gone, and nothing can be computed "
+            "again; set checkpoint.every=1 in a run that is to be verified"
+        )
     return Verdict(bounds, list(measures.values()), missing, problems, weights.notes)
 
 
-def _bounds(folder: Path, config: LanguageConfig) -> tuple[float, float]:
+def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
     """The largest difference and the largest mean, by the precision of the run.
 
     In 16 bits a KL has a floor, which the run measured: KL = E[d^2] / 2 for small differences d of
-    log-probs, so that the mean of |d| is at most sqrt(2 floor).
+    log-probs, so that the mean of |d| is at most sqrt(2 floor). Two ways to sample may round alike,
+    with a floor near 0; what is computed here in float32 rounds as neither does.
     """
     low = config.actor.dtype not in ("float32", "float64")
     if not low and getattr(config.learner, "dtype", None) != "mixed":
         return LARGEST, MEAN
     rows = read_rows(RunFolder(folder).metrics, say=lambda line: None)
     floor = last_recorded(rows).get("kl/ref/floor")
-    return AGREEMENT[torch.bfloat16], math.sqrt(2 * floor) if floor else _LOW_MEAN
+    mean = _LOW_MEAN if floor is None else max(math.sqrt(2 * floor), _ROUNDING)
+    return AGREEMENT[torch.bfloat16], mean
 
 
 # -------------------------------------------------------------------------------------- reading
@@ -195,10 +207,40 @@ def _is_sample(value: Any) -> bool:
     numbers = [value[key] for key in _RECORDED.values() if key in value]
     return (
         "log_probs" in value
-        and all(isinstance(token, int) and token >= 0 for token in (*prompt, *response))
+        and all(map(_is_count, (*prompt, *response, value.get("weights", 0))))
         and all(isinstance(each, list) and len(each) == len(response) for each in numbers)
-        and all(isinstance(number, int | float) for each in numbers for number in each)
+        and all(_is_number(number) for each in numbers for number in each)
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that can be compared; NaN can, and is off."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_count(value: Any) -> bool:
+    """Whether it is a whole number that a tensor can hold; true and false are none."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _that_fit(
+    policy: Policy, lines: Sequence[tuple[int, dict[str, Any]]]
+) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
+    """The samples that the model can read, and a line for each that it cannot."""
+    network = unwrapped(policy.model)
+    size = len(network.get_input_embeddings().weight)
+    fit, problems = [], []
+    for number, sample in lines:
+        ids = [*sample["prompt_ids"], *sample["response_ids"]]
+        try:
+            check_length(network, len(ids))
+            if max(ids) >= size:
+                raise ValueError(f"token {max(ids)}: the model has {size} tokens")
+        except ValueError as error:
+            problems.append(f"samples.jsonl line {number}: {error}")
+        else:
+            fit.append((number, sample))
+    return fit, problems
 
 
 def _texts(policy: Policy, lines: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[str]:
@@ -246,9 +288,9 @@ class _Sources:
     def _whole_entries(self, folder: Path) -> Iterator[tuple[int, Entry]]:
         """Checkpoints by the samples that their weights had learned from; the last ones first."""
         for path in sorted(folder.glob("checkpoints/*/frames-*"), reverse=True):
-            if is_v1(path):
-                continue
             try:
+                if is_v1(path):
+                    continue
                 entry = Entry(path)
                 entry.check()
             except DamagedEntry as error:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 #: The search ends where |ln(d / dtarg)| is below this.
 TOLERANCE = 0.1
 MAX_EVALUATIONS = 6
-MAX_ALPHA = 2.0
 #: Bounds of the secant's d ln KL / d ln alpha, which is 2 for a small step.
 SLOPES = (0.7, 4.0)
 
@@ -32,6 +31,7 @@ def search(
     measure: Callable[[], float],
     kl: float,
     target: float,
+    most: float,
 ) -> tuple[float, float]:
     """Scale the step of the actor's parameters in place.
 
@@ -41,13 +41,14 @@ def search(
         measure: KL(old||new) of the whole rollout at the current parameters, nats per frame.
         kl: the same after the full step.
         target: dtarg.
+        most: the longest alpha; 1 or more.
 
     Returns:
         The final alpha and KL(old||new), after at most six evaluations.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]
     last_alpha, last_kl = 1.0, kl
-    alpha = min(math.sqrt(target / kl), MAX_ALPHA)
+    alpha = min(math.sqrt(target / kl), most)
     for evaluation in range(1, MAX_EVALUATIONS + 1):
         for p, old, step in zip(parameters, before, steps, strict=True):
             p.copy_(old + alpha * step)
@@ -59,5 +60,5 @@ def search(
         slope = math.log(max(new_kl, 1e-12) / last_kl) / math.log(alpha / last_alpha)
         slope = min(max(slope, SLOPES[0]), SLOPES[1])
         last_alpha, last_kl = alpha, max(new_kl, 1e-12)
-        alpha = min(alpha * (target / last_kl) ** (1 / slope), MAX_ALPHA)
+        alpha = min(alpha * (target / last_kl) ** (1 / slope), most)
     return alpha, new_kl

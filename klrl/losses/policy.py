@@ -97,6 +97,7 @@ class PolicyLoss(ABC):
             no such end.
         line_search: which updates are scaled to bring KL(old||new) to ``dtarg``: none, back (too
             long ones) or both.
+        max_alpha: how many times as long a step may become.
         dtarg: that target, nats per position; infinite where there is none.
         dtarg_end: what it is at the end of the run, linearly from ``dtarg``; None: the same.
         measures: what :class:`LossTerms` holds: ``gain``, ``distance``, ``entropy`` and, where it
@@ -107,6 +108,7 @@ class PolicyLoss(ABC):
     kl_old: str
     target_kl: float | None = None
     line_search: str = "none"
+    max_alpha: float = 1.0
     dtarg: float = math.inf
     dtarg_end: float | None = None
 
@@ -267,7 +269,7 @@ class KLPENLoss(PolicyLoss):
     ) -> None:
         super().__init__(config, reference_estimator, divergence, reward_scale)
         self.kl_old = config.kl_old
-        self.line_search = config.line_search
+        self.line_search, self.max_alpha = config.line_search, config.max_alpha
         self.dtarg, self.dtarg_end = config.dtarg, config.dtarg_end
 
     def beta_rule(self) -> BetaRule:

@@ -18,7 +18,7 @@ from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import BrokenRun, RunFolder, read_settings
-from klrl.runs.metrics import final_return
+from klrl.runs.returns import final_return
 from klrl.runs.rows import parse_row
 from klrl.sweep.ledger import SWEEP_FILE
 

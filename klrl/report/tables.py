@@ -24,7 +24,8 @@ from klrl.report.outcomes import returns_text, seeds_text
 from klrl.report.runs import Inventory, Run
 from klrl.report.settings import Job, Setting, count, count_states, differing, show
 from klrl.report.statistics import ENOUGH, Estimate
-from klrl.runs.metrics import heading, metric_of, with_error
+from klrl.runs.metrics import heading, metric_of
+from klrl.runs.returns import with_error
 
 #: A table of more rows scrolls in its own box, so that the charts below it stay in reach.
 TALL = 16

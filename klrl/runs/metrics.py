@@ -13,11 +13,10 @@ To add a metric, declare it in :data:`METRICS` and write it into the rows: the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from klrl.base.digits import mean_and_error, number
+from klrl.base.digits import number
 
 if TYPE_CHECKING:
     from klrl.domains import Domain
@@ -92,36 +91,6 @@ class Metric:
         """
         assert self.digits is not None, f"{self.name}: call of(domain) first"
         return number(value, self.digits, signed=signed)
-
-
-def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """What an evaluation scored, for a person to read.
-
-    Args:
-        row: with its ``eval/...``.
-        domain: of the policy.
-        how: it was played: deterministic, greedy, or sampled at a temperature.
-        seconds: that it took.
-    """
-    cut = int(row.get("eval/cut", 0))
-    if "eval/return" not in row:
-        return f"no {domain.score}: none of {cut} {domain.episode}s ended ({how})"
-    played = [how]
-    if "eval/episodes" in row:  # 0.1.0 did not record it
-        count = int(row["eval/episodes"])
-        over = "standard error over " if "eval/return_se" in row else ""
-        played.insert(0, f"{over}{count} {domain.episode}{'s' * (count != 1)}")
-    if cut:
-        played.append(f"{cut} more did not end and {'does' if cut == 1 else 'do'} not count")
-    if seconds is not None:
-        played.append(f"{seconds:.1f} s")
-    gold = f", gold {number(row['eval/gold'], domain.digits)}" if "eval/gold" in row else ""
-    return f"{domain.score} {with_error(row, 'eval/return', domain)}{gold} ({', '.join(played)})"
-
-
-def with_error(row: Row, name: str, domain: Domain) -> str:
-    """A score with its standard error, as in ``-160.8 +- 9.1``."""
-    return mean_and_error(row[name], row.get(f"{name}_se"), domain.digits)
 
 
 def fill(text: str, domain: Domain) -> str:
@@ -422,24 +391,6 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
-
-#: The return of a run is the first of these that it recorded.
-_RETURNS = ("eval/return", "reward/episode", "reward/raw")
-
-
-def last_recorded(rows: Iterable[Row]) -> Row:
-    """The last value of each metric."""
-    return {name: value for row in rows for name, value in row.items()}
-
-
-def final_return(last: Mapping[str, float]) -> float | None:
-    """The final return of a run; None if it recorded none.
-
-    Args:
-        last: the last value of each metric. The return is that of the evaluation, else of the
-            episodes of training, else the mean reward.
-    """
-    return next((float(last[name]) for name in _RETURNS if name in last), None)
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:

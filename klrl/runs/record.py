@@ -15,8 +15,9 @@ from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
 from klrl.runs.guard import Guard
 from klrl.runs.loggers import Logger, Opened, Samples
-from klrl.runs.metrics import Row, metrics_of, told_evaluation, with_error
+from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
+from klrl.runs.returns import told_evaluation, with_error
 from klrl.runs.rows import RowFile, read_rows
 
 

@@ -13,8 +13,9 @@ from klrl.base.files import replace_file
 from klrl.base.text import text_table
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import METRICS, Row, final_return, last_recorded, metric_of
+from klrl.runs.metrics import METRICS, Row, metric_of
 from klrl.runs.progress import duration
+from klrl.runs.returns import final_return, last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome
 

@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from klrl.base.errors import ConfigError
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepOverrides, expand, job_name, parse
-from klrl.runs.metrics import last_recorded
+from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.check import check_jobs
 from klrl.sweep.jobs import Job, Outcome, make_jobs

@@ -15,8 +15,9 @@ from klrl.config.checks import check_device_name
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
-from klrl.runs.metrics import Row, told_evaluation
+from klrl.runs.metrics import Row
 from klrl.runs.other_task import config_on_task
+from klrl.runs.returns import told_evaluation
 from klrl.train.schedule import Size
 
 

@@ -197,7 +197,8 @@ class Learner:
         if not line_search.due(self.loss.line_search, kl, dtarg):
             return 1.0, kl
         parameters, measure = self.steps.actor_parameters, lambda: self.steps.kl_old(frames)
-        return line_search.search(parameters, actor_before, measure, kl, dtarg)
+        most = self.loss.max_alpha
+        return line_search.search(parameters, actor_before, measure, kl, dtarg, most)
 
 
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:

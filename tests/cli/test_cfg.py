@@ -10,6 +10,7 @@ import hydra
 import pytest
 import yaml
 
+from benchmarks.mujoco.published import NAMES
 from klrl.__main__ import main
 from klrl.cli.show import annotated
 from klrl.config import conf_dir
@@ -26,8 +27,14 @@ NEEDS = {
     "experiment=distill": ["reference.path=outputs/a"],
     "experiment=distill_text": ["reference.path=outputs/a"],
 }
+#: Whose files look like half_cheetah's.
+ALIKE = {f"env={name}" for name in NAMES if name != "half_cheetah"}
 WORDS = [
-    *([f"{group}={name}"] for group in ("env", "experiment") for name in choices(group)),
+    *(
+        pytest.param([word], marks=pytest.mark.slow) if word in ALIKE else [word]
+        for group in ("env", "experiment")
+        for word in (f"{group}={name}" for name in choices(group))
+    ),
     ["kl=legacy", "controller=adaptive", "reference=ema", "loss=klpen_held", "optim=adamw"],
     ["env.kwargs={g: 5.0}", "logger.tags=[a,'b # c']", "actor=tanh_normal", "collector=ray"],
 ]

@@ -38,7 +38,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        if case in ("klpen", "clip", "split")
+        else pytest.param(case, marks=pytest.mark.integration)
+        for case in CASES
+    ],
+)
 def test_the_pure_step_is_the_eager_one(case: str, settings) -> None:
     """100 steps with moving coefficients, parameters and metrics to 1e-5."""
     experiment, batch = made(settings, *CASES[case])

@@ -78,6 +78,7 @@ def test_five_wrong_losses_are_found_and_two_right_ones_pass_in_a_minute(seeds: 
         ("per_response", "loss", {MANY: ["return_length", "length"]}),
     ],
 )
+@pytest.mark.integration
 def test_other_examples(name: str, placement: str, expected: dict[str, list[str]]) -> None:
     if expected == everywhere("no_coef"):
         # It insists on a coef, so the KL is charged in the reward and in the loss.
@@ -116,6 +117,7 @@ def test_the_numbers_of_one_step_are_those_of_softmax_gradients(name: str) -> No
         ("torchrl.objectives:ClipPPOLoss", "reward", {}),
     ],
 )
+@pytest.mark.integration
 def test_modules_of_klrl_and_torchrl(loss: str, placement: str, expected) -> None:
     report = examine_loss(loss, placement=placement, seeds=5)
     assert codes(report) == expected

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from klrl.base.errors import ConfigError
+from klrl.config import TextConfig
 from klrl.language.data import hold_out, read_prompts
 from klrl.language.prompts import Prompt, PromptStream
+from klrl.language.tasks import text
 from tests.language.test_refusals import text_job
 from tests.transforms import llm_toys as toys
 
@@ -45,7 +47,8 @@ def test_a_json_list_and_a_folder_of_jsonl_are_read_without_any_package() -> Non
         Path(f"folder/{name}-0.jsonl").write_text(text)
     assert [p.row for p in read_prompts("folder")] == ROWS[:6]
     assert [p.row for p in read_prompts("folder", split="test")] == ROWS[6:]
-    with pytest.raises(ConfigError, match="env.data=folder: has no split dev; it has test, train"):
+    told = "env.split=dev: env.data=folder has no such split; choose one of test, train"
+    with pytest.raises(ConfigError, match=told):
         read_prompts("folder", split="dev")
 
 
@@ -88,7 +91,7 @@ def test_parquet_and_saved_data_sets_are_read_by_datasets() -> None:
     both = {"train": datasets.Dataset.from_list(ROWS[:6]), "test": datasets.Dataset.from_list(ROWS)}
     datasets.DatasetDict(both).save_to_disk("saved")
     assert [p.row for p in read_prompts("saved", split="train")] == ROWS[:6]
-    with pytest.raises(ConfigError, match="saved: has no split dev; it has test, train"):
+    with pytest.raises(ConfigError, match="saved has no such split; choose one of test, train"):
         read_prompts("saved", split="dev")
     Path("bad.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match="env.data=bad.parquet: cannot be read"):
@@ -96,6 +99,40 @@ def test_parquet_and_saved_data_sets_are_read_by_datasets() -> None:
 
 
 # --------------------------------------------------------------------------------------- splits
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"eval_split": "test"}, "env.eval_split=test: env.data=data.jsonl has no splits; "),
+        ({"eval_split": "test", "data": "folder"}, "env.eval_split=test: env.data=folder has no"),
+        ({"split": "dev"}, "env.split=dev: env.data=data.jsonl has no splits; "),
+        (
+            {"eval_data": "folder", "eval_split": "test"},
+            "env.eval_split=test: env.eval_data=folder has no splits; ",
+        ),
+        (
+            {"data": "named", "split": "test", "eval_split": "dev"},
+            "env.eval_split=dev: env.data=named has no such split; choose one of test",
+        ),
+        ({"data": "named", "split": "test", "eval_data": "named"}, None),
+        ({"eval_data": "folder"}, None),
+        ({"split": "test", "data": "named", "eval_data": "data.jsonl"}, None),
+    ],
+    ids=str,
+)
+def test_a_split_that_data_do_not_have_is_refused(settings: dict, told: str | None) -> None:
+    """Lest evaluations answer training prompts, and nobody knows."""
+    for file in ("data.jsonl", "folder/all.jsonl", "named/test.jsonl"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(json.dumps(ROWS[0]) + "\n")
+    config = TextConfig(**{"data": "data.jsonl", "reward": "exact", **settings})
+    if told is None:
+        assert text(config, seed=0).evaluations == 1
+        return
+    with pytest.raises(ConfigError) as caught:
+        text(config, seed=0)
+    assert str(caught.value).startswith(told)
 
 
 def test_a_share_is_held_out_once_and_for_every_seed() -> None:

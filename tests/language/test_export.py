@@ -91,6 +91,30 @@ def test_adapters_alone_and_merged(job, authored: str, merge: bool) -> None:
     assert AutoTokenizer.from_pretrained("out").chat_template
 
 
+@pytest.mark.parametrize("layer", ["lm_head", pytest.param("embed_tokens", marks=pytest.mark.slow)])
+def test_adapters_on_one_of_two_tied_weights_are_not_merged(job, layer: str) -> None:
+    """One weight cannot be both the embedding and the head with adapters added."""
+    words = ("frames=16", "actor.lora.r=2", f"actor.lora.target_modules=[{layer},q_proj]")
+    Training(job(*words)).train(RunFolder(Path("run")))
+    with pytest.raises(ConfigError, match=r"^--merge: actor.lora.target_modules=.* drop it$"):
+        export_run("run", Path("out"), merge=True)
+    assert not Path("out").exists()
+
+
+# peft 0.21 reads a property that transformers 5.23 deprecates.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_name_the_converted_model_by_its_folder(job, model: str, monkeypatch) -> None:
+    """``smollm2`` is klrl's name; peft would look for it on the hub."""
+    monkeypatch.setattr("klrl.language.smollm.smollm", lambda: Path(model))
+    monkeypatch.setattr("klrl.language.smollm.check_installed", lambda: None)
+    config = job("actor.model=smollm2", "actor.lora.r=2", "reference=adapter_off", "frames=16")
+    Training(config).train(RunFolder(Path("run")))
+    export_run("run", Path("out"))
+    settings = json.loads(Path("out/adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(Path(model).resolve())
+    assert_same(log_probs(AutoModelForCausalLM.from_pretrained("out")), policy_of("run"))
+
+
 @pytest.mark.slow
 def test_the_best_checkpoint_is_another_one(job) -> None:
     Training(job("eval.every=1", "eval.episodes=4")).train(RunFolder(Path("run")))

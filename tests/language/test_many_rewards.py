@@ -142,6 +142,12 @@ def test_rewards_of_one_name_are_told_apart() -> None:
             ["env.reward=[exact,proxy]", "env.reward_weights=[1,nan]"],
             "env.reward_weights=[1.0, nan]: give finite numbers",
         ),
+        (
+            ["env.reward=[exact,proxy]", "env.reward_weights=[0,0]"],
+            "env.reward_weights=[0.0, 0.0]: leaves no reward; give one that is not 0, or learn "
+            "from the penalty alone with advantage.reward_weight=0",
+        ),
+        (["env.reward=model:"], "package.module:function, or a classifier as model:FOLDER"),
     ],
     ids=" ".join,
 )

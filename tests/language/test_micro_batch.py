@@ -72,6 +72,20 @@ def test_responses_that_were_cut_off_are_left_out(job, reduction: str) -> None:
     torch.testing.assert_close(without, found, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [None, 1])
+def test_the_entropy_is_that_of_all_responses_where_all_were_cut_off(job, size) -> None:
+    """It read 0 nats, as of a policy that collapsed."""
+    training, frames = moved(job(*COMMON, "loss.mask_truncated=true"))
+    frames["next", "truncated"] = torch.ones(len(frames), 1, dtype=torch.bool)
+    found, measured = gradients(training, frames, size)
+    assert max(float(g.abs().max()) for g in found) == 0.0
+    mask = frames["masks", "all_assistant_mask"]
+    expected = -frames["log_probs", "full"][mask].mean()
+    assert float(expected) > 1.0
+    place = training.parts.learner.steps.loss.measures.index("policy_entropy")
+    torch.testing.assert_close(measured[place].double(), expected.double(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     "words",
     [

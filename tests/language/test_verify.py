@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.language.verify import verify_run
+from klrl.cli.verify import as_json
+from klrl.language.verify import Measure, Verdict, bounds_of, verify_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
@@ -106,6 +109,64 @@ def test_changed_ids_are_found(job) -> None:
     assert "samples.jsonl line 6: is no sample" in found.problems
 
 
+def test_damaged_samples_and_entries_are_told_a_line_each(job) -> None:
+    """Whatever stands in a line, and in a checkpoint's manifest."""
+    run = trained(job, "frames=16", "collector.samples_count=8")
+    file = run / "samples.jsonl"
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    samples[0]["response_ids"][0] = 5000
+    samples[1]["prompt_ids"] *= 40
+    samples[2]["response_ids"][0] = True
+    samples[3]["prompt_ids"][0] = 10**30
+    samples[4]["log_probs"][0] = 10**400
+    samples[5]["weights"] = "16"
+    samples[6]["weights"] = None
+    file.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    manifest = run / "checkpoints/last/frames-000000000016/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:20])
+    found = verify_run(run)
+    assert not found.ok
+    told = dict(line.split(": ", 1) for line in found.problems)
+    numbered = [f"samples.jsonl line {number}" for number in range(1, 8)]
+    assert sorted(told) == numbered
+    assert "token 5000" in told[numbered[0]]
+    assert "max_position_embeddings=64" in told[numbered[1]]
+    assert {told[number] for number in numbered[2:]} == {"is no sample"}
+    (note,) = found.notes
+    assert "frames-000000000016 is left out (manifest.json: " in note
+
+
+def test_a_record_that_nothing_can_be_compared_with_is_not_called_true(job, capsys) -> None:
+    """Weights of 16 and 48 samples have no checkpoint."""
+    run = trained(job, "kl=none")
+    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
+    gone = [line for line in lines if json.loads(line)["weights"] in (16, 48)]
+    (run / "samples.jsonl").write_text("".join(gone))
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", "run"])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "klrl verify: run: the weights that drew its samples are gone, and nothing can be computed "
+        "again; set checkpoint.every=1 in a run that is to be verified\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("floor", "mean"),
+    [(None, 0.05), (0.0, 2**-7), (7e-12, 2**-7), (1.1e-3, 0.0469)],
+)
+def test_the_bound_of_the_mean_in_16_bits(job, floor: float | None, mean: float) -> None:
+    """Two ways to sample may round alike; a plain float32 forward rounds otherwise than both."""
+    folder = RunFolder(Path("rounded"))
+    folder.path.mkdir()
+    row = {"iteration": 1, "samples": 16} | ({} if floor is None else {"kl/ref/floor": floor})
+    folder.metrics.write_text(json.dumps(row) + "\n")
+    bounds = bounds_of(folder.path, job("actor.dtype=bfloat16", "actor.lora.r=2"))
+    assert bounds == pytest.approx((0.5, mean), rel=1e-3)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_other_weights_is_found(job) -> None:
     """Adapters of another run in the entry's place, whole by its checksums."""
@@ -153,6 +214,16 @@ def test_another_runs_policy_as_reference(job) -> None:
     assert found.ok
     # The model's own weights drew nothing here, and the entry of 0 samples is gone.
     assert measured == {"policy": 8, "reference": 20, "KL": 8}
+
+
+def test_the_json_of_a_nan_can_be_read() -> None:
+    """JSON knows no infinity."""
+    measure = Measure("policy", (1e-4, 1e-5))
+    measure.add([math.nan, 0.5], torch.tensor([0.5, 0.5]), "line 1")
+    said = as_json(Verdict((1e-4, 1e-5), [measure], {}))
+    (policy,) = json.loads(json.dumps(said, allow_nan=False))["measures"]
+    assert (policy["ok"], policy["max"], policy["mean"]) == (False, None, None)
+    assert policy["place"] == "line 1, token 1"
 
 
 @pytest.mark.slow

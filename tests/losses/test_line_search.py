@@ -32,7 +32,7 @@ def test_the_search_ends_at_the_target(power: float, kl: float) -> None:
         seen.append(alpha)
         return kl * alpha**power
 
-    alpha, found = line_search.search([parameter], before, measure, kl, 0.01)
+    alpha, found = line_search.search([parameter], before, measure, kl, 0.01, 2.0)
     assert len(seen) <= 6
     assert alpha <= 2.0
     assert abs(math.log(found / 0.01)) < 0.1
@@ -40,14 +40,17 @@ def test_the_search_ends_at_the_target(power: float, kl: float) -> None:
     torch.testing.assert_close(parameter.detach(), before[0] + alpha * torch.tensor([3.0, -4.0]))
 
 
-def test_it_never_goes_beyond_twice_the_step() -> None:
+@pytest.mark.parametrize("most", [1.0, 2.0, 8.0])
+def test_it_never_goes_beyond_the_longest_step(most: float) -> None:
     parameter = torch.nn.Parameter(torch.ones(1))
-    alpha, found = line_search.search(
-        [parameter], [torch.zeros(1)], lambda: 1e-6 * float(parameter.detach()) ** 2, 1e-6, 0.01
-    )
-    assert alpha == 2.0
-    assert float(parameter.detach()) == 2.0
-    assert found == pytest.approx(4e-6)
+
+    def measure() -> float:
+        return 1e-6 * float(parameter.detach()) ** 2
+
+    alpha, found = line_search.search([parameter], [torch.zeros(1)], measure, 1e-6, 0.01, most)
+    assert alpha == most
+    assert float(parameter.detach()) == most
+    assert found == pytest.approx(1e-6 * most**2)
 
 
 def test_when_it_runs() -> None:

@@ -39,7 +39,13 @@ def test_every_part_of_a_run_is_written_in_one_iteration(bench) -> None:
     assert {"mkdir", "open", "write", "half a write", "fsync", "rename", "unlink"} <= {*of_a_save}
 
 
-@pytest.mark.parametrize("part", SAFE_PARTS)
+@pytest.mark.parametrize(
+    "part",
+    [
+        p if p in ("save", "metrics", "manifest") else pytest.param(p, marks=pytest.mark.slow)
+        for p in SAFE_PARTS
+    ],
+)
 def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
     report, places = Report(), bench.places(part)
     chosen = {places[0], places[len(places) // 2], places[-1]}

@@ -153,7 +153,9 @@ class StopAfter(Callback):
             training.stop()
 
 
-@pytest.mark.parametrize("iteration", [1, 3, 5])
+@pytest.mark.parametrize(
+    "iteration", [3, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 5))]
+)
 def test_a_resumed_run_has_the_same_evaluations(iteration: int) -> None:
     assert exits(*WORDS, "hydra.run.dir=whole") == 0
     with pytest.raises(Interrupted):

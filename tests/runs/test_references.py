@@ -117,8 +117,19 @@ def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
     assert 0 < ema < 0.5 * fixed
 
 
-@pytest.mark.parametrize("reference", ["ema", "periodic"])
-@pytest.mark.parametrize("controller", ["adaptive", "dual", "held", "schedule"])
+@pytest.mark.parametrize(
+    ("reference", "controller"),
+    [
+        *(("ema", "adaptive"), ("periodic", "dual"), ("ema", "held"), ("periodic", "schedule")),
+        *(
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in (
+                *(("periodic", "adaptive"), ("ema", "dual")),
+                *(("periodic", "held"), ("ema", "schedule")),
+            )
+        ),
+    ],
+)
 @pytest.mark.integration
 def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, controller) -> None:
     """The first iteration after resume differs in its episodes, not in reference or coefficient."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
+from klrl.config import JobConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.domains import CONTROL
@@ -37,11 +41,17 @@ def test_an_evaluation_has_a_whole_episode_however_long() -> None:
     assert fitting(every.size, 1_000) == 2
 
 
+@cache
+def job(env: str) -> JobConfig:
+    """The preset's."""
+    return to_config(compose([f"env={env}"]))
+
+
 @pytest.mark.parametrize("env", ["pendulum", "half_cheetah", "hopper", "cartpole"])
 @pytest.mark.parametrize("frames", [1_000, 4_096, 30_000, 100_000, 300_000, 1_000_000, 10_000_000])
 @pytest.mark.parametrize("longest", [15, 200, 1_000, None])
 def test_all_together_take_their_share_at_most(env: str, frames: int, longest) -> None:
-    config = to_config(compose([f"env={env}", f"frames={frames}"]))
+    config = replace(job(env), frames=frames)
     planned = schedule(config, longest)
     steps = longest or 1_000
     each = fitting(planned.size, longest)

@@ -84,7 +84,7 @@ NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), 
 @pytest.mark.parametrize(
     ("where", "name", "send"),
     [("pendulum", *need) for need in NEEDS]
-    + [("cartpole", *need) for need in NEEDS]
+    + [pytest.param("cartpole", *need, marks=pytest.mark.slow) for need in NEEDS]
     + [("tanh", "legacy", True), ("tanh", "retrieve", True)],
 )
 def test_workers_charge_what_one_process_charges_for_the_same_actions(where, name, send) -> None:

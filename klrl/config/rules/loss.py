@@ -7,7 +7,11 @@ from klrl.config import CONTROL, LANGUAGE, Config, JobConfig, KLPENConfig, Langu
 
 #: domain -> the values of ``loss.reduction``, and the remedy for others
 REDUCTIONS = {
-    CONTROL: (("mean", "sum"), "language only; choose mean or sum over the frames"),
+    CONTROL: (
+        ("mean", "sum"),
+        "language only, as are loss=grpo, dr_grpo, dapo and rloo; choose mean or sum over the "
+        "frames",
+    ),
     LANGUAGE: (
         ("token", "response", "sequence"),
         "control only; choose token (mean over tokens), response (mean over each response's) or "
@@ -26,7 +30,9 @@ def check_reduction(c: JobConfig) -> None:
 def check_mask_truncated(c: Config) -> None:
     """Frames are all real."""
     if c.loss.mask_truncated:
-        raise ConfigError("loss.mask_truncated=true: language only; set it to false")
+        raise ConfigError(
+            "loss.mask_truncated=true: language only, as is loss=dapo; set it to false"
+        )
 
 
 def check_beta(c: JobConfig) -> None:

@@ -50,7 +50,7 @@ def check_reward(c: LanguageConfig) -> None:
 
 
 def check_reward_weights(c: LanguageConfig) -> None:
-    """A finite weight for each reward."""
+    """A finite weight for each reward, not all of them 0."""
     weights, count = c.env.reward_weights, len(c.env.rewards)
     if weights is None:
         return
@@ -61,6 +61,11 @@ def check_reward_weights(c: LanguageConfig) -> None:
         )
     if not all(map(math.isfinite, weights)):
         raise ConfigError(f"env.reward_weights={weights}: give finite numbers")
+    if not any(weights):
+        raise ConfigError(
+            f"env.reward_weights={weights}: leaves no reward; give one that is not 0, or learn "
+            "from the penalty alone with advantage.reward_weight=0"
+        )
 
 
 #: Arguments of a chat template's rendering that klrl gives itself.

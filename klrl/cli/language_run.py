@@ -1,0 +1,21 @@
+"""The run that ``klrl export`` and ``klrl verify`` are given."""
+
+from __future__ import annotations
+
+from klrl.base.errors import ConfigError
+from klrl.config import LanguageConfig
+from klrl.runs.find import find_run
+from klrl.runs.machine import check_language_packages
+from klrl.runs.resume import stored_config
+
+
+def check_language_run(run: str) -> None:
+    """Refuse a run of no language policy, before torch and transformers are imported.
+
+    Raises:
+        ConfigError: no such run, a control run, or the extra ``language`` is not installed.
+    """
+    config = stored_config(find_run(run, "RUN"))
+    if not isinstance(config, LanguageConfig):
+        raise ConfigError(f"RUN={run}: is a control run; give a language run")
+    check_language_packages(config)
