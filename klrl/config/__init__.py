@@ -22,7 +22,7 @@ from klrl.config.choices import (
     factory,
     register_schemas,
 )
-from klrl.config.fields import ChoiceConfig
+from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
 from klrl.config.schemas import (
     ActorConfig,
@@ -35,6 +35,9 @@ from klrl.config.schemas import (
     ClipConfig,
     CollectorConfig,
     ControllerConfig,
+    CustomControllerConfig,
+    CustomEnvConfig,
+    CustomLossConfig,
     DualControllerConfig,
     EMAReferenceConfig,
     EnvConfig,
@@ -94,6 +97,9 @@ __all__ = [
     "CollectorConfig",
     "Config",
     "ControllerConfig",
+    "CustomControllerConfig",
+    "CustomEnvConfig",
+    "CustomLossConfig",
     "DualControllerConfig",
     "EMAReferenceConfig",
     "EnvConfig",
@@ -116,6 +122,7 @@ __all__ = [
     "LossConfig",
     "OptimConfig",
     "OptunaConfig",
+    "OwnPart",
     "PeriodicReferenceConfig",
     "RayCollectorConfig",
     "RayLauncherConfig",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import ActorConfig, Config, EnvConfig
+from klrl.config import ActorConfig, Config, CustomEnvConfig, EnvConfig
 from klrl.runs.find import other_runs
 from klrl.runs.resume import stored_config
 
@@ -28,9 +28,22 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
+    try:
+        _check_env(env, actor, overridden)
+    except ConfigError as error:
+        if not isinstance(env, CustomEnvConfig):
+            raise
+        # The checks below name the id of an environment; the user's own has a target and args.
+        text = str(error).replace(f"env.id={env.id}", f"env.target={env.target}")
+        text = text.replace(f"env.kwargs={env.kwargs}", f"env.args={env.args}")
+        raise ConfigError(text.replace("env.kwargs", "env.args")) from error
+
+
+def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     import gymnasium
 
-    _check_id(env.id)
+    if not isinstance(env, CustomEnvConfig):
+        _check_id(env.id)
     copy = _make(env)
     space = copy.action_space
     discrete = isinstance(space, gymnasium.spaces.Discrete)
@@ -167,10 +180,12 @@ def _check_id(env_id: str) -> None:
 def _make(env: EnvConfig) -> Any:
     import gymnasium
 
-    from klrl.control.gym_make import make_gym
+    from klrl.control.gym_make import make_one
 
     try:
-        return make_gym(env.id, env.kwargs)
+        return make_one(env)
+    except ConfigError:
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"env.id={env.id}: {first_line(error)}") from error
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
