@@ -190,7 +190,9 @@ def _object(path: str, node: DictConfig) -> Any:
     value: Any = OmegaConf.to_object(node)
     extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
     if extra:
-        raise ConfigError(f"{path}.{extra[0]}: no such setting; drop it")
+        own = extra[0] == "args" and "custom" in ALL_CHOICES.get(path, ())
+        remedy = f"only {path}=custom reads it; choose that" if own else "no such setting"
+        raise ConfigError(f"{path}.{extra[0]}: {remedy}{', or' if own else ';'} drop it")
     _check_fields(path, value)
     return value
 

@@ -36,6 +36,7 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         rollout.check_workers,
         kl.check_ray_step,
         actor.check_hidden,
+        actor.check_own,
         *_BOTH,
     ),
     LANGUAGE: (

@@ -15,7 +15,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Union
 
@@ -33,6 +33,8 @@ from klrl.config.jobs import JobConfig
 #: Setting of a part -> the arguments that klrl gives it, by keyword.
 GIVEN: Mapping[str, tuple[str, ...]] = {
     "env": (),
+    "actor": ("inputs", "outputs"),
+    "actor.own_critic": ("inputs",),
     "controller": ("coef", "frames"),
     "loss": ("config", "reference_estimator", "divergence", "reward_scale"),
     "loss.own_beta_rule": ("config", "beta", "dtarg"),
@@ -64,12 +66,28 @@ def complete(config: JobConfig) -> None:
         ConfigError: a part cannot be found, or its args are not those that it takes.
     """
     for setting, part in own_parts(config):
-        target = _find(setting, part)
-        part.args = _typed_args(setting, part, target)
+        complete_part(setting, part)
         source = _source(setting, part)
         part.path, part.source, part.version = source.folder, source.digest, source.version
         if setting == "env":
             config.env.id = part.target  # the task's name
+
+
+def complete_part(setting: str, part: OwnPart) -> None:
+    """Type the args of one part, in place; its source stays as it is.
+
+    Raises:
+        ConfigError: as :func:`complete`.
+    """
+    part.args = _typed_args(setting, part, _find(setting, part))
+
+
+def restore(group: Any) -> None:
+    """Make the parts within a group's settings again from what ``asdict`` made of them."""
+    for f in dataclasses.fields(group):
+        value = getattr(group, f.name)
+        if f.metadata.get("own") and isinstance(value, Mapping):
+            setattr(group, f.name, OwnPart(**value))
 
 
 def help_of(setting: str, part: OwnPart) -> dict[str, str]:
@@ -93,17 +111,25 @@ def check_sources(config: JobConfig) -> None:
         raise ConfigError(f"{line}; bring it back, or start another run")
 
 
-def changed_sources(config: JobConfig) -> list[str]:
-    """One line for each part whose source is not the one in the settings of the job."""
+def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
+    """One line for each part whose source is not the one in the settings of the job.
+
+    Args:
+        config: the job.
+        groups: whose parts count.
+    """
     lines = []
     for setting, part in own_parts(config):
+        if setting.partition(".")[0] not in groups:
+            continue
         _find(setting, part)
         now = _source(setting, part)
         told, version = (part.source, part.version), (now.digest, now.version)
         if told != version:
             lines.append(
-                f"{_named(setting, part)}: its source is not what it was with this run "
-                f"({_shown(now.digest, now.version)}, then {_shown(part.source, part.version)})"
+                f"{_named(setting, part)}: has changed since this run began "
+                f"(it had {_shown(part.source, part.version)}, now "
+                f"{_shown(now.digest, now.version)})"
             )
     return lines
 
@@ -253,6 +279,13 @@ def _typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict
     schema = _schema(part, target)
     if schema is None:
         own = {name: p for name, p in takes.items() if name not in given}
+        for name, p in own.items():
+            if p.default is p.empty and name not in part.args:
+                gives = f" (it gives {', '.join(given)})" if given else ""
+                raise NoValueError(
+                    f"{text}: asks for {name}, which klrl does not give{gives}; add "
+                    f"{setting}.args.{name}=..., or give it a default"
+                )
         return _typed(setting, part, _fields_of_arguments(target, own), any_name)
     typed = _typed(setting, part, _fields_of_schema(schema), False)
     _check_taken(text, schema, typed, takes, given, any_name)

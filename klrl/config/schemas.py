@@ -55,6 +55,15 @@ class GaussianActorConfig(ActorConfig):
 
 
 @dataclass
+class CustomActorConfig(OwnPart, GaussianActorConfig):
+    """A policy network of the user's own, and its critic, own or klrl's MLP."""
+
+    distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
+    # Any: an OwnPart, or None.
+    own_critic: Any = own_part()
+
+
+@dataclass
 class CollectorConfig(ChoiceConfig):
     """Rollouts in this process."""
 

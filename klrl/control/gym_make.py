@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 
+from klrl.base.errors import ConfigError
 from klrl.config import CustomEnvConfig, EnvConfig
 from klrl.config.own import make_own, require
 
@@ -22,7 +23,13 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
     """
     if isinstance(config, CustomEnvConfig):
         what = "return a gymnasium.Env; wrap another library's environment in one"
-        return require("env", config, make_own("env", config, {}), gymnasium.Env, what)
+        made = require("env", config, make_own("env", config, {}), gymnasium.Env, what)
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(made, space, None), gymnasium.Space):
+                raise ConfigError(
+                    f"env.target={config.target}: has no {space}; set one in its __init__"
+                )
+        return made
     return make_gym(config.id, config.kwargs)
 
 

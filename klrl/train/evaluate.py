@@ -171,7 +171,7 @@ def evaluate_run(
             raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
-    for line in changed_sources(config):
+    for line in changed_sources(config, ("env", "actor")):
         warn(line)
     domain = domain_of(config)
     return domain.evaluate(
