@@ -130,6 +130,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
         "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
+        "custom": Choice(schemas.CustomAdvantageConfig, _control("klrl.control.advantage:custom")),
         "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
     },
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss

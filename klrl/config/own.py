@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 import types
 import typing
@@ -35,10 +36,16 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "env": (),
     "actor": ("inputs", "outputs"),
     "actor.own_critic": ("inputs",),
+    "env.transforms": ("env",),
+    "kl.own_estimator": ("log_ratio",),
     "controller": ("coef", "frames"),
+    "advantage": ("config", "critic", "reward_scale", "normalizer"),
     "loss": ("config", "reference_estimator", "divergence", "reward_scale"),
     "loss.own_beta_rule": ("config", "beta", "dtarg"),
 }
+
+#: Of a part in a list: env.transforms[0].
+_INDEX = re.compile(r"\[\d+\]$")
 
 #: Top-level module -> its source when this process imported it.
 _IMPORTED: dict[str, Source] = {}
@@ -57,6 +64,9 @@ def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
             inner = getattr(part, f.name)
             if isinstance(inner, OwnPart):
                 yield f"{group}.{f.name}", inner
+            elif f.metadata.get("own") and isinstance(inner, list):
+                for i, each in enumerate(inner):
+                    yield f"{group}.{f.name}[{i}]", each
 
 
 def complete(config: JobConfig) -> None:
@@ -188,6 +198,23 @@ def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
         return target(**wanted, **part.args)
 
 
+def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
+    """A part that is itself a function of what klrl gives.
+
+    Raises:
+        ConfigError: it cannot be found, is a class, or does not take it.
+    """
+    found, given = _find(setting, part), GIVEN[setting]
+    takes, any_name = _arguments(_named(setting, part), found)
+    missing = [name for name in given if name not in takes and not any_name]
+    if inspect.isclass(found) or missing:
+        raise ConfigError(
+            f"{_named(setting, part)}: name a function of {', '.join(given)}, as in "
+            f"def name({', '.join(given)}, power=2.0)"
+        )
+    return found
+
+
 class told:
     """Turn what the user's code raises into one line: setting, value, error with its line.
 
@@ -271,7 +298,7 @@ def _typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict
     Raises:
         ConfigError: an unknown, missing or wrong one.
     """
-    text, given = _named(setting, part), GIVEN[setting]
+    text, given = _named(setting, part), GIVEN[_INDEX.sub("", setting)]
     takes, any_name = _arguments(text, target)
     for name in part.args:
         if name in given:
