@@ -31,6 +31,7 @@ from klrl.control.answers import (
     require_flag,
     require_number,
     require_observation,
+    require_picture,
     told,
 )
 from klrl.control.gym_make import make_gym
@@ -146,6 +147,26 @@ class VectorGymEnv(EnvBase):
                 return int(env._max_episode_steps)
             env = env.env
         return None
+
+    @property
+    def pictures_per_second(self) -> float:
+        """The speed at which its pictures are to be shown."""
+        return float(self._envs[0].metadata.get("render_fps", 30))
+
+    def picture(self) -> np.ndarray:
+        """The first copy as it is now, uint8 [height, width, 3]; made with an rgb_array mode.
+
+        Raises:
+            EnvError: it raised, or drew something else.
+        """
+        drawn: list[np.ndarray] = []
+
+        def draw() -> None:
+            self._place.copy = 0
+            drawn.append(require_picture(self._envs[0].render()))
+
+        self._call_copies(draw, "picture after step")
+        return drawn[0]
 
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
