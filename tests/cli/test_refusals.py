@@ -93,6 +93,7 @@ WRONG = [
     (["loss=grpo"], "loss.reduction=response: language only, as are loss=grpo, dr_grpo,"),
     (["controller=fixed", "controller.unit=step"], "controller=fixed never reads it"),
     (["kl=none", "controller=dual"], "kl=none has no controller"),
+    (["loss.max_alpha=4"], "only loss.line_search=both lengthens a step"),
     (["loss.gain=1"], "only loss.beta_rule=proportional reads it"),
     (["loss=klpen_held", "loss.increment=3"], "reads loss.gain instead"),
     (["actor.init=nope"], "actor.init=nope: no such folder"),
