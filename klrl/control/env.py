@@ -9,8 +9,10 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -34,6 +36,7 @@ from klrl.control.answers import (
     require_picture,
     told,
 )
+from klrl.control.env_proof import Way, prove, take_up
 from klrl.control.gym_make import make_gym
 
 
@@ -113,7 +116,9 @@ class VectorGymEnv(EnvBase):
         self.env_id = env_id
         self.num_copies = num_envs
         self._next_seed: int | None = seed
-        self._envs = [_make_flat(env_id, kwargs or {}) for _ in range(num_envs)]
+        self._make = partial(_make_flat, env_id, kwargs or {})
+        self._envs = [self._make() for _ in range(num_envs)]
+        self._way: Way | None = None
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -305,6 +310,38 @@ class VectorGymEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self._next_seed = seed
+
+    # ------------------------------------------------------------------------------- its state
+
+    def keep_state(self) -> Way:
+        """Have the copies' state at hand from now on; before their first reset.
+
+        Returns:
+            How they are saved, by a proof with two other copies.
+        """
+        if self._way is None:
+            self._way = prove(self._make, self._step_timeout)
+            self._envs = [self._way.keep(env) for env in self._envs]
+        return self._way
+
+    def copies_state(self) -> torch.Tensor | None:
+        """The state of all copies [bytes], JSON in uint8; None where a copy cannot be saved."""
+        copies = [None if self._way is None else self._way.read(env) for env in self._envs]
+        if None in copies:
+            return None
+        text = json.dumps({"next_seed": self._next_seed, "copies": copies})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_copies_state(self, state: torch.Tensor) -> None:
+        """Go on from :meth:`copies_state`.
+
+        Raises:
+            Exception: it is not one of these copies, or whatever the environment raises.
+        """
+        saved = json.loads(state.cpu().numpy().tobytes())
+        for env, of_copy in zip(self._envs, saved["copies"], strict=True):
+            within(self._step_timeout, partial(take_up, env, of_copy))
+        self._next_seed = saved["next_seed"]
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""
