@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import conf_dir
 from klrl.config.checks import NoValueError
 from klrl.config.compose import compose, job_config, keys
+from klrl.config.own import help_of, own_parts
 
 #: The package of a preset, whose settings may be of any group.
 _GLOBAL = ""
@@ -33,9 +35,13 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
         ConfigError: the job is refused, or does not have the part that ``--package`` names. One
             that only lacks values is shown with ``???`` in their place.
     """
-    with suppress(NoValueError):
-        job_config(overrides, args.config_dir, args.config_name)
     cfg = compose(overrides, args.config_dir, args.config_name)
+    notes = comments(overrides, args.config_dir, args.config_name)
+    with suppress(NoValueError):
+        config = job_config(overrides, args.config_dir, args.config_name)
+        for setting, own in own_parts(config):
+            OmegaConf.update(cfg, setting, dataclasses.asdict(own), merge=False, force_add=True)
+            notes |= help_of(setting, own)
     package = None if args.package == "_global_" else args.package
     part = cfg if package is None else OmegaConf.select(cfg, package)
     if part is None:
@@ -45,7 +51,6 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
     if args.resolve:
         OmegaConf.resolve(part)
     text = OmegaConf.to_yaml(part)
-    notes = comments(overrides, args.config_dir, args.config_name)
     if package is None:
         return annotated(text, notes)
     below = f"{package}."

@@ -22,7 +22,7 @@ from klrl.config.choices import (
     factory,
     register_schemas,
 )
-from klrl.config.fields import ChoiceConfig
+from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
 from klrl.config.schemas import (
     ActorConfig,
@@ -35,6 +35,10 @@ from klrl.config.schemas import (
     ClipConfig,
     CollectorConfig,
     ControllerConfig,
+    CustomActorConfig,
+    CustomControllerConfig,
+    CustomEnvConfig,
+    CustomLossConfig,
     DualControllerConfig,
     EMAReferenceConfig,
     EnvConfig,
@@ -94,6 +98,10 @@ __all__ = [
     "CollectorConfig",
     "Config",
     "ControllerConfig",
+    "CustomActorConfig",
+    "CustomControllerConfig",
+    "CustomEnvConfig",
+    "CustomLossConfig",
     "DualControllerConfig",
     "EMAReferenceConfig",
     "EnvConfig",
@@ -116,6 +124,7 @@ __all__ = [
     "LossConfig",
     "OptimConfig",
     "OptunaConfig",
+    "OwnPart",
     "PeriodicReferenceConfig",
     "RayCollectorConfig",
     "RayLauncherConfig",

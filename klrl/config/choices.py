@@ -80,6 +80,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
         "gym": Choice(schemas.EnvConfig, _control("klrl.control.env:gym")),
+        "custom": Choice(schemas.CustomEnvConfig, _control("klrl.control.env:custom")),
         "sort_digits": Choice(
             schemas.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
         ),
@@ -98,6 +99,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "categorical": Choice(
             schemas.ActorConfig, _control("klrl.control.actor:categorical_agent")
         ),
+        "custom": Choice(schemas.CustomActorConfig, _control("klrl.control.own:custom_agent")),
         "causal_lm": Choice(schemas.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },
     # (config) -> ReferenceRule
@@ -123,6 +125,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "adaptive": Choice(schemas.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
         "dual": Choice(schemas.DualControllerConfig, _both("klrl.kl.controllers:dual")),
         "held": Choice(schemas.HeldControllerConfig, _both("klrl.kl.controllers:held")),
+        "custom": Choice(schemas.CustomControllerConfig, _both("klrl.kl.controllers:custom")),
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
@@ -134,6 +137,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "klpen": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
         "klpen_held": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
         "clip": Choice(schemas.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
+        "custom": Choice(schemas.CustomLossConfig, _both("klrl.losses.own:custom")),
     },
     # (job, the domain's steps) -> a learner
     "learner": {

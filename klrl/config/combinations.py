@@ -38,6 +38,7 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         rollout.check_window,
         kl.check_ray_step,
         actor.check_hidden,
+        actor.check_own,
         *_BOTH,
     ),
     LANGUAGE: (

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, added, choice, number
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
@@ -30,6 +30,14 @@ class EnvConfig(ChoiceConfig):
 
 
 @dataclass
+class CustomEnvConfig(OwnPart, EnvConfig):
+    """Copies of an environment of the user's own; ``id`` is its target."""
+
+    id: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class ActorConfig(ChoiceConfig):
     """An MLP policy and its critic; the distribution follows the action space."""
 
@@ -44,6 +52,15 @@ class GaussianActorConfig(ActorConfig):
     """The same with a standard deviation to start from (Box actions)."""
 
     init_std: float = number(gt=0)
+
+
+@dataclass
+class CustomActorConfig(OwnPart, GaussianActorConfig):
+    """A policy network of the user's own, and its critic, own or klrl's MLP."""
+
+    distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
+    # Any: an OwnPart, or None.
+    own_critic: Any = own_part()
 
 
 @dataclass
@@ -254,6 +271,11 @@ class HeldControllerConfig(TargetControllerConfig):
     limit: float = number(gt=0)
 
 
+@dataclass
+class CustomControllerConfig(OwnPart, ControllerConfig):
+    """A controller of the user's own."""
+
+
 # ----------------------------------------- both domains: advantage, policy loss, learner, optimiser
 
 
@@ -303,7 +325,7 @@ class KLPENConfig(LossConfig):
     beta: float = number(ge=0)
     increment: float = number(ge=1)
     decrement: float = number(gt=0, le=1)
-    beta_rule: str = choice("doubling", "proportional", "forward")
+    beta_rule: str = choice("doubling", "proportional", "forward", "custom")
     gain: float = number(gt=0)
     line_search: str = choice("none", "back", "both")
     max_alpha: float = added(number(ge=1), 2.0)
@@ -311,6 +333,8 @@ class KLPENConfig(LossConfig):
     beta_max: float = number(gt=0)
     kl_old: str = choice("exact", "sampled")
     samples_mc_kl: int = number(ge=1)
+    # Any: an OwnPart, or None.
+    own_beta_rule: Any = own_part()
 
 
 @dataclass
@@ -320,6 +344,11 @@ class ClipConfig(LossConfig):
     clip_epsilon: float = number(gt=0)
     clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     target_kl: Optional[float] = number(gt=0)  # noqa: UP045
+
+
+@dataclass
+class CustomLossConfig(OwnPart, LossConfig):
+    """A policy loss of the user's own, beside the terms that all losses share."""
 
 
 @dataclass

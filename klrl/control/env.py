@@ -25,7 +25,7 @@ from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, Tr
 
 from klrl.base.errors import ConfigError, EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import CONTROL, EnvConfig, factory
+from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -37,7 +37,7 @@ from klrl.control.answers import (
     told,
 )
 from klrl.control.env_proof import Way, prove, take_up
-from klrl.control.gym_make import make_gym
+from klrl.control.gym_make import make_gym, make_one
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -56,6 +56,18 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
     copies = num_envs or config.num_envs
     return VectorGymEnv(
         config.id, copies, kwargs=dict(config.kwargs), seed=seed, step_timeout=config.step_timeout
+    )
+
+
+def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
+    """``env=custom``; arguments as :func:`make_copies`."""
+    return VectorGymEnv(
+        config.id,
+        num_envs or config.num_envs,
+        seed=seed,
+        step_timeout=config.step_timeout,
+        make=lambda: make_one(config),
+        setting=f"env.target={config.target}",
     )
 
 
@@ -96,6 +108,8 @@ class VectorGymEnv(EnvBase):
         kwargs: arguments of ``gymnasium.make``.
         seed: seed of the first reset; copy i is seeded with seed + i.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
+        make: makes a copy; default ``gymnasium.make`` of the id.
+        setting: that names the environment, for errors; default ``env.id=...``.
 
     Raises:
         ConfigError: the action space is neither Box nor Discrete.
@@ -111,12 +125,16 @@ class VectorGymEnv(EnvBase):
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         step_timeout: float | None = None,
+        make: Callable[[], gymnasium.Env] | None = None,
+        setting: str | None = None,
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
         self.num_copies = num_envs
         self._next_seed: int | None = seed
-        self._make = partial(_make_flat, env_id, kwargs or {})
+        self._setting = setting or f"env.id={env_id}"
+        make = make or partial(make_gym, env_id, kwargs or {})
+        self._make = lambda: _flat(make())
         self._envs = [self._make() for _ in range(num_envs)]
         self._way: Way | None = None
         self._set_specs()
@@ -133,7 +151,7 @@ class VectorGymEnv(EnvBase):
         self.observation_spec = Composite(
             observation=Unbounded(shape=(n, *observation.shape), dtype=torch.float32), shape=(n,)
         )
-        self.action_spec = Composite(action=_action_spec(self.env_id, action, n), shape=(n,))
+        self.action_spec = Composite(action=_action_spec(self._setting, action, n), shape=(n,))
         self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
         flag = Categorical(2, dtype=torch.bool, shape=(n, 1))
         self.done_spec = Composite(
@@ -261,7 +279,7 @@ class VectorGymEnv(EnvBase):
             raise EnvError(f"{self._where(what)}: {told(error)}") from error
 
     def _where(self, what: str) -> str:
-        return f"env.id={self.env_id}: {what} {self._place.step} of copy {self._place.copy}"
+        return f"{self._setting}: {what} {self._place.step} of copy {self._place.copy}"
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -361,25 +379,24 @@ class _Place:
     step: int = 0
 
 
-def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    env = make_gym(env_id, kwargs)
+def _flat(env: gymnasium.Env) -> gymnasium.Env:
     space = env.observation_space
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env
     return FlattenObservation(env)
 
 
-def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> Bounded | Unbounded | Categorical:
+def _action_spec(setting: str, space: gymnasium.Space, n: int) -> Bounded | Unbounded | Categorical:
     if isinstance(space, gymnasium.spaces.Discrete):
         if space.start != 0:
             raise ConfigError(
-                f"env.id={env_id}: Discrete actions that start at {space.start}; choose an "
+                f"{setting}: Discrete actions that start at {space.start}; choose an "
                 "environment whose actions start at 0"
             )
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
     if not isinstance(space, gymnasium.spaces.Box):
         raise ConfigError(
-            f"env.id={env_id}: its action space is {type(space).__name__}; "
+            f"{setting}: its action space is {type(space).__name__}; "
             "choose an environment with Box or Discrete actions"
         )
     if not np.isfinite([space.low, space.high]).all():

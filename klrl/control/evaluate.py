@@ -12,7 +12,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import Config, EnvConfig
 from klrl.control.acting import Acting, make_acting
 from klrl.control.actor import Agent
-from klrl.control.env import VectorGymEnv
+from klrl.control.env import VectorGymEnv, make_copies
 from klrl.control.load import trained_agent
 from klrl.domains import CONTROL
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
@@ -60,9 +60,8 @@ def _scores(
     copies = min(episodes, MAX_COPIES)
     if not copies:
         return
-    env = VectorGymEnv(
-        config.id, copies, kwargs=dict(config.kwargs), step_timeout=config.step_timeout
-    )
+    env = make_copies(config, seed=0, num_envs=copies)
+    assert isinstance(env, VectorGymEnv)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
     if sampled:
         noise = Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)

@@ -10,7 +10,7 @@ import torch
 
 from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
-from klrl.config import Config, EnvConfig
+from klrl.config import Config, CustomEnvConfig, EnvConfig
 from klrl.control.acting import make_acting
 from klrl.control.env import VectorGymEnv, make_copies
 from klrl.control.evaluate import MAX_STEPS, Noise, play
@@ -67,7 +67,11 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
     Raises:
         ConfigError: it does not.
     """
-    drawing = replace(config, kwargs={**config.kwargs, "render_mode": _MODE})
+    mode = {"render_mode": _MODE}
+    if isinstance(config, CustomEnvConfig):
+        drawing: EnvConfig = replace(config, args={**config.args, **mode})
+    else:
+        drawing = replace(config, kwargs={**config.kwargs, **mode})
     env = None
     try:
         env = cast(VectorGymEnv, make_copies(drawing, seed=0, num_envs=1))

@@ -9,6 +9,29 @@ from typing import Any
 
 import gymnasium
 
+from klrl.base.errors import ConfigError
+from klrl.config import CustomEnvConfig, EnvConfig
+from klrl.config.own import make_own, require
+
+
+def make_one(config: EnvConfig) -> gymnasium.Env:
+    """One copy of the environment that the env group describes.
+
+    Raises:
+        ConfigError: it is the user's own, and it raises or is no Gymnasium environment.
+        gymnasium.error.Error, TypeError, ValueError, ModuleNotFoundError: as :func:`make_gym`.
+    """
+    if isinstance(config, CustomEnvConfig):
+        what = "return a gymnasium.Env; wrap another library's environment in one"
+        made = require("env", config, make_own("env", config, {}), gymnasium.Env, what)
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(made, space, None), gymnasium.Space):
+                raise ConfigError(
+                    f"env.target={config.target}: has no {space}; set one in its __init__"
+                )
+        return made
+    return make_gym(config.id, config.kwargs)
+
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """``gymnasium.make``, with MuJoCo's warnings in Python's logging.

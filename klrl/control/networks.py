@@ -91,13 +91,21 @@ class PolicyNet(nn.Module):
         trunk: hidden layers.
         outputs: A for a Gaussian, K for a categorical.
         init_std: a Gaussian's initial standard deviation; None for a categorical.
+
+    Attributes:
+        inputs: length D of an observation.
+        outputs: as given.
     """
+
+    head: nn.Module
+    log_std: nn.Parameter | None
 
     def __init__(
         self, normalizer: nn.Module, trunk: nn.Sequential, outputs: int, init_std: float | None
     ) -> None:
         super().__init__()
         self.normalizer, self.trunk = normalizer, trunk
+        self.inputs, self.outputs = linears(trunk)[0].in_features, outputs
         # A gain of .01 starts with nearly the same action in all states (Andrychowicz et al. 2021).
         self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
         if init_std is None:
@@ -129,6 +137,8 @@ class ValueNet(nn.Module):
         trunk: hidden layers, the policy's own where they are shared.
         detach_trunk: keep the critic's gradient out of the trunk.
     """
+
+    head: nn.Module
 
     def __init__(
         self, normalizer: nn.Module, trunk: nn.Sequential, detach_trunk: bool = False
@@ -170,7 +180,8 @@ class Networks(nn.Module):
 
     def in_order(self) -> list[nn.Parameter]:
         """Each parameter once; matching layers of the trunks are adjacent: one view covers both."""
-        pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=True)
+        # The user's own networks have no trunk.
+        pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
         return list({id(p): p for p in parameters}.values())
 
@@ -212,7 +223,8 @@ class PairedNetworks:
 def can_be_paired(networks: Networks) -> bool:
     """Whether matching layers of two separate trunks are adjacent in memory."""
     policy, value = networks.policy.trunk, networks.value.trunk
-    if policy is value or 2 * len(linears(policy)) != len(policy):
+    count = len(linears(policy))
+    if policy is value or not count == len(linears(value)) > 0 or 2 * count != len(policy):
         return False
     pairs = zip(policy.parameters(), value.parameters(), strict=True)
     parameters = [p for pair in pairs for p in pair]

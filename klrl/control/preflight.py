@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import ActorConfig, Config, EnvConfig
+from klrl.config import (
+    ActorConfig,
+    Config,
+    CustomActorConfig,
+    CustomEnvConfig,
+    EnvConfig,
+    OwnPart,
+)
+from klrl.config.own import told
+from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.runs.find import other_runs
 from klrl.runs.resume import stored_config
 
@@ -28,13 +39,43 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
+    try:
+        _check_env(env, _standing_for(actor), overridden)
+    except ConfigError as error:
+        raise ConfigError(_in_own_settings(str(error), env, actor)) from error
+
+
+def _standing_for(actor: ActorConfig) -> ActorConfig:
+    """klrl's actor with the distribution of the user's own."""
+    if not isinstance(actor, CustomActorConfig):
+        return actor
+    name = "mlp" if actor.distribution == "auto" else actor.distribution
+    return replace(actor, name=name)
+
+
+def _in_own_settings(text: str, env: EnvConfig, actor: ActorConfig) -> str:
+    """An error of the checks below, where the user's own parts have settings of other names."""
+    if isinstance(env, CustomEnvConfig):
+        text = text.replace(f"env.id={env.id}", f"env.target={env.target}")
+        text = text.replace(f"env.kwargs={env.kwargs}", f"env.args={env.args}")
+        text = text.replace("env.kwargs", "env.args")
+    if isinstance(actor, CustomActorConfig):
+        text = text.replace("actor=mlp", "actor.distribution=auto").replace("or mlp", "or auto")
+        text = text.replace("actor=", "actor.distribution=")
+    return text
+
+
+def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     import gymnasium
 
-    _check_id(env.id)
+    if not isinstance(env, CustomEnvConfig):
+        _check_id(env.id)
     copy = _make(env)
     space = copy.action_space
     discrete = isinstance(space, gymnasium.spaces.Discrete)
     _check_spaces(env.id, space, copy.observation_space)
+    if isinstance(env, CustomEnvConfig):
+        _check_answers(env, copy)
     _check_a_step(env, copy)
     copy.close()
     if actor.name in ("normal", "tanh_normal") and discrete:
@@ -76,7 +117,8 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     copy = _make(env)
     discrete = isinstance(copy.action_space, gymnasium.spaces.Discrete)
     auto = "categorical" if discrete else "normal"
-    family = auto if actor.name == "mlp" else actor.name
+    name = _standing_for(actor).name
+    family = auto if name == "mlp" else name
     size = gymnasium.spaces.flatdim(copy.observation_space)
     action = copy.action_space.n if discrete else copy.action_space.shape
     copy.close()
@@ -129,6 +171,53 @@ def _check_a_step(env: EnvConfig, copy: Any) -> None:
         ) from error
 
 
+def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
+    """Reset and step an environment of the user's own: its answers must fit its spaces."""
+    space, actions = copy.observation_space, copy.action_space
+    actions.seed(0)
+
+    def play() -> Any:
+        with told("env", env):
+            return copy.reset(seed=0), copy.step(actions.sample())
+
+    try:
+        reset, step = within(env.step_timeout, play)
+    except TookTooLong:
+        return  # the check of a step says so
+    text = f"env.target={env.target}"
+    if not (isinstance(reset, tuple) and len(reset) == 2):
+        raise ConfigError(f"{text}: reset returned {type(reset).__name__}; give observation, info")
+    if not (isinstance(step, tuple) and len(step) == 5):
+        raise ConfigError(
+            f"{text}: step returned {type(step).__name__}; give observation, reward, terminated, "
+            "truncated, info"
+        )
+    try:
+        for observation in (reset[0], step[0]):
+            _require_contained(space, observation)
+        reward = require_number(step[1])
+        require_flag("terminated", step[2])
+        require_flag("truncated", step[3])
+    except Misfit as error:
+        raise ConfigError(f"{text}: {error}; mend the environment") from error
+    if not math.isfinite(reward):
+        raise ConfigError(f"{text}: the first reward is {reward}; give finite numbers")
+
+
+def _require_contained(space: Any, observation: Any) -> None:
+    """An observation of the kind and shape that its space promises, all numbers finite."""
+    import gymnasium
+    import numpy as np
+
+    if not isinstance(space, gymnasium.spaces.Box):
+        if not space.contains(observation):
+            raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
+        return
+    require_observation(observation, space.shape)
+    if not np.isfinite(np.asarray(observation)).all():
+        raise Misfit("an observation is not finite")
+
+
 def _check_bounds(env_id: str, actor: ActorConfig, space: Any) -> None:
     import numpy as np
 
@@ -167,10 +256,12 @@ def _check_id(env_id: str) -> None:
 def _make(env: EnvConfig) -> Any:
     import gymnasium
 
-    from klrl.control.gym_make import make_gym
+    from klrl.control.gym_make import make_one
 
     try:
-        return make_gym(env.id, env.kwargs)
+        return make_one(env)
+    except ConfigError:
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"env.id={env.id}: {first_line(error)}") from error
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
@@ -192,10 +283,19 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         )
     network, other_network = (
         f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
+        f"{_own_networks(c.actor)}"
         for c in (config, other)
     )
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
+
+
+def _own_networks(actor: ActorConfig) -> str:
+    if not isinstance(actor, CustomActorConfig):
+        return ""
+    critic: OwnPart = actor.own_critic or OwnPart()
+    both = f" target={actor.target} args={actor.args}"
+    return f"{both} own_critic.target={critic.target} own_critic.args={critic.args}"
 
 
 def control_config(run: Path, setting: str = "run") -> Config:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
-from klrl.control.networks import linears
 from klrl.control.score import draw
 from klrl.control.step import Adam, Columns, Problem
 from klrl.kl.divergences import REVERSE, Divergence
@@ -153,8 +152,8 @@ class ControlSteps(Steps[Frames, Tensor]):
 def one_frame(agent: Agent) -> TensorDict:
     """A rollout [1, 1] laid out as every annotated one of this policy; its numbers mean nothing."""
     family = agent.family
-    first = linears(agent.policy_net.trunk)[0]
-    observation = first.weight.new_zeros(1, 1, first.in_features)
+    like = next(agent.policy_net.parameters())
+    observation = like.new_zeros(1, 1, agent.policy_net.inputs)
     outputs = (torch.ones_like(out) for out in agent.policy_net(observation))
     params = dict(zip(family.param_keys, outputs, strict=True))
     log_prob, value = observation.new_zeros(1, 1), observation.new_zeros(1, 1, 1)

@@ -105,7 +105,7 @@ class PolicyLoss(ABC):
             ``policy_entropy``, which are only observed.
     """
 
-    kl_old: str
+    kl_old: str = "measured"
     target_kl: float | None = None
     line_search: str = "none"
     max_alpha: float = 1.0
@@ -240,9 +240,9 @@ class PolicyLoss(ABC):
         log_probs = scored.log_prob, scored.old_log_prob, scored.ref_log_prob
         return terms.reference_kl(self.reference_estimator, *log_probs)
 
-    @abstractmethod
     def beta_rule(self) -> BetaRule:
-        """What moves beta, new."""
+        """What moves beta, new; by default a fixed 0: no KL(old||new) is charged."""
+        return BetaRule()
 
     @abstractmethod
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
@@ -286,7 +286,6 @@ class ClipLoss(PolicyLoss):
     """min(w A, clip(w) A) (Schulman et al. 2017, eq. 7)."""
 
     config: ClipConfig
-    kl_old = "measured"
 
     def __init__(
         self,
@@ -297,10 +296,6 @@ class ClipLoss(PolicyLoss):
     ) -> None:
         super().__init__(config, reference_estimator, divergence, reward_scale)
         self.target_kl = config.target_kl
-
-    def beta_rule(self) -> BetaRule:
-        """A fixed 0: no KL(old||new) is charged."""
-        return BetaRule()
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """The clipped surrogate."""

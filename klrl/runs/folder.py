@@ -25,6 +25,7 @@ from klrl.base.errors import first_line
 from klrl.base.files import replace_file
 from klrl.config import JobConfig
 from klrl.config.identity import identity
+from klrl.config.own import manifest_of
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, lives_here, owning, process_start, read_owner
@@ -248,6 +249,7 @@ class RunFolder:
             # A resumed run has rows of both: it is none of those that today's numbers give.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
+            **({"own": own} if (own := manifest_of(config)) else {}),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": _versions(),

@@ -19,6 +19,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, KLPENConfig, factory
 from klrl.config.identity import NUMERICS
+from klrl.config.own import check_sources
 from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
@@ -412,6 +413,7 @@ def start(
                 raise ConfigError(
                     f"folder={files.path}: holds a run already; give another, or resume it"
                 )
+            check_sources(config)
             torch.set_num_threads(config.threads)
             training = Training(config, files.manifest if resume else None)
             training.train(files, group=group, resume=resume, callbacks=callbacks)

@@ -32,7 +32,13 @@ _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entr
 _unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
 _grouped = "advantage=group has no critic; drop it or choose advantage=gae"
 _full = "actor.lora.r=0 has no adapters; set actor.lora.r"
+_own_rule = "only loss.beta_rule=custom reads it; set that, or drop it"
 _UNREAD_BOTH = (
+    Unread(
+        "loss.own_beta_rule",
+        lambda c: getattr(c.loss, "beta_rule", "custom") != "custom",
+        _own_rule,
+    ),
     Unread(
         "kl.samples_mc_js",
         lambda c: getattr(c.kl, "divergence", "js") != "js",
@@ -88,6 +94,8 @@ _UNREAD_BOTH = (
     ),
 )
 _UNREAD_CONTROL = (
+    Unread("env.id", lambda c: c.env.name == "custom", "env=custom has env.target; set that"),
+    Unread("env.kwargs", lambda c: c.env.name == "custom", "env=custom has env.args; set that"),
     Unread(
         "kl.samples_mc_js",
         lambda c: c.actor.name == "categorical",
