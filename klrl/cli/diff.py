@@ -1,4 +1,4 @@
-"""``klrl diff RUN RUN``: settings, versions and metrics of two runs."""
+"""``klrl diff RUN RUN``: settings, versions and metrics of two runs, or whether they are equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from klrl.cli.wrapper import Parser, execute
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; returns the exit code.
+    """Print what differs between two runs; returns the exit code, 0 whether they differ or not.
 
     Raises:
         ConfigError: a folder holds no readable run.
@@ -18,7 +18,12 @@ def diff_command(argv: list[str]) -> int:
     from klrl.report.diff import as_text, compare, read
 
     first, second = map(read, args.runs)
-    print(as_text(compare(first, second)))
+    if args.bits:
+        from klrl.report.bits import compare_bits
+
+        print(compare_bits(first.path, second.path)[1])
+    else:
+        print(as_text(compare(first, second)))
     return 0
 
 
@@ -26,6 +31,12 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    parser.add_argument(
+        "--bits",
+        action="store_true",
+        help="the first iteration and metric that are not equal to the bit, times aside; and "
+        "whether the last checkpoints' parameters are",
+    )
     return parser
 
 

@@ -177,11 +177,19 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "logger": {
         "wandb": Choice(
             schemas.WandbConfig,
-            _both("klrl.runs.loggers:wandb_run"),
+            _both("klrl.runs.wandb_logger:wandb_run"),
             free=("*",),
             package="wandb",
             remedy="pip install wandb, or choose logger=none",
         ),
+        "tensorboard": Choice(
+            schemas.LoggerConfig,
+            _both("klrl.runs.loggers:tensorboard_run"),
+            free=("*",),
+            package="tensorboard",
+            remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
+        ),
+        "csv": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
         "none": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }

@@ -21,7 +21,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
-from klrl.config.explain import explain, not_an_override
+from klrl.config.explain import check_one_choice, explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
 from klrl.config.own import complete
 from klrl.config.rules.unread import check_all_read
@@ -156,6 +156,7 @@ class Composer:
         Raises:
             ConfigError: Hydra, OmegaConf or YAML refused an override; says why in one line.
         """
+        check_one_choice(overrides)
         try:
             return self._merged(overrides)
         except (*_REFUSALS, OSError) as error:

@@ -218,3 +218,20 @@ def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: st
 
 def _listed(group: str, names: Sequence[str]) -> str:
     return " and ".join(f"{group}={name}" for name in names)
+
+
+def check_one_choice(overrides: Sequence[str]) -> None:
+    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win.
+
+    Raises:
+        ConfigError: with the choice to make instead.
+    """
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        first, *others = [each.strip() for each in value.strip("[]").split(",")]
+        if group not in ALL_GROUPS or value[:1] != "[" or not others:
+            continue
+        remedy = f"as in {group}={first}"
+        if group == "logger":
+            remedy += f" logger.also=[{','.join(others)}]"
+        raise ConfigError(f"{override}: give one choice, {remedy}")

@@ -394,7 +394,9 @@ class AdamWConfig(OptimConfig):
 
 @dataclass
 class LoggerConfig(ChoiceConfig):
-    """``metrics.jsonl`` alone."""
+    """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
+
+    also: list[str] = field(default_factory=list, metadata={"added": []})
 
     def offline(self) -> LoggerConfig:
         """The same logger, sending nothing over the network."""

@@ -9,6 +9,7 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,10 @@ from klrl.control.answers import (
     require_flag,
     require_number,
     require_observation,
+    require_picture,
     told,
 )
+from klrl.control.env_proof import Way, prove, take_up
 from klrl.control.gym_make import make_gym, make_one
 
 
@@ -135,7 +138,9 @@ class VectorGymEnv(EnvBase):
         self._next_seed: int | None = seed
         self._setting = setting or f"env.id={env_id}"
         make = make or partial(make_gym, env_id, kwargs or {})
-        self._envs = [_flat(make()) for _ in range(num_envs)]
+        self._make = lambda: _flat(make())
+        self._envs = [self._make() for _ in range(num_envs)]
+        self._way: Way | None = None
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -169,6 +174,26 @@ class VectorGymEnv(EnvBase):
                 return int(env._max_episode_steps)
             env = env.env
         return None
+
+    @property
+    def pictures_per_second(self) -> float:
+        """The speed at which its pictures are to be shown."""
+        return float(self._envs[0].metadata.get("render_fps", 30))
+
+    def picture(self) -> np.ndarray:
+        """The first copy as it is now, uint8 [height, width, 3]; made with an rgb_array mode.
+
+        Raises:
+            EnvError: it raised, or drew something else.
+        """
+        drawn: list[np.ndarray] = []
+
+        def draw() -> None:
+            self._place.copy = 0
+            drawn.append(require_picture(self._envs[0].render()))
+
+        self._call_copies(draw, "picture after step")
+        return drawn[0]
 
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
@@ -307,6 +332,38 @@ class VectorGymEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self._next_seed = seed
+
+    # ------------------------------------------------------------------------------- its state
+
+    def keep_state(self) -> Way:
+        """Have the copies' state at hand from now on; before their first reset.
+
+        Returns:
+            How they are saved, by a proof with two other copies.
+        """
+        if self._way is None:
+            self._way = prove(self._make, self._step_timeout)
+            self._envs = [self._way.keep(env) for env in self._envs]
+        return self._way
+
+    def copies_state(self) -> torch.Tensor | None:
+        """The state of all copies [bytes], JSON in uint8; None where a copy cannot be saved."""
+        copies = [None if self._way is None else self._way.read(env) for env in self._envs]
+        if None in copies:
+            return None
+        text = json.dumps({"next_seed": self._next_seed, "copies": copies})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_copies_state(self, state: torch.Tensor) -> None:
+        """Go on from :meth:`copies_state`.
+
+        Raises:
+            Exception: it is not one of these copies, or whatever the environment raises.
+        """
+        saved = json.loads(state.cpu().numpy().tobytes())
+        for env, of_copy in zip(self._envs, saved["copies"], strict=True):
+            within(self._step_timeout, partial(take_up, env, of_copy))
+        self._next_seed = saved["next_seed"]
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""

@@ -51,7 +51,7 @@ _SILENT = 600
 #: Entries of the manifest that are read, and what they are.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
-    **dict.fromkeys(("status", "started", "klrl"), (str, "text")),
+    **dict.fromkeys(("status", "started", "klrl", "resume"), (str, "text")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }

@@ -119,6 +119,8 @@ def check_machine(
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)
+    for name in config.logger.also:
+        check_package("logger", name)
     if config.logger.name == "wandb":
         check_wandb(cast("WandbConfig", config.logger))
     domain_of(config).preflight(config, overridden, resumed=resumed)

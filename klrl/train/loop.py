@@ -118,6 +118,11 @@ class Parts(ABC):
         """
         return 1.0
 
+    @property
+    def resume(self) -> str:
+        """What a resumed run does with what runs: goes on to the bit (exact), replays, anew."""
+        return "exact"
+
     def callbacks(self) -> Sequence[Callback]:
         """Hooks of the domain's own."""
         return ()
@@ -343,6 +348,7 @@ class Training:
         steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
+        files.update(resume=self.parts.resume)
         self._tell("started")
         return rollout
 

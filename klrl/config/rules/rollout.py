@@ -31,6 +31,15 @@ def check_workers(c: Config) -> None:
         )
 
 
+def check_window(c: Config) -> None:
+    """A window for each copy, closed with the copies of an evaluation, would end the run."""
+    if c.env.kwargs.get("render_mode") == "human":
+        raise ConfigError(
+            "env.kwargs.render_mode=human: training opens no windows; drop it, "
+            "klrl evaluate RUN --video films the trained policy"
+        )
+
+
 def check_reward(c: LanguageConfig) -> None:
     """Names of rewards, each once; a task of the user's own has the user's own."""
     names = c.env.rewards
