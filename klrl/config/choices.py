@@ -190,6 +190,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
             remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
         ),
         "csv": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
+        "custom": Choice(
+            schemas.CustomLoggerConfig, _both("klrl.runs.own_logger:custom_run"), free=("*",)
+        ),
         "none": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }

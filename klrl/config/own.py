@@ -39,6 +39,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "env.transforms": ("env",),
     "kl.own_estimator": ("log_ratio",),
     "controller": ("coef", "frames"),
+    "logger": ("folder", "settings", "group", "axis"),
     "advantage": ("config", "critic", "reward_scale", "normalizer"),
     "loss": ("config", "reference_estimator", "divergence", "reward_scale"),
     "loss.own_beta_rule": ("config", "beta", "dtarg"),
@@ -89,7 +90,7 @@ def complete_part(setting: str, part: OwnPart) -> None:
     Raises:
         ConfigError: as :func:`complete`.
     """
-    part.args = _typed_args(setting, part, _find(setting, part))
+    part.args = _typed_args(setting, part, find_target(setting, part))
 
 
 def restore(group: Any) -> None:
@@ -102,7 +103,7 @@ def restore(group: Any) -> None:
 
 def help_of(setting: str, part: OwnPart) -> dict[str, str]:
     """Dotted key -> what the dataclass beside a part says of its args."""
-    schema = _schema(part, _find(setting, part))
+    schema = _schema(part, find_target(setting, part))
     described = {} if schema is None else {f.name: f for f in dataclasses.fields(schema)}
     notes = {name: f.metadata.get("help", "") for name, f in described.items()}
     return {f"{setting}.args.{name}": note for name, note in notes.items() if note}
@@ -117,7 +118,7 @@ def check_sources(config: JobConfig) -> None:
     Raises:
         ConfigError: a source has changed since.
     """
-    for line in changed_sources(config):
+    for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
         raise ConfigError(f"{line}; bring it back, or start another run")
 
 
@@ -132,7 +133,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
             continue
-        _find(setting, part)
+        find_target(setting, part)
         now = _source(setting, part)
         told, version = (part.source, part.version), (now.digest, now.version)
         if told != version:
@@ -191,7 +192,7 @@ def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: it cannot be found, or raises.
     """
-    target = _find(setting, part)
+    target = find_target(setting, part)
     takes, any_name = _arguments(_named(setting, part), target)
     wanted = {name: value for name, value in given.items() if any_name or name in takes}
     with told(setting, part):
@@ -204,7 +205,7 @@ def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
     Raises:
         ConfigError: it cannot be found, is a class, or does not take it.
     """
-    found, given = _find(setting, part), GIVEN[setting]
+    found, given = find_target(setting, part), GIVEN[setting]
     takes, any_name = _arguments(_named(setting, part), found)
     missing = [name for name in given if name not in takes and not any_name]
     if inspect.isclass(found) or missing:
@@ -264,8 +265,12 @@ def _split(setting: str, part: OwnPart) -> tuple[str, str]:
     return module, name
 
 
-def _find(setting: str, part: OwnPart) -> Callable[..., Any]:
-    """The class or function that a part names."""
+def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
+    """The class or function that a part names.
+
+    Raises:
+        ConfigError: it cannot be found, or is none.
+    """
     module_name, name = _split(setting, part)
     found: Any = import_users(_named(setting, part), module_name, part.path)
     for each in name.split("."):

@@ -418,6 +418,11 @@ class WandbConfig(LoggerConfig):
 
 
 @dataclass
+class CustomLoggerConfig(OwnPart, LoggerConfig):
+    """``metrics.jsonl`` and a logger of the user's own."""
+
+
+@dataclass
 class EvalConfig:
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
