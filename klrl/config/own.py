@@ -48,8 +48,8 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 #: Of a part in a list: env.transforms[0].
 _INDEX = re.compile(r"\[\d+\]$")
 
-#: Top-level module -> its source when this process imported it.
-_IMPORTED: dict[str, Source] = {}
+#: Top-level module -> the module and its source when this process imported it.
+_IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
 # ------------------------------------------------------------------------------------ which parts
@@ -169,8 +169,11 @@ def _source(setting: str, part: OwnPart) -> Source:
         now = source_of(top)
     except ImportError as error:
         raise ConfigError(f"{_named(setting, part)}: {error}; write it into a file") from error
-    imported = _IMPORTED.setdefault(top, now)
-    if imported != now:
+    module, before = _IMPORTED.get(top, (None, now))
+    if module is not sys.modules.get(top):  # imported anew
+        before = now
+    _IMPORTED[top] = sys.modules.get(top), before
+    if before != now:
         raise ConfigError(
             f"{_named(setting, part)}: the files of {top} have changed since this process imported "
             "them; start klrl again (a notebook: restart its kernel)"
