@@ -204,7 +204,10 @@ def _check_fields(path: str, value: Any) -> None:
         if str(f.type).startswith("list") and not isinstance(setting, list):
             # An interpolation, as ${kl}, may stand for anything.
             raise ConfigError(f"{path}.{f.name}={setting}: give a list")
-        if f.metadata.get("own"):
+        if f.metadata.get("own") and isinstance(setting, list):
+            parts = [_own_part(f"{path}.{f.name}[{i}]", each) for i, each in enumerate(setting)]
+            setattr(value, f.name, parts)
+        elif f.metadata.get("own"):
             setattr(value, f.name, _own_part(f"{path}.{f.name}", setting))
         elif is_dataclass(setting):
             _check_fields(f"{path}.{f.name}", setting)

@@ -130,6 +130,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
         "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
+        "custom": Choice(schemas.CustomAdvantageConfig, _control("klrl.control.advantage:custom")),
         "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
     },
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
@@ -189,6 +190,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
             remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
         ),
         "csv": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
+        "custom": Choice(
+            schemas.CustomLoggerConfig, _both("klrl.runs.own_logger:custom_run"), free=("*",)
+        ),
         "none": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 import types
 import typing
@@ -35,13 +36,20 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "env": (),
     "actor": ("inputs", "outputs"),
     "actor.own_critic": ("inputs",),
+    "env.transforms": ("env",),
+    "kl.own_estimator": ("log_ratio",),
     "controller": ("coef", "frames"),
+    "logger": ("folder", "settings", "group", "axis"),
+    "advantage": ("config", "critic", "reward_scale", "normalizer"),
     "loss": ("config", "reference_estimator", "divergence", "reward_scale"),
     "loss.own_beta_rule": ("config", "beta", "dtarg"),
 }
 
-#: Top-level module -> its source when this process imported it.
-_IMPORTED: dict[str, Source] = {}
+#: Of a part in a list: env.transforms[0].
+_INDEX = re.compile(r"\[\d+\]$")
+
+#: Top-level module -> the module and its source when this process imported it.
+_IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
 # ------------------------------------------------------------------------------------ which parts
@@ -57,6 +65,9 @@ def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
             inner = getattr(part, f.name)
             if isinstance(inner, OwnPart):
                 yield f"{group}.{f.name}", inner
+            elif f.metadata.get("own") and isinstance(inner, list):
+                for i, each in enumerate(inner):
+                    yield f"{group}.{f.name}[{i}]", each
 
 
 def complete(config: JobConfig) -> None:
@@ -79,7 +90,7 @@ def complete_part(setting: str, part: OwnPart) -> None:
     Raises:
         ConfigError: as :func:`complete`.
     """
-    part.args = _typed_args(setting, part, _find(setting, part))
+    part.args = _typed_args(setting, part, find_target(setting, part))
 
 
 def restore(group: Any) -> None:
@@ -92,7 +103,7 @@ def restore(group: Any) -> None:
 
 def help_of(setting: str, part: OwnPart) -> dict[str, str]:
     """Dotted key -> what the dataclass beside a part says of its args."""
-    schema = _schema(part, _find(setting, part))
+    schema = _schema(part, find_target(setting, part))
     described = {} if schema is None else {f.name: f for f in dataclasses.fields(schema)}
     notes = {name: f.metadata.get("help", "") for name, f in described.items()}
     return {f"{setting}.args.{name}": note for name, note in notes.items() if note}
@@ -107,7 +118,7 @@ def check_sources(config: JobConfig) -> None:
     Raises:
         ConfigError: a source has changed since.
     """
-    for line in changed_sources(config):
+    for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
         raise ConfigError(f"{line}; bring it back, or start another run")
 
 
@@ -122,7 +133,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
             continue
-        _find(setting, part)
+        find_target(setting, part)
         now = _source(setting, part)
         told, version = (part.source, part.version), (now.digest, now.version)
         if told != version:
@@ -158,8 +169,11 @@ def _source(setting: str, part: OwnPart) -> Source:
         now = source_of(top)
     except ImportError as error:
         raise ConfigError(f"{_named(setting, part)}: {error}; write it into a file") from error
-    imported = _IMPORTED.setdefault(top, now)
-    if imported != now:
+    module, before = _IMPORTED.get(top, (None, now))
+    if module is not sys.modules.get(top):  # imported anew
+        before = now
+    _IMPORTED[top] = sys.modules.get(top), before
+    if before != now:
         raise ConfigError(
             f"{_named(setting, part)}: the files of {top} have changed since this process imported "
             "them; start klrl again (a notebook: restart its kernel)"
@@ -181,11 +195,28 @@ def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: it cannot be found, or raises.
     """
-    target = _find(setting, part)
+    target = find_target(setting, part)
     takes, any_name = _arguments(_named(setting, part), target)
     wanted = {name: value for name, value in given.items() if any_name or name in takes}
     with told(setting, part):
         return target(**wanted, **part.args)
+
+
+def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
+    """A part that is itself a function of what klrl gives.
+
+    Raises:
+        ConfigError: it cannot be found, is a class, or does not take it.
+    """
+    found, given = find_target(setting, part), GIVEN[setting]
+    takes, any_name = _arguments(_named(setting, part), found)
+    missing = [name for name in given if name not in takes and not any_name]
+    if inspect.isclass(found) or missing:
+        raise ConfigError(
+            f"{_named(setting, part)}: name a function of {', '.join(given)}, as in "
+            f"def name({', '.join(given)}, power=2.0)"
+        )
+    return found
 
 
 class told:
@@ -237,8 +268,12 @@ def _split(setting: str, part: OwnPart) -> tuple[str, str]:
     return module, name
 
 
-def _find(setting: str, part: OwnPart) -> Callable[..., Any]:
-    """The class or function that a part names."""
+def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
+    """The class or function that a part names.
+
+    Raises:
+        ConfigError: it cannot be found, or is none.
+    """
     module_name, name = _split(setting, part)
     found: Any = import_users(_named(setting, part), module_name, part.path)
     for each in name.split("."):
@@ -271,7 +306,7 @@ def _typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict
     Raises:
         ConfigError: an unknown, missing or wrong one.
     """
-    text, given = _named(setting, part), GIVEN[setting]
+    text, given = _named(setting, part), GIVEN[_INDEX.sub("", setting)]
     takes, any_name = _arguments(text, target)
     for name in part.args:
         if name in given:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 from omegaconf import MISSING
 
 from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
-from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN_ESTIMATOR, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
 
@@ -27,6 +27,8 @@ class EnvConfig(ChoiceConfig):
     reward_scale: float = number(gt=0)
     normalize_reward: bool = added(field(), False)
     step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
+    # Any: an OwnPart each.
+    transforms: list[Any] = field(default_factory=list, metadata={"added": [], "own": True})
 
 
 @dataclass
@@ -217,11 +219,13 @@ class LegacyKLConfig(KLConfig):
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-prob retrieval twice, then the KL computation."""
 
-    estimator: str = choice(*ESTIMATORS)
+    estimator: str = choice(*ESTIMATORS, OWN_ESTIMATOR)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
     divergence: str = added(choice(*DIVERGENCES), "reverse")
     samples_mc_js: int = added(number(ge=2), 16)
+    # Any: an OwnPart, or None.
+    own_estimator: Any = own_part()
 
 
 @dataclass
@@ -286,6 +290,11 @@ class AdvantageConfig(ChoiceConfig):
     gamma: float = number(ge=0, le=1)
     lmbda: float = number(ge=0, le=1)
     reward_weight: float = added(number(ge=0), 1.0)
+
+
+@dataclass
+class CustomAdvantageConfig(OwnPart, AdvantageConfig):
+    """An estimate of the user's own."""
 
 
 #: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
@@ -406,6 +415,11 @@ class WandbConfig(LoggerConfig):
     def offline(self) -> WandbConfig:
         """Wandb's records stay in the run folder."""
         return replace(self, mode="offline")
+
+
+@dataclass
+class CustomLoggerConfig(OwnPart, LoggerConfig):
+    """``metrics.jsonl`` and a logger of the user's own."""
 
 
 @dataclass

@@ -55,7 +55,11 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
     """``env=gym``; arguments as :func:`make_copies`."""
     copies = num_envs or config.num_envs
     return VectorGymEnv(
-        config.id, copies, kwargs=dict(config.kwargs), seed=seed, step_timeout=config.step_timeout
+        config.id,
+        copies,
+        seed=seed,
+        step_timeout=config.step_timeout,
+        make=lambda: make_one(config),
     )
 
 

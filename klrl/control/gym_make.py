@@ -15,12 +15,22 @@ from klrl.config.own import make_own, require
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
-    """One copy of the environment that the env group describes.
+    """One copy of the environment that the env group describes, in its transforms.
 
     Raises:
-        ConfigError: it is the user's own, and it raises or is no Gymnasium environment.
+        ConfigError: it or a transform is the user's own, and raises or is no Gymnasium environment.
         gymnasium.error.Error, TypeError, ValueError, ModuleNotFoundError: as :func:`make_gym`.
     """
+    env = _bare(config)
+    for i, part in enumerate(config.transforms):
+        setting = f"env.transforms[{i}]"
+        made = make_own(setting, part, {"env": env})
+        what = "name a gymnasium.Wrapper, or a function that returns an environment in one"
+        env = require(setting, part, made, gymnasium.Env, what)
+    return env
+
+
+def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         what = "return a gymnasium.Env; wrap another library's environment in one"
         made = require("env", config, make_own("env", config, {}), gymnasium.Env, what)

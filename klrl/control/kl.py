@@ -16,6 +16,7 @@ from klrl.control.distributions import Family
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
+from klrl.kl.own import chosen_estimator
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.transforms.legacy import KLRewardTransform
@@ -80,7 +81,7 @@ def retrieve(
 ) -> ReferenceKL:
     """``kl=retrieve``: log-probs of both, then the KL; arguments as :func:`make_reference_kl`."""
     divergence = Divergence(config.divergence, config.samples_mc_js)
-    how = (config.estimator, config.placement)
+    how = (chosen_estimator(config), config.placement)
     if config.placement == "loss":
         return ReferenceKL(config.coef, *how, divergence=divergence)
     if not divergence.is_reverse:  # annotate() writes it into the batch
@@ -106,7 +107,7 @@ def retrieve(
             REF_LOG_PROB_KEY,
             kl_key=KL_KEY,
             coef=config.coef,
-            estimator=config.estimator,
+            estimator=how[0],
             raw_reward_key=RAW_REWARD_KEY,
         )
         transform, coef = Compose(*retrieved, computation), (computation, "coef")

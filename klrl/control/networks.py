@@ -136,6 +136,9 @@ class ValueNet(nn.Module):
         normalizer: applied to the observation.
         trunk: hidden layers, the policy's own where they are shared.
         detach_trunk: keep the critic's gradient out of the trunk.
+
+    Attributes:
+        inputs: length D of an observation.
     """
 
     head: nn.Module
@@ -145,6 +148,7 @@ class ValueNet(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer, self.trunk, self.detach_trunk = normalizer, trunk, detach_trunk
+        self.inputs = linears(trunk)[0].in_features
         self.head = orthogonal(nn.Linear(_width(trunk), 1), 1.0)
 
     def forward(self, observation: Tensor) -> Tensor:

@@ -63,12 +63,13 @@ class OwnValueNet(ValueNet):
     Args:
         normalizer: applied to the observation.
         network: observation [..., D] -> value [..., 1].
+        inputs: D.
     """
 
-    def __init__(self, normalizer: nn.Module, network: nn.Module) -> None:
+    def __init__(self, normalizer: nn.Module, network: nn.Module, inputs: int) -> None:
         nn.Module.__init__(self)
         self.normalizer, self.trunk, self.head = normalizer, nn.Sequential(), network
-        self.detach_trunk = False
+        self.detach_trunk, self.inputs = False, inputs
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
@@ -93,7 +94,7 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
         made = make_own("actor.own_critic", config.own_critic, given)
         critic: nn.Module = require("actor.own_critic", config.own_critic, made, nn.Module, _WHAT)
         _try("actor.own_critic", config.own_critic, critic, plain.inputs, [1])
-        agent.critic.module = OwnValueNet(plain.normalizer, critic)
+        agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
     return agent
 
 

@@ -14,6 +14,7 @@ from klrl.control.compiled import Prepared, check_inputs, choose, package_path, 
 from klrl.control.score import draw
 from klrl.control.step import Adam, Columns, Problem
 from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss
 from klrl.train.learner import Coefficients, Steps
 
@@ -37,7 +38,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         self,
         config: Config,
         agent: Agent,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         mode: str = "false",
         divergence: Divergence = REVERSE,
     ) -> None:

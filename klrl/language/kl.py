@@ -20,6 +20,7 @@ from klrl.config import (
 from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
+from klrl.kl.own import chosen_estimator
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
 from klrl.language.batch import (
     LOG_PROBS,
@@ -102,7 +103,8 @@ def legacy(config: LegacyKLConfig) -> ReferenceKL:
 def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
     """``kl=retrieve``."""
     divergence = Divergence(config.divergence)
-    return ReferenceKL(config.coef, config.estimator, config.placement, divergence=divergence)
+    estimator = chosen_estimator(config)
+    return ReferenceKL(config.coef, estimator, config.placement, divergence=divergence)
 
 
 @torch.no_grad()

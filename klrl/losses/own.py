@@ -11,6 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import CustomLossConfig
 from klrl.config.own import make_own, require, told
 from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss, Scored
 
 _WHAT = "derive it from klrl.losses.policy.PolicyLoss"
@@ -20,7 +21,7 @@ _MOVES = ("log_prob", "kl_old", "entropy")
 
 def custom(
     config: CustomLossConfig,
-    reference_estimator: str | None = None,
+    reference_estimator: Estimator | None = None,
     divergence: Divergence = REVERSE,
     reward_scale: float = 1.0,
 ) -> PolicyLoss:

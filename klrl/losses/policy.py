@@ -17,6 +17,7 @@ from torch import Tensor
 from klrl.config import ClipConfig, KLPENConfig, LossConfig
 from klrl.kl.charge import penalized
 from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
 
@@ -115,7 +116,7 @@ class PolicyLoss(ABC):
     def __init__(
         self,
         config: LossConfig,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
         reward_scale: float = 1.0,
     ) -> None:
@@ -263,7 +264,7 @@ class KLPENLoss(PolicyLoss):
     def __init__(
         self,
         config: KLPENConfig,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
         reward_scale: float = 1.0,
     ) -> None:
@@ -290,7 +291,7 @@ class ClipLoss(PolicyLoss):
     def __init__(
         self,
         config: ClipConfig,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
         reward_scale: float = 1.0,
     ) -> None:

@@ -15,13 +15,17 @@ from klrl.config import (
     RayCollectorConfig,
     RetrieveKLConfig,
 )
-from klrl.config.placement import check_divergence, check_placement
+from klrl.config.placement import OWN_ESTIMATOR, check_divergence, check_placement
 from klrl.config.schemas import SHAPED
 
 
 def check_charged(c: JobConfig) -> None:
     """Estimator, divergence and placement go together."""
     if isinstance(c.kl, RetrieveKLConfig):
+        if c.kl.estimator == OWN_ESTIMATOR and c.kl.own_estimator is None:
+            raise ConfigError(
+                "kl.estimator=custom: which one? add kl.own_estimator.target=package.module:name"
+            )
         check_divergence(c.kl.divergence, c.kl.placement, c.kl.estimator)
         check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
 

@@ -35,6 +35,11 @@ _full = "actor.lora.r=0 has no adapters; set actor.lora.r"
 _own_rule = "only loss.beta_rule=custom reads it; set that, or drop it"
 _UNREAD_BOTH = (
     Unread(
+        "kl.own_estimator",
+        lambda c: getattr(c.kl, "estimator", "custom") != "custom",
+        "only kl.estimator=custom reads it; set that, or drop it",
+    ),
+    Unread(
         "loss.own_beta_rule",
         lambda c: getattr(c.loss, "beta_rule", "custom") != "custom",
         _own_rule,
