@@ -141,6 +141,7 @@ class VectorGymEnv(EnvBase):
         self._make = lambda: _flat(make())
         self._envs = [self._make() for _ in range(num_envs)]
         self._way: Way | None = None
+        self._new = True
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -213,6 +214,8 @@ class VectorGymEnv(EnvBase):
 
     def _reset_copies(self, mask: np.ndarray | None, seeds: Sequence[int] | None) -> None:
         first, self._next_seed = self._next_seed, None
+        if self._new:  # to set an attribute takes 2 us
+            self._new = False
         if seeds is None and first is not None:
             seeds = range(first, first + self.num_copies)
         shape = self._observations.shape[1:]
@@ -361,9 +364,18 @@ class VectorGymEnv(EnvBase):
             Exception: it is not one of these copies, or whatever the environment raises.
         """
         saved = json.loads(state.cpu().numpy().tobytes())
+        if not self._new:
+            self._make_anew()
         for env, of_copy in zip(self._envs, saved["copies"], strict=True):
             within(self._step_timeout, partial(take_up, env, of_copy))
-        self._next_seed = saved["next_seed"]
+        self._next_seed, self._new = saved["next_seed"], False
+
+    def _make_anew(self) -> None:
+        """Replace the copies by new ones."""
+        for env in self._envs:
+            env.close()
+        made = [self._make() for _ in range(self.num_copies)]
+        self._envs = made if self._way is None else [self._way.keep(env) for env in made]
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""

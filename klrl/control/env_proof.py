@@ -1,7 +1,7 @@
 """How the copies of an environment are saved: the best way that is proved to go on to the bit.
 
-A second copy takes up the state of a first one; both then take the same random steps, and answer
-with the same bytes or the way is no good. None of the copies that a run plays in takes part.
+A new copy takes up the state of a first one; both then take the same random steps, and answer with
+the same bytes or the way is no good. None of the copies that a run plays in takes part.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -126,8 +127,8 @@ class Recorded(gymnasium.Wrapper):
 def prove(make: Make, timeout: float | None = None) -> Way:
     """The best way for the copies of an environment.
 
-    It costs two copies and some hundred steps; torch's, numpy's and Python's generators are left as
-    they were.
+    It costs some copies and some hundred steps. torch's, numpy's and Python's generators are left
+    as they were.
 
     Args:
         make: makes a copy.
@@ -140,63 +141,62 @@ def prove(make: Make, timeout: float | None = None) -> Way:
     except TookTooLong:
         return Way(ANEW, f"a step or a reset took longer than {timeout:g} s")
     except Exception as error:  # someone else's code: it may raise anything
-        return Way(ANEW, f"a second copy fails: {first_line(error)}")
+        return Way(ANEW, f"another copy fails: {first_line(error)}")
     finally:
         generators.load_state_dict(before)
 
 
 def _prove(make: Make, call: Call) -> Way:
-    first, second = call(make), call(make)
     why = ""
-    try:
-        for way in _ways(first, second, call):
-            difference = _difference(way, first, second, call)
+    with _made(make, call) as first:
+        for tier, reading in _readings(first):
+            with _made(make, call) as made:
+                way = Way(tier, why, call(partial(Reader, reading, made)))
+            difference = _difference(way, first, make, call)
             if not difference:
-                return way if way.tier == EXACT else Way(way.tier, why, way.reader)
-            why = why or f"its attributes do not hold its state ({difference})"
-            if way.tier == REPLAYED:
-                why = f"neither its attributes nor its actions tell its state ({difference})"
-        return Way(ANEW, why)
+                return way if tier == REPLAYED else Way(tier, reader=way.reader)
+            if not why:
+                why = f"its attributes do not hold its state ({difference})"
+        return Way(ANEW, f"neither its attributes nor its actions tell its state ({difference})")
+
+
+def _readings(env: gymnasium.Env) -> Iterator[tuple[str, Reading]]:
+    """Ways from the best on; each is tried unless the one before is good."""
+    if offers_state(env):
+        yield EXACT, Reading(own=True)
+    yield EXACT, Reading()
+    if simulates(env):
+        yield EXACT, Reading(derived=True)
+    yield REPLAYED, Reading()
+
+
+@contextmanager
+def _made(make: Make, call: Call) -> Iterator[gymnasium.Env]:
+    env = call(make)
+    try:
+        yield env
     finally:
-        first.close()
-        second.close()
+        env.close()
 
 
-def _ways(first: gymnasium.Env, second: gymnasium.Env, call: Call) -> Iterator[Way]:
-    """From the best on; each is tried unless the one before is good."""
-    readings = [Reading()]
-    if offers_state(first):
-        readings.insert(0, Reading(own=True))
-    if simulates(first):
-        readings.append(Reading(derived=True))
-    for reading in readings:
-        yield Way(EXACT, reader=call(partial(Reader, reading, second)))
-    yield Way(REPLAYED, reader=call(partial(Reader, Reading(), second)))
-
-
-def _difference(way: Way, first: gymnasium.Env, second: gymnasium.Env, call: Call) -> str:
-    """Where the second copy answers otherwise than the first one, whose state it took up."""
-    player = _Player(way.keep(first), call)
+def _difference(way: Way, first: gymnasium.Env, make: Make, call: Call) -> str:
+    """Where a new copy answers otherwise than the first one, whose state it took up."""
+    player, generators = _Player(way.keep(first), call), GlobalRNGState()
     player.reset(_SEED)
     for steps in AFTER:
         player.steps(steps)
-        try:
-            saved = json.loads(json.dumps(way.read(player.env)))
-            call(partial(take_up, second, saved))
-        except TookTooLong:
-            raise
-        except Exception as error:  # what the state lacks may make the environment fail
-            return f"taking it up raises {type(error).__name__}"
-        generators = GlobalRNGState()
-        before, actions = generators.state_dict(), player.actions(STEPS)
-        expected = player.play(actions)
-        generators.load_state_dict(before)
-        try:
-            found = _Player(second, call).play(actions)
-        except TookTooLong:
-            raise
-        except Exception as error:
-            return f"it then raises {type(error).__name__}"
+        with _made(make, call) as second:
+            try:
+                saved = json.loads(json.dumps(way.read(player.env)))
+                call(partial(take_up, second, saved))
+                before, actions = generators.state_dict(), player.actions(STEPS)
+                expected = player.play(actions)
+                generators.load_state_dict(before)
+                found = _Player(second, call).play(actions)
+            except TookTooLong:
+                raise
+            except Exception as error:  # what the state lacks may make the environment fail
+                return f"taking it up raises {type(error).__name__}"
         for step, (mine, other) in enumerate(zip(expected, found, strict=False), 1):
             if mine != other:
                 return f"step {step} after it differs"

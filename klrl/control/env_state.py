@@ -7,7 +7,6 @@ what is read is enough for an environment is proved in :mod:`klrl.control.env_pr
 
 from __future__ import annotations
 
-import json
 import marshal
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,8 +24,12 @@ State = dict[str, Any]
 
 #: Of the reset from which a copy is written: it makes what a new one does not have yet.
 _SEED = 0
+#: Bytes from which on a value is looked up among those that all copies have in common.
+_LONG = 256
 #: Attributes that lead elsewhere, or say how a copy was made.
-_NOT_READ = frozenset({"env", "spec", "_cached_spec", "metadata", "_metadata", "render_mode"})
+_NOT_READ = frozenset(
+    ("env", "spec", "_cached_spec", "_saved_kwargs", "metadata", "_metadata", "render_mode")
+)
 #: Arrays of MuJoCo's data: frames, velocities and forces, as of the last step.
 DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos"),
@@ -73,19 +76,13 @@ class Reader:
 
     Args:
         reading: what of it.
-        made: a copy, to be reset here. What others have in common with it then, as tables and
-            settings, is left out of their states.
+        made: a new copy, to be reset here. Tables and other long values that a copy still has in
+            common with it are left out of its state.
     """
 
     def __init__(self, reading: Reading, made: gymnasium.Env) -> None:
-        self._reading, layers = reading, list(_layers(made))
         begin(made)
-        #: By layer and attribute: as bytes, which are compared quickly, and as text.
-        self._bytes = [_all_bytes(layer) for layer in layers]
-        self._texts = [
-            {name: json.dumps(value) for name, value in self._read(layer, {}).items()}
-            for layer in layers
-        ]
+        self._reading, self._tables = reading, [_tables(layer) for layer in _layers(made)]
 
     def read(self, env: gymnasium.Env) -> State:
         """The state of a copy, as JSON.
@@ -94,21 +91,20 @@ class Reader:
             Unplain: its ``get_state()`` returned what is no plain value.
         """
         layers = list(_layers(env))
-        read = [
-            {name: each for name, each in now.items() if json.dumps(each) != texts.get(name)}
-            for now, texts in zip(map(self._read, layers, self._bytes), self._texts, strict=True)
-        ]
-        state: State = {"classes": [type(layer).__name__ for layer in layers], "layers": read}
+        state: State = {
+            "classes": [type(layer).__name__ for layer in layers],
+            "layers": list(map(self._read, layers, self._tables)),
+        }
         if self._reading.own:
             state["own"] = encode(env.unwrapped.get_state())
         return state
 
-    def _read(self, layer: Any, common: Mapping[str, bytes]) -> State:
-        """The plain attributes of a wrapper or the environment, less those with these bytes."""
+    def _read(self, layer: Any, tables: Mapping[str, bytes]) -> State:
+        """The plain attributes of a wrapper or the environment."""
         read, seen = State(), {id(layer)}
         generators_alone = self._reading.own and layer is layer.unwrapped
         for name, value in _attributes(layer).items():
-            if name in _NOT_READ or (name in common and _bytes(value) == common[name]):
+            if name in _NOT_READ or (name in tables and _bytes(value) == tables[name]):
                 continue
             if generators_alone and not isinstance(value, np.random.Generator):
                 continue
@@ -128,7 +124,7 @@ def write(env: gymnasium.Env, state: Mapping[str, Any]) -> None:
     """Put a copy into a state.
 
     Args:
-        env: a copy, in any state.
+        env: a new copy: what is left out of the state must be as it was made.
         state: from :meth:`Reader.read` of a copy that was made like it.
 
     Raises:
@@ -167,6 +163,8 @@ def _read(value: Any, holder: Any, derived: bool, seen: set[int]) -> Any:
     Raises:
         Unplain: it is a handle.
     """
+    if _is_foreign(value):
+        raise Unplain("an array in a simulator's memory")
     try:
         return encode(value)
     except Unplain:
@@ -210,19 +208,24 @@ def _write(holder: Any, values: Mapping[str, Any]) -> None:
                 raise StateMisfit(f"{type(holder).__name__}.{name} holds no {kind}")
             _write(before, inside)
         else:
-            now = decode(value, before)
-            if _is_view(before, now):
-                before[...] = now
-            else:
-                held[name] = now
+            held[name] = decode(value, before)
 
 
 def _is_array(value: Any) -> bool:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
+def _is_foreign(value: Any) -> bool:
+    """Whether an array looks into memory that is not numpy's: what writes there tells it."""
+    while _is_array(value) and value.base is not None:
+        value = value.base
+        if not isinstance(value, np.ndarray):
+            return not isinstance(value, bytes)
+    return False
+
+
 def _bytes(value: Any) -> bytes | None:
-    """An array or a container as bytes, the same for the same bits; None: use the text."""
+    """An array or a container as bytes, the same for the same bits; None for all else."""
     if _is_array(value):
         return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
     if type(value) not in (dict, list, tuple):
@@ -233,17 +236,10 @@ def _bytes(value: Any) -> bytes | None:
         return None
 
 
-def _all_bytes(layer: Any) -> dict[str, bytes]:
+def _tables(layer: Any) -> dict[str, bytes]:
+    """The long values of a copy as made."""
     every = {name: _bytes(value) for name, value in _attributes(layer).items()}
-    return {name: value for name, value in every.items() if value is not None}
-
-
-def _is_view(before: Any, now: Any) -> bool:
-    """Whether an array looks into memory of something else, as a simulator's, and must stay."""
-    if not _is_array(before) or not _is_array(now) or before.flags.owndata:
-        return False
-    alike = before.shape == now.shape and before.dtype == now.dtype
-    return alike and before.flags.writeable
+    return {name: held for name, held in every.items() if held is not None and len(held) >= _LONG}
 
 
 # ----------------------------------------------------------------------------------------- MuJoCo

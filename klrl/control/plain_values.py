@@ -77,6 +77,8 @@ def decode(value: Any, before: Any = None) -> Any:
     """
     if type(value) in _AS_THEY_ARE:
         return value
+    if type(value) is not dict or len(value) != 1:
+        raise TypeError(f"a {type(value).__name__} stands for no value")
     ((kind, held),) = value.items()
     if kind == "array":
         name, shape, text = held
@@ -93,28 +95,39 @@ def decode(value: Any, before: Any = None) -> Any:
         return deque([decode(item) for item in items], longest)
     if kind == "bytes":
         return b64decode(held)
-    return _decode_generator(kind, decode(held), before)
-
-
-def _decode_generator(kind: str, state: Any, before: Any) -> Any:
-    if kind == "Generator":
-        name = state["bit_generator"]
-        if name not in _BIT_GENERATORS:
-            raise ValueError(f"{name!r} is no bit generator of numpy's")
-        made = isinstance(before, np.random.Generator)
-        if not made or type(before.bit_generator).__name__ != name:
-            before = np.random.Generator(getattr(np.random, name)())
-        before.bit_generator.state = state
-        return before
-    if kind == "RandomState":
-        before = before if isinstance(before, np.random.RandomState) else np.random.RandomState()
-        before.set_state(state)
-        return before
-    if kind == "Random":
-        before = before if type(before) is random.Random else random.Random()
-        before.setstate(state)
-        return before
+    if kind in _GENERATORS:
+        return _GENERATORS[kind](decode(held), before)
     raise ValueError(f"{kind!r} is no kind of value")
+
+
+def _generator(state: Any, before: Any) -> np.random.Generator:
+    name = state["bit_generator"]
+    if name not in _BIT_GENERATORS:
+        raise ValueError(f"{name!r} is no bit generator of numpy's")
+    made = isinstance(before, np.random.Generator)
+    if not made or type(before.bit_generator).__name__ != name:
+        before = np.random.Generator(getattr(np.random, name)())
+    before.bit_generator.state = state
+    return before
+
+
+def _random_state(state: Any, before: Any) -> np.random.RandomState:
+    held = before if isinstance(before, np.random.RandomState) else np.random.RandomState()
+    held.set_state(state)
+    return held
+
+
+def _random(state: Any, before: Any) -> random.Random:
+    held = before if type(before) is random.Random else random.Random()
+    held.setstate(state)
+    return held
+
+
+_GENERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "Generator": _generator,
+    "RandomState": _random_state,
+    "Random": _random,
+}
 
 
 def _text(content: bytes) -> str:
