@@ -178,6 +178,7 @@ LEFT_OUT = {
         (
             *("env=custom", "actor=custom", "loss=custom", "controller=custom"),
             *("advantage=custom", "logger=custom", "estimator=custom", "beta_rule=custom"),
+            "divergence=custom",
         ),
         "is the user's own code; tests/test_extending.py",
     ),

@@ -41,7 +41,8 @@ def files() -> dict[str, str]:
 
 def commands() -> list[str]:
     """The commands of the page that start a run."""
-    return [block.strip() for block in blocks() if re.match(r"klrl .*=", block)]
+    lines = [line for block in blocks() for line in block.splitlines()]
+    return [line for line in lines if re.match(r"klrl .*=", line)]
 
 
 @pytest.fixture
@@ -57,14 +58,15 @@ def test_the_page_has_an_example_of_each_part() -> None:
     text = " ".join(commands())
     for group in ("env", "actor", "loss", "controller", "advantage", "logger"):
         assert f"{group}=custom {group}.target=" in text
-    for inner in ("loss.own_beta_rule", "kl.own_estimator", "actor.own_critic"):
+    parts = ("loss.own_beta_rule", "kl.own_estimator", "kl.own_divergence", "actor.own_critic")
+    for inner in parts:
         assert f"{inner}.target=" in text
     assert "env.transforms=[" in text
-    assert len(commands()) == len([name for name in files() if name.endswith(".py")]) + 1
+    assert len(commands()) == len(files()) + 1, "each file has a command, the estimators two"
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("command", commands(), ids=lambda c: c.split("=custom ")[-1][:40])
+@pytest.mark.parametrize("command", commands(), ids=lambda c: c.split("target=")[-1][:40])
 def test_every_example_trains(command: str, mine: Path) -> None:
     words = shlex.split(command)[1:]
     quiet = () if "logger=custom" in words else ("logger=none",)
@@ -121,6 +123,7 @@ class Doubling(BetaRule):
         self.beta *= 2.0 if kl > 1.5 * self.dtarg else 0.5 if kl < self.dtarg / 1.5 else 1.0
         return self.beta
 
+def forward(log_ratio): return -torch.exp(-log_ratio) * log_ratio  # u log u, u = pi_ref / pi
 def k3(log_ratio): return torch.expm1(-log_ratio) + log_ratio
 
 class GAE:
@@ -152,6 +155,13 @@ SAME = {
     "estimator": (
         ["kl.placement=loss", "kl.estimator=k3"],
         ["kl.placement=loss", "kl.estimator=custom", "kl.own_estimator.target=copies:k3"],
+    ),
+    "divergence": (
+        ["kl.placement=split", "kl.estimator=exact", "kl.divergence=forward"],
+        [
+            *("kl.placement=split", "kl.estimator=exact", "kl.divergence=custom"),
+            "kl.own_divergence.target=copies:forward",
+        ],
     ),
     "advantage": ([], ["advantage=custom", "advantage.target=copies:GAE"]),
 }

@@ -38,6 +38,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "actor.own_critic": ("inputs",),
     "env.transforms": ("env",),
     "kl.own_estimator": ("log_ratio",),
+    "kl.own_divergence": ("log_ratio",),
     "controller": ("coef", "frames"),
     "logger": ("folder", "settings", "group", "axis"),
     "advantage": ("config", "critic", "reward_scale", "normalizer"),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 from omegaconf import MISSING
 
 from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
-from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN_ESTIMATOR, PLACEMENTS
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
 
@@ -219,13 +219,14 @@ class LegacyKLConfig(KLConfig):
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-prob retrieval twice, then the KL computation."""
 
-    estimator: str = choice(*ESTIMATORS, OWN_ESTIMATOR)
+    estimator: str = choice(*ESTIMATORS, OWN)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
-    divergence: str = added(choice(*DIVERGENCES), "reverse")
+    divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
     samples_mc_js: int = added(number(ge=2), 16)
     # Any: an OwnPart, or None.
     own_estimator: Any = own_part()
+    own_divergence: Any = own_part()
 
 
 @dataclass

@@ -97,9 +97,9 @@ def choose(asked: str, config: Config, device: torch.device, package: Callable[[
         package: tells where the step's package would lie; called for auto and aot on a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
-    charged = getattr(config.kl, "placement", "reward") != "reward"
-    if charged and getattr(config.kl, "estimator", "") == "custom":
-        own.append("kl.estimator")
+    if getattr(config.kl, "placement", "reward") != "reward":
+        names = ("estimator", "divergence")
+        own += [f"kl.{name}" for name in names if getattr(config.kl, name, "") == "custom"]
     if own and asked != "jit":
         # A package is told from another by settings and klrl's sources, not by the user's.
         return Choice("false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)")

@@ -1,15 +1,22 @@
-"""``kl.estimator=custom``: a function of the user's, called once before the run begins."""
+"""``kl.estimator=custom``, ``kl.divergence=custom``: a function of the log-ratio of the user's own.
+
+Both are E_pi[f(log pi - log pi_ref)]: an estimator samples it by the action that was taken, a
+divergence takes the expectation over all actions (of a Gaussian, over draws).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError
-from klrl.config import RetrieveKLConfig
+from klrl.config import OwnPart, RetrieveKLConfig
 from klrl.config.own import find_function, told
+from klrl.config.placement import OWN
+from klrl.kl.divergences import Which
 from klrl.kl.estimators import Estimator
 
 #: Largest value of an estimator where policy and reference agree, nats.
@@ -17,19 +24,28 @@ _ZERO = 1e-6
 
 
 def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
-    """``kl.estimator``; the user's own is tried once.
+    """``kl.estimator``; errors as :func:`_tried`."""
+    own = config.estimator == OWN
+    return _tried("kl.own_estimator", config.own_estimator) if own else config.estimator
+
+
+def chosen_divergence(config: RetrieveKLConfig) -> Which:
+    """``kl.divergence``; errors as :func:`_tried`."""
+    own = config.divergence == OWN
+    return _tried("kl.own_divergence", config.own_divergence) if own else config.divergence
+
+
+def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
+    """The user's function, called once.
 
     Raises:
         ConfigError: it is no function of the log-ratio, or not 0 where policy and reference agree.
     """
-    if config.estimator != "custom":
-        return config.estimator
-    setting, part = "kl.own_estimator", config.own_estimator
-    estimator = partial(find_function(setting, part), **part.args)
+    function = partial(find_function(setting, part), **part.args)
     text = f"{setting}.target={part.target}"
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with told(setting, part):
-        value = estimator(log_ratio)
+        value = function(log_ratio)
     if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
         gave = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigError(f"{text}: returned {gave} for log-ratios of shape (3, 3); give one each")
@@ -42,4 +58,4 @@ def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
             f"{text}: is {float(value[1, 1].detach()):.3g} where policy and reference agree "
             "(log-ratio 0); a divergence is 0 there"
         )
-    return estimator
+    return function

@@ -40,14 +40,19 @@ _UNREAD_BOTH = (
         "only kl.estimator=custom reads it; set that, or drop it",
     ),
     Unread(
+        "kl.own_divergence",
+        lambda c: getattr(c.kl, "divergence", "custom") != "custom",
+        "only kl.divergence=custom reads it; set that, or drop it",
+    ),
+    Unread(
         "loss.own_beta_rule",
         lambda c: getattr(c.loss, "beta_rule", "custom") != "custom",
         _own_rule,
     ),
     Unread(
         "kl.samples_mc_js",
-        lambda c: getattr(c.kl, "divergence", "js") != "js",
-        "only kl.divergence=js draws samples; drop it or set that",
+        lambda c: getattr(c.kl, "divergence", "js") not in ("js", "custom"),
+        "only kl.divergence=js and custom draw samples; drop it or set one of these",
     ),
     Unread(
         "loss.gain",
