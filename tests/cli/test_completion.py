@@ -26,7 +26,7 @@ def yamls(group: str) -> list[str]:
 
 QUERIES = {
     "kl.co": ["kl.coef="],
-    "kl.estimator=": [f"kl.estimator={name}" for name in ESTIMATORS],
+    "kl.estimator=": [f"kl.estimator={name}" for name in ("custom", *ESTIMATORS)],
     "kl.estimator=k": ["kl.estimator=k1", "kl.estimator=k2", "kl.estimator=k3"],
     "env=": [f"env={name}" for name in yamls("env")],
     "run env=half": ["env=half_cheetah"],

@@ -52,7 +52,7 @@ _UNREAD_BOTH = (
     Unread(
         "kl.samples_mc_js",
         lambda c: getattr(c.kl, "divergence", "js") not in ("js", "custom"),
-        "only kl.divergence=js and custom draw samples; drop it or set one of these",
+        "only kl.divergence=js draws samples, and custom; drop it or set one of them",
     ),
     Unread(
         "loss.gain",
