@@ -17,7 +17,7 @@ from klrl.cli.main import COMMANDS
 from klrl.config import conf_dir
 from tests.report.toys import write_run, write_sweep
 
-ESTIMATORS = ["exact", "k1", "k2", "k3"]
+ESTIMATORS = ["custom", "exact", "k1", "k2", "k3"]
 
 
 def yamls(group: str) -> list[str]:
@@ -26,7 +26,7 @@ def yamls(group: str) -> list[str]:
 
 QUERIES = {
     "kl.co": ["kl.coef="],
-    "kl.estimator=": [f"kl.estimator={name}" for name in ("custom", *ESTIMATORS)],
+    "kl.estimator=": [f"kl.estimator={name}" for name in ESTIMATORS],
     "kl.estimator=k": ["kl.estimator=k1", "kl.estimator=k2", "kl.estimator=k3"],
     "env=": [f"env={name}" for name in yamls("env")],
     "run env=half": ["env=half_cheetah"],
