@@ -14,15 +14,23 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Bounded, TensorSpec
+from torchrl.data import Binary, Bounded, TensorSpec
 from torchrl.data import Categorical as CategoricalSpec
+from torchrl.data import MultiCategorical as MultiCategoricalSpec
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
-from klrl.control.distributions import Categorical, Family, Normal, TanhNormalFamily
+from klrl.control.distributions import (
+    Bernoulli,
+    Categorical,
+    Family,
+    MultiCategorical,
+    Normal,
+    TanhNormalFamily,
+)
 from klrl.control.networks import (
     Networks,
     ObservationNormalizer,
@@ -139,7 +147,7 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
 
 def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=mlp``: categorical for discrete actions, else normal; see :func:`make_agent`."""
-    discrete = isinstance(env.action_spec_unbatched, CategoricalSpec)
+    discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
 
@@ -162,18 +170,32 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
 
 
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=categorical``; arguments as :func:`make_agent`."""
-    spec = env.action_spec_unbatched
-    if not isinstance(spec, CategoricalSpec):
+    """``actor=categorical``, or a product of them; arguments as :func:`make_agent`."""
+    logits = _logits_of(env.action_spec_unbatched)
+    if logits is None:
         raise ConfigError(
             f"actor={config.name}: the environment's actions are continuous; choose actor=normal"
         )
-    return _agent(config, env, Categorical(), spec.n, None, **how)
+    family, outputs = logits
+    return _agent(config, env, family, outputs, None, **how)
+
+
+def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
+    """The distribution over discrete actions and its number of logits; None for others."""
+    if isinstance(spec, Binary):  # TorchRL's Binary and MultiCategorical are Categoricals too
+        bits = spec.shape[-1]
+        return Bernoulli(bits), bits
+    if isinstance(spec, MultiCategoricalSpec):
+        counts = spec.nvec.reshape(-1).tolist()
+        return MultiCategorical(counts), sum(counts)
+    if isinstance(spec, CategoricalSpec):
+        return Categorical(), int(spec.n)
+    return None
 
 
 def _continuous(config: ActorConfig, env: EnvBase) -> TensorSpec:
     spec = env.action_spec_unbatched
-    if isinstance(spec, CategoricalSpec):
+    if _logits_of(spec) is not None:
         raise ConfigError(
             f"actor={config.name}: the environment's actions are discrete; choose actor=categorical"
         )

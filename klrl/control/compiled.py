@@ -192,7 +192,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     """A name that two updates share when one package serves both.
 
     It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
-    networks, the action's bounds, torch's version, its threads and the processor.
+    networks, the action's bounds and counts, torch's version, its threads and the processor.
     """
     family = problem.agent.family
     parts = (
@@ -211,7 +211,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         problem.agent.value_net.detach_trunk,
         problem.agent.policy_net.trunk is problem.agent.value_net.trunk,
         type(family).__name__,
-        {k: v.tolist() for k, v in vars(family).items() if isinstance(v, Tensor)},
+        {k: v.tolist() if isinstance(v, Tensor) else v for k, v in vars(family).items()},
         str(problem.columns.shapes),
         [_layout(value) for value in example],
     )

@@ -9,7 +9,7 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,22 @@ import numpy as np
 import torch
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.base.errors import ConfigError, EnvError, NonFiniteError
+from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, EnvConfig, factory
+from klrl.control.action_space import conversion, require_served
+from klrl.control.action_space import told as actions_told
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -83,8 +93,9 @@ class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped one after the other in this process.
 
     Observations of any shape or kind are flattened (Gymnasium's FlattenObservation) to float32
-    ``observation`` [N, D]. Actions are float32 [N, A] for Box, clipped to the bounds on the way
-    into the simulator, or int64 [N] for Discrete. ``reward, done, terminated, truncated`` [N, 1].
+    ``observation`` [N, D]. Actions are flat, as :mod:`klrl.control.action_space` says: float32
+    [N, A] for Box, clipped to the bounds on the way into the simulator, int64 [N] for Discrete,
+    int64 [N, M] for MultiDiscrete and MultiBinary. ``reward, done, terminated, truncated`` [N, 1].
 
     Args:
         env_id: a Gymnasium id.
@@ -94,7 +105,7 @@ class VectorGymEnv(EnvBase):
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
 
     Raises:
-        ConfigError: the action space is neither Box nor Discrete.
+        ConfigError: an action space that is not served.
         EnvError: a copy raised, took too long, or returned what its spaces do not promise.
         NonFiniteError: a step returned NaN or infinity.
     """
@@ -135,7 +146,11 @@ class VectorGymEnv(EnvBase):
         )
         self._box = isinstance(action, gymnasium.spaces.Box)
         if self._box:
-            self._low, self._high = action.low, action.high
+            self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
+        self._converted = conversion(action)
+        told = actions_told(action)
+        #: Lines about what the policy sees or does otherwise than the environment.
+        self.notes = [] if told is None else [told]
 
     @property
     def longest_episode(self) -> int | None:
@@ -191,11 +206,12 @@ class VectorGymEnv(EnvBase):
         if self._box:
             # np.clip costs three times these two.
             action = np.minimum(np.maximum(action, self._low), self._high)
+        given = action if self._converted is None else self._converted(action)
         self._place.step += 1
-        self._call_copies(lambda: self._step_copies(action, mask), "step")
+        self._call_copies(lambda: self._step_copies(given, mask), "step")
         return self._observations, self._rewards, *self._ends
 
-    def _step_copies(self, action: np.ndarray, mask: np.ndarray | None) -> None:
+    def _step_copies(self, action: Iterable[Any], mask: np.ndarray | None) -> None:
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
         place, shape = self._place, observations.shape[1:]
@@ -311,23 +327,29 @@ def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     return FlattenObservation(env)
 
 
-def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> Bounded | Unbounded | Categorical:
-    if isinstance(space, gymnasium.spaces.Discrete):
-        if space.start != 0:
-            raise ConfigError(
-                f"env.id={env_id}: Discrete actions that start at {space.start}; choose an "
-                "environment whose actions start at 0"
-            )
+def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> TensorSpec:
+    """Of the policy's flat actions.
+
+    Raises:
+        ConfigError: a space that is not served.
+    """
+    require_served(env_id, space)
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise ConfigError(
-            f"env.id={env_id}: its action space is {type(space).__name__}; "
-            "choose an environment with Box or Discrete actions"
-        )
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec.reshape(-1).tolist()
+        return MultiCategorical(counts, shape=(n, len(counts)), dtype=torch.int64)
+    size = int(np.prod(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(size, shape=(n, size), dtype=torch.int64)
+    assert isinstance(space, spaces.Box)
     if not np.isfinite([space.low, space.high]).all():
-        return Unbounded(shape=(n, *space.shape), dtype=torch.float32)
-    low, high = (torch.as_tensor(x, dtype=torch.float32) for x in (space.low, space.high))
-    shape = (n, *space.shape)
+        return Unbounded(shape=(n, size), dtype=torch.float32)
+    low, high = (
+        torch.as_tensor(x.reshape(-1), dtype=torch.float32) for x in (space.low, space.high)
+    )
+    shape = (n, size)
     return Bounded(
         low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
     )

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import ActorConfig, Config, EnvConfig
+from klrl.config import CONTROL, ActorConfig, Config, EnvConfig
+from klrl.config.choices import choices_for
 from klrl.runs.find import other_runs
 from klrl.runs.resume import stored_config
 
@@ -21,6 +22,8 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     if config.collector.elsewhere:
         check_ray_address()
     check_env(config.env, config.actor, overridden)
+    if getattr(config.kl, "divergence", "reverse") == "js":
+        _check_joint_actions(config.env)
     if not resumed:
         for setting, path, run in other_runs(config):
             _check_same_kind(setting, path, config, run)
@@ -28,12 +31,12 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
-    import gymnasium
+    from klrl.control.action_space import is_discrete
 
     _check_id(env.id)
     copy = _make(env)
     space = copy.action_space
-    discrete = isinstance(space, gymnasium.spaces.Discrete)
+    discrete = is_discrete(space)
     _check_spaces(env.id, space, copy.observation_space)
     _check_a_step(env, copy)
     copy.close()
@@ -55,6 +58,24 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
         )
 
 
+#: Joint actions of a MultiDiscrete that a js sums over in every state.
+_MOST_JOINT = 4096
+
+
+def _check_joint_actions(env: EnvConfig) -> None:
+    """KLs add up over a product's factors; the js is a sum over all joint actions."""
+    from klrl.control.action_space import joint_actions
+
+    copy = _make(env)
+    count = joint_actions(copy.action_space)
+    copy.close()
+    if count is not None and count > _MOST_JOINT:
+        raise ConfigError(
+            f"kl.divergence=js: env.id={env.id} has {count} joint actions, and the js is summed "
+            f"over all of them, at most {_MOST_JOINT}; choose kl.divergence=forward or reverse"
+        )
+
+
 class PolicyKind(NamedTuple):
     """What two policies share that act on one task, whatever their networks."""
 
@@ -73,33 +94,24 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     """(distribution, length of an observation, shape of an action or number of actions)."""
     import gymnasium
 
+    from klrl.control.action_space import FAMILIES, kind_of
+
     copy = _make(env)
-    discrete = isinstance(copy.action_space, gymnasium.spaces.Discrete)
-    auto = "categorical" if discrete else "normal"
-    family = auto if actor.name == "mlp" else actor.name
+    chosen = "normal" if actor.name == "mlp" else actor.name
+    family = FAMILIES.get(type(copy.action_space), chosen)
     size = gymnasium.spaces.flatdim(copy.observation_space)
-    action = copy.action_space.n if discrete else copy.action_space.shape
+    action = kind_of(copy.action_space)
     copy.close()
     return PolicyKind(family, size, action)
 
 
 def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
-    """Discrete actions, or a vector of floats; observations with a fixed flat size."""
-    import gymnasium
-    import numpy as np
+    """Actions that are served; observations with a fixed flat size."""
+    from gymnasium import spaces
 
-    spaces = gymnasium.spaces
-    if isinstance(action, spaces.Box):
-        if len(action.shape) != 1 or not np.issubdtype(action.dtype, np.floating):
-            raise ConfigError(
-                f"env.id={env_id}: its actions are {action.dtype} of shape {action.shape}; "
-                "vectors of floats are served; wrap the environment"
-            )
-    elif not isinstance(action, spaces.Discrete):
-        raise ConfigError(
-            f"env.id={env_id}: its action space is {type(action).__name__}; "
-            "Box and Discrete are served"
-        )
+    from klrl.control.action_space import require_served
+
+    require_served(env_id, action)
     if not isinstance(spaces.flatten_space(observation), spaces.Box):
         raise ConfigError(
             f"env.id={env_id}: its observation space is {type(observation).__name__}, which has no "
@@ -186,7 +198,8 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     other = control_config(run, setting)
     kind, other_kind = (policy_kind(c.env, c.actor) for c in (config, other))
     for name, own, others in kind.differences(other_kind):
-        choice = f"choose actor={others}" if name == "action distribution" else "give another run"
+        serves = name == "action distribution" and others in choices_for("actor", CONTROL)
+        choice = f"choose actor={others}" if serves else "give another run"
         raise ConfigError(
             f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
         )
