@@ -33,6 +33,7 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         loss.check_minibatches_of_frames,
         loss.check_mask_truncated,
         loss.check_learner_of_frames,
+        rollout.check_wrappers,
         rollout.check_workers,
         kl.check_ray_step,
         actor.check_hidden,

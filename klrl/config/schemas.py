@@ -27,6 +27,10 @@ class EnvConfig(ChoiceConfig):
     reward_scale: float = number(gt=0)
     normalize_reward: bool = added(field(), False)
     step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
+    # Any: a name, or a mapping of a name and arguments.
+    wrappers: list[Any] = field(default_factory=list, metadata={"added": []})
+    observation_keys: Optional[list[str]] = added(field(), None)  # noqa: UP045
+    action_mask: str = added(choice("auto", "info", "none"), "auto")
 
 
 @dataclass
@@ -44,6 +48,14 @@ class GaussianActorConfig(ActorConfig):
     """The same with a standard deviation to start from (Box actions)."""
 
     init_std: float = number(gt=0)
+
+
+@dataclass
+class CNNActorConfig(GaussianActorConfig):
+    """A CNN for images beside MLPs for what else is observed."""
+
+    arch: str = choice("nature", "impala")
+    scale: float = number(gt=0)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
-from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
+from klrl.config import CONTROL, ActorConfig, CNNActorConfig, GaussianActorConfig, factory
 from klrl.control.distributions import (
     Bernoulli,
     Categorical,
@@ -31,13 +31,16 @@ from klrl.control.distributions import (
     Normal,
     TanhNormalFamily,
 )
+from klrl.control.encoders import Encoders
 from klrl.control.networks import (
     Networks,
     ObservationNormalizer,
     PolicyNet,
     ValueNet,
+    VectorNormalizer,
     mlp,
 )
+from klrl.control.observation import Layout, check_images, require_actor
 
 
 @dataclass
@@ -49,12 +52,14 @@ class Agent:
         critic: observation -> ``state_value`` [..., 1].
         family: the action distribution as pure functions.
         normalizer: the observation normaliser that both share, or None.
+        layout: of the observation's entries; None for a vector.
     """
 
     actor: ProbabilisticTensorDictSequential
     critic: TensorDictModule
     family: Family
     normalizer: ObservationNormalizer | None
+    layout: Layout | None = None
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -147,6 +152,15 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
 
 def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=mlp``: categorical for discrete actions, else normal; see :func:`make_agent`."""
+    return _fitting_agent(config, env, **how)
+
+
+def cnn_agent(config: CNNActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=cnn``: the same distributions; arguments as :func:`make_agent`."""
+    return _fitting_agent(config, env, **how)
+
+
+def _fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
@@ -213,19 +227,40 @@ def _agent(
     separate: bool,
 ) -> Agent:
     """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
+    layout: Layout | None = getattr(env, "layout", None)
+    require_actor(config.name, layout)
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    normalizer = ObservationNormalizer(size) if normalize else None
-    sizes = [size, *config.hidden]
-    policy_trunk = mlp(sizes, config.activation)
-    value_trunk = policy_trunk if config.share_trunk else mlp(sizes, config.activation)
+    normalizer = _normalizer(size, layout) if normalize else None
+    policy_trunk = _trunk(config, size, layout)
+    value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout)
     shared: nn.Module = normalizer or nn.Identity()
-    policy = PolicyNet(shared, policy_trunk, outputs, init_std)
+    masked = 0 if layout is None else layout.masked
+    policy = PolicyNet(shared, policy_trunk, outputs, init_std, masked)
     value = ValueNet(shared, value_trunk, detach_trunk=separate)
     actor = ProbabilisticTensorDictSequential(
         TensorDictModule(policy, ["observation"], list(family.param_keys)), _sampler(family)
     )
     critic = TensorDictModule(value, ["observation"], ["state_value"])
-    return Agent(actor, critic, family, normalizer)
+    return Agent(actor, critic, family, normalizer, layout)
+
+
+def _normalizer(size: int, layout: Layout | None) -> ObservationNormalizer | None:
+    """Of vectors; images, indices and masks are read as they are."""
+    if layout is None:
+        return ObservationNormalizer(size)
+    return VectorNormalizer(layout.vectors) if layout.vectors else None
+
+
+def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequential:
+    """The hidden layers, behind an encoder for each key where there are keys."""
+    if layout is None:
+        return mlp([size, *config.hidden], config.activation)
+    cnn, scale = None, 1.0
+    if isinstance(config, CNNActorConfig):
+        check_images(layout, config.arch)
+        cnn, scale = config.arch, config.scale
+    encoders = Encoders(layout, config.hidden[0], config.activation, cnn, scale)
+    return nn.Sequential(encoders, *mlp([encoders.out_features, *config.hidden], config.activation))
 
 
 def _sampler(family: Family) -> ProbabilisticTensorDictModule:

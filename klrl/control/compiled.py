@@ -53,6 +53,7 @@ NOT_COMPILED = {
 #: The files that a step is made of.
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
+    *("control/encoders.py", "control/observation.py"),
     *("control/score.py", "control/step.py", "control/compiled.py"),
     *("losses", "kl/charge.py", "kl/divergences.py", "kl/estimators.py"),
 )
@@ -208,6 +209,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         problem.optim,
         str(problem.agent.policy_net),
         str(problem.agent.value_net),
+        problem.agent.policy_net.masked,
         problem.agent.value_net.detach_trunk,
         problem.agent.policy_net.trunk is problem.agent.value_net.trunk,
         type(family).__name__,

@@ -32,8 +32,7 @@ from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, Tr
 from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, EnvConfig, factory
-from klrl.control.action_space import conversion, require_served
-from klrl.control.action_space import told as actions_told
+from klrl.control.action_space import conversion, require_served, told
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -41,9 +40,10 @@ from klrl.control.answers import (
     require_flag,
     require_number,
     require_observation,
-    told,
 )
-from klrl.control.gym_make import make_gym
+from klrl.control.answers import told as fault
+from klrl.control.gym_make import make_wrapped
+from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -60,9 +60,7 @@ def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) ->
 def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
     """``env=gym``; arguments as :func:`make_copies`."""
     copies = num_envs or config.num_envs
-    return VectorGymEnv(
-        config.id, copies, kwargs=dict(config.kwargs), seed=seed, step_timeout=config.step_timeout
-    )
+    return VectorGymEnv.of(config, copies, seed=seed)
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
@@ -92,10 +90,11 @@ def make_env(
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped one after the other in this process.
 
-    Observations of any shape or kind are flattened (Gymnasium's FlattenObservation) to float32
-    ``observation`` [N, D]. Actions are flat, as :mod:`klrl.control.action_space` says: float32
-    [N, A] for Box, clipped to the bounds on the way into the simulator, int64 [N] for Discrete,
-    int64 [N, M] for MultiDiscrete and MultiBinary. ``reward, done, terminated, truncated`` [N, 1].
+    ``observation`` [N, D] is a vector of float32, or the transport of several entries, float32 or
+    uint8, as :mod:`klrl.control.observation` says. Actions are flat, as
+    :mod:`klrl.control.action_space` says: float32 [N, A] for Box, clipped to the bounds on the way
+    into the simulator, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
+    ``reward, done, terminated, truncated`` [N, 1].
 
     Args:
         env_id: a Gymnasium id.
@@ -103,9 +102,16 @@ class VectorGymEnv(EnvBase):
         kwargs: arguments of ``gymnasium.make``.
         seed: seed of the first reset; copy i is seeded with seed + i.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
+        wrappers: ``env.wrappers``.
+        keys: ``env.observation_keys``.
+        action_mask: ``env.action_mask``.
+
+    Attributes:
+        layout: of the observation's entries; None for a vector.
+        notes: lines about what the policy sees or does otherwise than the environment.
 
     Raises:
-        ConfigError: an action space that is not served.
+        ConfigError: a space, a wrapper or a key that is not served.
         EnvError: a copy raised, took too long, or returned what its spaces do not promise.
         NonFiniteError: a step returned NaN or infinity.
     """
@@ -118,12 +124,22 @@ class VectorGymEnv(EnvBase):
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         step_timeout: float | None = None,
+        wrappers: Sequence[Any] = (),
+        keys: Sequence[str] | None = None,
+        action_mask: str = "auto",
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
         self.num_copies = num_envs
         self._next_seed: int | None = seed
-        self._envs = [_make_flat(env_id, kwargs or {}) for _ in range(num_envs)]
+        copies = [make_wrapped(env_id, kwargs or {}, wrappers, keys) for _ in range(num_envs)]
+        spaces = copies[0].observation_space, copies[0].action_space
+        self.layout = layout_of(env_id, *spaces, action_mask)
+        self.notes = [line for line in (_seen(env_id, spaces[0], self.layout), told(spaces[1]))
+                      if line is not None]  # fmt: skip
+        self._envs = [_make_flat(copy, self.layout) for copy in copies]
+        #: Of ``observation``, wherever it is stored.
+        self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -132,11 +148,26 @@ class VectorGymEnv(EnvBase):
         self._step_timeout = step_timeout
         self._place = _Place()
 
+    @classmethod
+    def of(cls, config: EnvConfig, num_envs: int, *, seed: int = 0) -> VectorGymEnv:
+        """That many copies of the env group's environment."""
+        return cls(
+            config.id,
+            num_envs,
+            kwargs=dict(config.kwargs),
+            seed=seed,
+            step_timeout=config.step_timeout,
+            wrappers=config.wrappers,
+            keys=config.observation_keys,
+            action_mask=config.action_mask,
+        )
+
     def _set_specs(self) -> None:
         n = self.num_copies
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
+        dtype = torch.uint8 if self.observation_dtype == np.uint8 else torch.float32
         self.observation_spec = Composite(
-            observation=Unbounded(shape=(n, *observation.shape), dtype=torch.float32), shape=(n,)
+            observation=Unbounded(shape=(n, *observation.shape), dtype=dtype), shape=(n,)
         )
         self.action_spec = Composite(action=_action_spec(self.env_id, action, n), shape=(n,))
         self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
@@ -148,9 +179,6 @@ class VectorGymEnv(EnvBase):
         if self._box:
             self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
         self._converted = conversion(action)
-        told = actions_told(action)
-        #: Lines about what the policy sees or does otherwise than the environment.
-        self.notes = [] if told is None else [told]
 
     @property
     def longest_episode(self) -> int | None:
@@ -245,10 +273,10 @@ class VectorGymEnv(EnvBase):
         try:
             within(self._step_timeout, call)
         except TookTooLong:
-            fault = f"env.step_timeout={self._step_timeout:g}: took longer"
-            raise EnvError(f"{self._where(what)}: {fault}") from None
+            limit = f"env.step_timeout={self._step_timeout:g}"
+            raise EnvError(f"{self._where(what)}: {limit}: took longer") from None
         except Exception as error:  # someone else's code: it may raise anything
-            raise EnvError(f"{self._where(what)}: {told(error)}") from error
+            raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
     def _where(self, what: str) -> str:
         return f"env.id={self.env_id}: {what} {self._place.step} of copy {self._place.copy}"
@@ -258,7 +286,7 @@ class VectorGymEnv(EnvBase):
         observations = self.reset_native(None if mask is None else mask.reshape(-1).cpu().numpy())
         no = torch.zeros(self.num_copies, 1, dtype=torch.bool)
         return self._pack(
-            observation=self.finite("observation", observations, "at reset"),
+            observation=self.observed(observations, "at reset"),
             done=no,
             terminated=no.clone(),
             truncated=no.clone(),
@@ -269,7 +297,7 @@ class VectorGymEnv(EnvBase):
             tensordict.get("action").detach().cpu().numpy()
         )
         return self._pack(
-            observation=self.finite("observation", observation, "after a step"),
+            observation=self.observed(observation, "after a step"),
             reward=self.finite("reward", reward, "after a step").unsqueeze(-1),
             done=torch.from_numpy(terminated | truncated).unsqueeze(-1),
             terminated=torch.from_numpy(terminated.copy()).unsqueeze(-1),
@@ -278,6 +306,16 @@ class VectorGymEnv(EnvBase):
 
     def _pack(self, **entries: torch.Tensor) -> TensorDict:
         return TensorDict(entries, batch_size=self.batch_size)
+
+    def observed(self, value: np.ndarray, when: str) -> torch.Tensor:
+        """Observations [N, ...] as they are stored, copied; bytes are always finite.
+
+        Raises:
+            NonFiniteError: as :meth:`finite`.
+        """
+        if self.observation_dtype == np.uint8:
+            return torch.from_numpy(value.copy())
+        return self.finite("observation", value, when)
 
     def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
         """Numbers [N, ...] as float32 (where 1e39 is infinite), copied.
@@ -319,8 +357,13 @@ class _Place:
     step: int = 0
 
 
-def _make_flat(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    env = make_gym(env_id, kwargs)
+def _seen(env_id: str, space: gymnasium.Space, layout: Layout | None) -> str | None:
+    return flattened(env_id, space) if layout is None else layout.line
+
+
+def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
+    if layout is not None:
+        return Packed(env, layout)
     space = env.observation_space
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env

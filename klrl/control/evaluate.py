@@ -60,9 +60,7 @@ def _scores(
     copies = min(episodes, MAX_COPIES)
     if not copies:
         return
-    env = VectorGymEnv(
-        config.id, copies, kwargs=dict(config.kwargs), step_timeout=config.step_timeout
-    )
+    env = VectorGymEnv.of(config, copies)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
     if sampled:
         noise = _Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)
@@ -105,7 +103,7 @@ def _play(
     for step in range(limit):
         if noise is not None and step % _NOISE_STEPS == 0:
             noise.draw(acting)
-        seen = env.finite("observation", observation, "in an evaluation").numpy()
+        seen = env.observed(observation, "in an evaluation").numpy()
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         observation, reward, terminated, truncated = env.step_native(action, playing)
         total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import CONTROL, ActorConfig, Config, EnvConfig
+from klrl.config import CONTROL, ActorConfig, CNNActorConfig, Config, EnvConfig
 from klrl.config.choices import choices_for
 from klrl.runs.find import other_runs
 from klrl.runs.resume import stored_config
@@ -31,15 +31,20 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
-    from klrl.control.action_space import is_discrete
+    from klrl.control.action_space import is_discrete, require_served
+    from klrl.control.observation import Packed, check_images, layout_of, require_actor
 
     _check_id(env.id)
     copy = _make(env)
     space = copy.action_space
     discrete = is_discrete(space)
-    _check_spaces(env.id, space, copy.observation_space)
-    _check_a_step(env, copy)
+    require_served(env.id, space)
+    layout = layout_of(env.id, copy.observation_space, space, env.action_mask)
+    require_actor(actor.name, layout)
+    _check_a_step(env, copy if layout is None else Packed(copy, layout))
     copy.close()
+    if isinstance(actor, CNNActorConfig):
+        check_images(layout, actor.arch)
     if actor.name in ("normal", "tanh_normal") and discrete:
         raise ConfigError(
             f"actor={actor.name}: the actions of env.id={env.id} are discrete; "
@@ -80,7 +85,7 @@ class PolicyKind(NamedTuple):
     """What two policies share that act on one task, whatever their networks."""
 
     distribution: str
-    observation: int
+    observation: Any
     action: Any
 
     def differences(self, other: PolicyKind) -> list[tuple[str, Any, Any]]:
@@ -91,32 +96,20 @@ class PolicyKind(NamedTuple):
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """(distribution, length of an observation, shape of an action or number of actions)."""
+    """(distribution, length or entries of an observation, shape or number of actions)."""
     import gymnasium
 
     from klrl.control.action_space import FAMILIES, kind_of
+    from klrl.control.observation import layout_of
 
     copy = _make(env)
-    chosen = "normal" if actor.name == "mlp" else actor.name
+    chosen = "normal" if actor.name in ("mlp", "cnn") else actor.name
     family = FAMILIES.get(type(copy.action_space), chosen)
-    size = gymnasium.spaces.flatdim(copy.observation_space)
+    layout = layout_of(env.id, copy.observation_space, copy.action_space, env.action_mask)
+    seen: Any = gymnasium.spaces.flatdim(copy.observation_space) if layout is None else layout.names
     action = kind_of(copy.action_space)
     copy.close()
-    return PolicyKind(family, size, action)
-
-
-def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
-    """Actions that are served; observations with a fixed flat size."""
-    from gymnasium import spaces
-
-    from klrl.control.action_space import require_served
-
-    require_served(env_id, action)
-    if not isinstance(spaces.flatten_space(observation), spaces.Box):
-        raise ConfigError(
-            f"env.id={env_id}: its observation space is {type(observation).__name__}, which has no "
-            "fixed size; wrap the environment"
-        )
+    return PolicyKind(family, seen, action)
 
 
 def _check_a_step(env: EnvConfig, copy: Any) -> None:
@@ -179,10 +172,12 @@ def _check_id(env_id: str) -> None:
 def _make(env: EnvConfig) -> Any:
     import gymnasium
 
-    from klrl.control.gym_make import make_gym
+    from klrl.control.gym_make import make_wrapped
 
     try:
-        return make_gym(env.id, env.kwargs)
+        return make_wrapped(env.id, env.kwargs, env.wrappers, env.observation_keys)
+    except ConfigError:
+        raise
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"env.id={env.id}: {first_line(error)}") from error
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:

@@ -153,11 +153,14 @@ class ControlSteps(Steps[Frames, Tensor]):
 def one_frame(agent: Agent) -> TensorDict:
     """A rollout [1, 1] laid out as every annotated one of this policy; its numbers mean nothing."""
     family = agent.family
-    first = linears(agent.policy_net.trunk)[0]
-    observation = first.weight.new_zeros(1, 1, first.in_features)
+    weight = agent.policy_net.head.weight
+    observation = weight.new_zeros(1, 1, linears(agent.policy_net.trunk)[0].in_features)
+    if agent.layout is not None:
+        dtype = torch.uint8 if agent.layout.dtype == "uint8" else weight.dtype
+        observation = weight.new_zeros(1, 1, agent.layout.size, dtype=dtype)
     outputs = (torch.ones_like(out) for out in agent.policy_net(observation))
     params = dict(zip(family.param_keys, outputs, strict=True))
-    log_prob, value = observation.new_zeros(1, 1), observation.new_zeros(1, 1, 1)
+    log_prob, value = weight.new_zeros(1, 1), weight.new_zeros(1, 1, 1)
     estimates = dict.fromkeys(("advantage", "value_target", "state_value"), value)
     return TensorDict(
         {

@@ -63,6 +63,112 @@ class Copying(gymnasium.Env):
         return self._show(), reward, self._step == self.steps, False, {}
 
 
+class Keyed(gymnasium.Env):
+    """Shows what to do under a key of every kind, and pays 1 where it is done; 8 steps.
+
+    The action to take is (number + turned + bright) mod 3, counted from 0: a policy that leaves out
+    a key cannot know it.
+
+    Args:
+        as_tuple: the same in a Tuple, nested.
+        image: whether ``bright`` is the brightness of an image, else a number.
+    """
+
+    steps = 8
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, as_tuple: bool = False, image: bool = True) -> None:
+        self._as_tuple, self._image = as_tuple, image
+        bright = (
+            spaces.Box(0, 255, (8, 8, 3), np.uint8)
+            if image
+            else spaces.Box(0, 1, (2, 2), np.float64)
+        )
+        number, turned = spaces.Discrete(4, start=3), spaces.MultiBinary(1)
+        self.observation_space = (
+            spaces.Tuple([bright, spaces.Tuple([number, turned])])
+            if as_tuple
+            else spaces.Dict(bright=bright, inner=spaces.Dict(number=number, turned=turned))
+        )
+
+    def _show(self) -> Any:
+        number, turned, bright = (int(self.np_random.integers(k)) for k in (4, 2, 2))
+        self._right = (number + turned + bright) % 3
+        shown = (
+            np.full((8, 8, 3), 255 * bright, np.uint8)
+            if self._image
+            else np.full((2, 2), 1.0 * bright)
+        )
+        inner = (number + 3, np.array([turned], np.int8))
+        if self._as_tuple:
+            return shown, inner
+        return {"bright": shown, "inner": dict(zip(("number", "turned"), inner, strict=True))}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._show(), {}
+
+    def step(self, action):
+        reward = float(action == self._right)
+        self._step += 1
+        return self._show(), reward, self._step == self.steps, False, {}
+
+
+class Masked(gymnasium.Env):
+    """Excluded actions end the episode with -1, others pay their number; 8 steps.
+
+    In every state one of the two halves of the actions is excluded, which only the mask says. The
+    largest return is 8 steps of 4 or 5, 36 on average.
+
+    Args:
+        where: of the mask: observation, info, or both halves of a MultiDiscrete (``several``).
+        empty_at: step whose mask allows nothing.
+    """
+
+    steps = 8
+    count = 6
+
+    def __init__(self, where: str = "observation", empty_at: int | None = None) -> None:
+        self._where, self._empty_at = where, empty_at
+        several = where == "several"
+        self.action_space = spaces.MultiDiscrete([6, 6]) if several else spaces.Discrete(6)
+        plain = spaces.Box(-1, 1, (2,), np.float32)
+        size = 12 if several else 6
+        self.observation_space = (
+            plain
+            if where == "info"
+            else spaces.Dict(observation=plain, action_mask=spaces.MultiBinary(size))
+        )
+
+    def _answer(self) -> tuple[Any, dict[str, Any]]:
+        halves = 2 if self._where == "several" else 1
+        self._mask = np.zeros((halves, 6), np.int8)
+        for row in self._mask:
+            first = int(self.np_random.integers(2))
+            row[first::2] = 1
+        if self._step == self._empty_at or self._step == self.steps:
+            self._mask[:] = 0
+        shown = np.zeros(2, np.float32)
+        mask = self._mask.reshape(-1).copy()
+        if self._where == "info":
+            return shown, {"action_mask": mask}
+        return {"observation": shown, "action_mask": mask}, {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._answer()
+
+    def step(self, action):
+        actions = np.atleast_1d(action)
+        allowed = all(row[a] for row, a in zip(self._mask, actions, strict=True))
+        reward = float(actions.mean()) if allowed else -1.0
+        self._step += 1
+        observation, info = self._answer()
+        return observation, reward, self._step == self.steps or not allowed, False, info
+
+
 def register() -> None:
     """Register the ids, once."""
     for name, entry in IDS.items():
@@ -70,5 +176,9 @@ def register() -> None:
             gymnasium.register(name, entry)
 
 
-IDS = {"klrl-test/Copying-v0": Copying}
+IDS = {
+    "klrl-test/Copying-v0": Copying,
+    "klrl-test/Keyed-v0": Keyed,
+    "klrl-test/Masked-v0": Masked,
+}
 register()

@@ -31,6 +31,17 @@ def check_workers(c: Config) -> None:
         )
 
 
+def check_wrappers(c: Config) -> None:
+    """Each is a name, or a mapping that has one."""
+    for wrapper in c.env.wrappers:
+        name = wrapper.get("name") if isinstance(wrapper, dict) else wrapper
+        if not isinstance(name, str) or not name.rpartition(":")[2].isidentifier():
+            raise ConfigError(
+                f"env.wrappers: {wrapper} is none; give a name of gymnasium.wrappers, module:name, "
+                "or {name: ResizeObservation, shape: [84, 84]}"
+            )
+
+
 def check_reward(c: LanguageConfig) -> None:
     """Names of rewards, each once; a task of the user's own has the user's own."""
     names = c.env.rewards
