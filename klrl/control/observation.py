@@ -164,7 +164,7 @@ class Layout:
             mask = np.zeros(entry.size)
         if isinstance(mask, tuple | list):  # one for each choice, as MultiDiscrete.sample takes it
             mask = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
-        require_observation(np.asarray(mask).reshape(-1), (entry.size,), _named(entry))
+        require_observation(np.asarray(mask).reshape(-1), (entry.size,), entry.key)
         allowed = np.asarray(mask).reshape(-1) != 0
         for choice in np.split(allowed, np.cumsum(entry.counts)[:-1]):
             if not choice.any() and not ended:
@@ -174,7 +174,7 @@ class Layout:
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """The entries [..., *shape] of transports [..., D], by their keys; numbers from 0 on."""
         return {
-            entry.key: packed[..., place].reshape(*packed.shape[:-1], *entry.shape)
+            entry.key: packed[..., place].reshape((*packed.shape[:-1], *entry.shape))
             for entry, place in self.places()
         }
 

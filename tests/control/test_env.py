@@ -79,9 +79,9 @@ def test_out_of_bounds_actions_are_clipped_for_the_simulator_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "size"), [("CliffWalking-v1", 48), ("Blackjack-v1", 32 + 11 + 2), ("Acrobot-v1", 6)]
+    ("env_id", "size"), [("CliffWalking-v1", 48), ("Blackjack-v1", 3), ("Acrobot-v1", 6)]
 )
-def test_any_observation_space_is_flattened(env_id: str, size: int) -> None:
+def test_a_copy_is_one_row_of_numbers(env_id: str, size: int) -> None:
     env = make_env(config(env_id), seed=0)
     assert env.observation_spec["observation"].shape == (3, size)
     check_env_specs(env)
