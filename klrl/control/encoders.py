@@ -132,9 +132,9 @@ class Images(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Features of every image."""
         leading = pixels.shape[:-1]
-        images = pixels.reshape(-1, *self.entry.shape).float() / self.scale
+        images = pixels.float().reshape(-1, *self.entry.shape) / self.scale
         if self.entry.channels_last:
-            images = images.movedim(-1, -3)
+            images = images.movedim(-1, -3).contiguous()
         return self.cnn(images.reshape(-1, *self.entry.pixels)).reshape(*leading, -1)
 
     def extra_repr(self) -> str:

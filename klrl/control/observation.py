@@ -65,8 +65,8 @@ class Entry:
 
     @property
     def channels_last(self) -> bool:
-        """Of an image: whether its channels come last; they are the fewer."""
-        return len(self.shape) > 2 and self.shape[-1] <= self.shape[-3]
+        """Of an image: whether its channels come last (they are the fewer), and are several."""
+        return len(self.shape) > 2 and 1 < self.shape[-1] <= self.shape[-3]
 
     @property
     def pixels(self) -> tuple[int, int, int]:
@@ -74,7 +74,7 @@ class Entry:
         if len(self.shape) == 2:
             return (1, *self.shape)
         *stack, a, b, c = self.shape
-        channels, height, width = (c, a, b) if self.channels_last else (a, b, c)
+        channels, height, width = (c, a, b) if c <= a else (a, b, c)
         return math.prod(stack) * channels, height, width
 
     def __str__(self) -> str:
