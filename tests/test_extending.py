@@ -53,7 +53,7 @@ def test_the_page_has_an_example_of_each_part() -> None:
         assert f"{group}=custom {group}.target=" in text
     for inner in ("loss.own_beta_rule", "kl.own_estimator", "actor.own_critic"):
         assert f"{inner}.target=" in text
-    assert "env.transforms=[" in text
+    assert "env.wrappers=[" in text
     assert len(commands()) == len([name for name in files() if name.endswith(".py")]) + 1
 
 

@@ -23,6 +23,8 @@ TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somew
 ASKING = {
     ("env", "gym"): ["env.id=CartPole-v1"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
+    ("env", "catch"): ["actor=cnn"],
+    ("actor", "cnn"): ["env=catch"],
     ("actor", "categorical"): ["env=cartpole"],
     ("experiment", "pendulum_finetune"): ["actor.init=somewhere"],
     ("experiment", "distill"): ["reference.path=somewhere"],
