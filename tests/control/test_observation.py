@@ -308,7 +308,7 @@ def test_layouts_that_are_refused(observation, action, how, named) -> None:
         ),
         (
             ["env=cartpole", "env.wrappers=[{target: FrameStackObservation, args: {size: 4}}]"],
-            r"env.wrappers\[0\].target=gymnasium.wrappers:FrameStackObservation: asks for stack_size",
+            r"env.wrappers\[0\].target=gymnasium.wrappers:FrameStackObservation: asks for",
         ),
         (
             ["env=cartpole", "env.wrappers=[a.b:C]"],
