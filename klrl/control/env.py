@@ -379,10 +379,10 @@ class VectorGymEnv(EnvBase):
     # ------------------------------------------------------------------------------- its state
 
     def keep_state(self) -> Way:
-        """Have the copies' state at hand from now on; before their first reset.
+        """Have the copies' state at hand from now on; to be called before their first reset.
 
         Returns:
-            How they are saved, by a proof with two other copies.
+            How they are saved, by a proof with other copies.
         """
         if self._way is None:
             self._way = prove(self._make, self._step_timeout)
@@ -401,13 +401,18 @@ class VectorGymEnv(EnvBase):
         """Go on from :meth:`copies_state`.
 
         Raises:
-            Exception: it is not one of these copies, or whatever the environment raises.
+            Exception: it is not one of these copies, or whatever the environment raises; the copies
+                are as they were made.
         """
         saved = json.loads(state.cpu().numpy().tobytes())
         if not self._new:
             self._make_anew()
-        for env, of_copy in zip(self._envs, saved["copies"], strict=True):
-            within(self._step_timeout, partial(take_up, env, of_copy))
+        try:
+            for env, of_copy in zip(self._envs, saved["copies"], strict=True):
+                within(self._step_timeout, partial(take_up, env, of_copy))
+        except BaseException:
+            self._make_anew()
+            raise
         self._next_seed, self._new = saved["next_seed"], False
 
     def _make_anew(self) -> None:
@@ -416,6 +421,7 @@ class VectorGymEnv(EnvBase):
             env.close()
         made = [self._make() for _ in range(self.num_copies)]
         self._envs = made if self._way is None else [self._way.keep(env) for env in made]
+        self._new = True
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""
