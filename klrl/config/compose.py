@@ -90,7 +90,8 @@ def check_config_dir(folder: str | None) -> None:
 
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
     """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
-    open_keys = ("env.kwargs.", "env.kwargs=", "env.template_kwargs.", "env.template_kwargs=")
+    dictionaries = ("env.kwargs", "env.template_kwargs", "launcher.slurm")
+    open_keys = tuple(f"{name}{end}" for name in dictionaries for end in ".=")
     return [f"++{each}" if each.startswith(open_keys) else each for each in overrides]
 
 
