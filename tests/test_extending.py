@@ -61,7 +61,7 @@ def test_the_page_has_an_example_of_each_part() -> None:
     parts = ("loss.own_beta_rule", "kl.own_estimator", "kl.own_divergence", "actor.own_critic")
     for inner in parts:
         assert f"{inner}.target=" in text
-    assert "env.transforms=[" in text
+    assert "env.wrappers=[" in text
     assert len(commands()) == len(files()) + 1, "each file has a command, the estimators two"
 
 
@@ -141,7 +141,7 @@ class GAE:
         batch["state_value"], batch["advantage"] = value, advantage
         batch["value_target"] = advantage + value
 """
-_ENV = ("env.target=copies:cartpole", "env.transforms=[{target: gymnasium.wrappers:TimeLimit, "
+_ENV = ("env.target=copies:cartpole", "env.wrappers=[{target: gymnasium.wrappers:TimeLimit, "
         "args: {max_episode_steps: 500}}]")  # fmt: skip
 #: klrl's words, and those of the copy.
 SAME = {
@@ -394,7 +394,7 @@ ANSWERS = [
      "kl.own_estimator.target=wrong:Plain: name a function of log_ratio"),
     ("advantage=custom advantage.target=wrong:forgets", "wrote no value_target; write it into"),
     ("logger=custom logger.target=wrong:NoLog", "has no method log; add log(self, row)"),
-    ("env=cartpole env.transforms=[wrong:wrapped]", "made int; name a gymnasium.Wrapper"),
+    ("env=cartpole env.wrappers=[wrong:wrapped]", "made int; name a gymnasium.Wrapper"),
 ]  # fmt: skip
 
 

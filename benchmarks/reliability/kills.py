@@ -38,6 +38,8 @@ MORE = (
     control("ant", "env=ant kl=legacy"),
     control("acrobot_legacy", "env=acrobot kl=legacy controller=dual loss=clip"),
 )
+#: Seconds for a run: one compiles.
+_LIMIT = 600.0
 #: As many times the frames of the small jobs, and a checkpoint in every iteration.
 LONGER = 4
 
@@ -65,7 +67,7 @@ def whole(job: Job, work: Path) -> float:
         if not (work / name).exists():
             made = next((work / "cache").rglob("model.safetensors"))
             (work / name).symlink_to(made.parent)
-    ended = klrl(job.command, work)
+    ended = klrl(job.command, work, limit=_LIMIT)
     _require(ended, job, "the undisturbed run")
     return ended.seconds
 
@@ -115,7 +117,7 @@ def disturbed(job: Job, number: int, work: Path, chance: random.Random) -> tuple
     kills = int(killed([*job.command[:-1], *words], work, work / run, rows, chance.random()))
     if chance.random() < 1 / 3:
         kills += killed([f"resume={run}"], work, work / run, rows, chance.random())
-    _require(klrl([f"resume={run}"], work), job, "the resumed run")
+    _require(klrl([f"resume={run}"], work, limit=_LIMIT), job, "the resumed run")
     equal, told = compare_bits(work / job.folder, work / run)
     shutil.rmtree(work / run)
     return ("" if equal else told), kills

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability.ended import Ended, fork, in_fork
+from benchmarks.reliability.ended import LIMIT, Ended, fork, in_fork
 from benchmarks.reliability.operations import Operations
 
 RUN = Path("run")
@@ -22,15 +22,18 @@ WORDS = (
 FRAMES = 64
 
 
-def klrl(words: Sequence[str], work: Path, operations: Operations | None = None) -> Ended:
+def klrl(
+    words: Sequence[str], work: Path, operations: Operations | None = None, limit: float = LIMIT
+) -> Ended:
     """A command of klrl in a fork.
 
     Args:
         words: its command line.
         work: the working folder.
         operations: counts its file operations.
+        limit: seconds, after which it is killed.
     """
-    return in_fork(partial(_go, words, operations), work)
+    return in_fork(partial(_go, words, operations), work, limit)
 
 
 def begin(words: Sequence[str], work: Path) -> int:

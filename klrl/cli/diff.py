@@ -15,15 +15,17 @@ def diff_command(argv: list[str]) -> int:
     """
     args = parser().parse_args(argv)
 
+    if args.bits:
+        from klrl.report.bits import compare_bits
+        from klrl.runs.find import find_manifest
+
+        print(compare_bits(*(find_manifest(run, "RUN") for run in args.runs))[1])
+        return 0
+
     from klrl.report.diff import as_text, compare, read
 
     first, second = map(read, args.runs)
-    if args.bits:
-        from klrl.report.bits import compare_bits
-
-        print(compare_bits(first.path, second.path)[1])
-    else:
-        print(as_text(compare(first, second)))
+    print(as_text(compare(first, second)))
     return 0
 
 

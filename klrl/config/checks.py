@@ -205,7 +205,10 @@ def _check_fields(path: str, value: Any) -> None:
             # An interpolation, as ${kl}, may stand for anything.
             raise ConfigError(f"{path}.{f.name}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
-            parts = [_own_part(f"{path}.{f.name}[{i}]", each) for i, each in enumerate(setting)]
+            home = f.metadata.get("home", "")
+            parts = [
+                _own_part(f"{path}.{f.name}[{i}]", each, home) for i, each in enumerate(setting)
+            ]
             setattr(value, f.name, parts)
         elif f.metadata.get("own"):
             setattr(value, f.name, _own_part(f"{path}.{f.name}", setting))
@@ -215,8 +218,14 @@ def _check_fields(path: str, value: Any) -> None:
             setattr(value, f.name, checked_value(f"{path}.{f.name}", setting, f.metadata))
 
 
-def _own_part(key: str, value: Any) -> OwnPart | None:
-    """A part of the user's own: from its target, or from its settings."""
+def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
+    """A part of the user's own: from its target, or from its settings.
+
+    Args:
+        key: its setting.
+        value: target, or a mapping of it and ``args``.
+        home: the module of a target that names none.
+    """
     if value is None or isinstance(value, OwnPart):
         return value
     settings: Any = {"target": value} if isinstance(value, str) else value
@@ -227,6 +236,8 @@ def _own_part(key: str, value: Any) -> OwnPart | None:
         if name not in known:
             raise ConfigError(f"{key}.{name}: no such setting; it has target, args and path")
     part = OwnPart(**{str(name): each for name, each in settings.items()})
+    if home and isinstance(part.target, str) and ":" not in part.target:
+        part.target = f"{home}:{part.target}"
     if not isinstance(part.args, dict):
         raise ConfigError(f"{key}.args={part.args}: give a dictionary")
     return part

@@ -99,6 +99,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "categorical": Choice(
             schemas.ActorConfig, _control("klrl.control.actor:categorical_agent")
         ),
+        "cnn": Choice(schemas.CNNActorConfig, _control("klrl.control.actor:cnn_agent")),
         "custom": Choice(schemas.CustomActorConfig, _control("klrl.control.own:custom_agent")),
         "causal_lm": Choice(schemas.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },

@@ -89,7 +89,7 @@ def check_config_dir(folder: str | None) -> None:
         raise ConfigError(f"--config-dir {folder}: no such folder; give an existing one")
 
 
-_OPEN = re.compile(r"(env\.(template_)?kwargs|\w+\.args|\w+\.own_\w+)[.=]")
+_OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own_\w+)[.=]")
 
 
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "env": (),
     "actor": ("inputs", "outputs"),
     "actor.own_critic": ("inputs",),
-    "env.transforms": ("env",),
+    "env.wrappers": ("env",),
     "kl.own_estimator": ("log_ratio",),
     "kl.own_divergence": ("log_ratio",),
     "controller": ("coef", "frames"),
@@ -46,7 +46,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "loss.own_beta_rule": ("config", "beta", "dtarg"),
 }
 
-#: Of a part in a list: env.transforms[0].
+#: Of a part in a list: env.wrappers[0].
 _INDEX = re.compile(r"\[\d+\]$")
 
 #: Top-level module -> the module and its source when this process imported it.

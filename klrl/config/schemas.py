@@ -28,7 +28,11 @@ class EnvConfig(ChoiceConfig):
     normalize_reward: bool = added(field(), False)
     step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     # Any: an OwnPart each.
-    transforms: list[Any] = field(default_factory=list, metadata={"added": [], "own": True})
+    wrappers: list[Any] = field(
+        default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
+    )
+    observation_keys: Optional[list[str]] = added(field(), None)  # noqa: UP045
+    action_mask: str = added(choice("auto", "info", "none"), "auto")
 
 
 @dataclass
@@ -63,6 +67,14 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
     # Any: an OwnPart, or None.
     own_critic: Any = own_part()
+
+
+@dataclass
+class CNNActorConfig(GaussianActorConfig):
+    """A CNN for images beside MLPs for what else is observed."""
+
+    arch: str = choice("nature", "impala")
+    scale: float = number(gt=0)
 
 
 @dataclass

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from klrl.control.actor import Agent
 from klrl.control.cuda_graph import capture
-from klrl.control.distributions import Categorical, Family, TanhNormalFamily
+from klrl.control.distributions import (
+    Bernoulli,
+    Categorical,
+    Family,
+    MultiCategorical,
+    TanhNormalFamily,
+)
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
@@ -71,6 +77,7 @@ class NumpyActing:
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
+        self._decide = _decision(family)
         self._noise: Array | None = None
         self._refresh()
 
@@ -87,7 +94,7 @@ class NumpyActing:
         out = self._forward(observation)
         if self._noise is not None:
             out += self._noise[step]
-        return out.argmax(-1) if isinstance(self._family, Categorical) else out
+        return self._decide(out)
 
     def action(self, sample: Array) -> Array:
         """Squashed for TanhNormal, else the sample."""
@@ -124,6 +131,19 @@ class NumpyActing:
         if isinstance(self._family, TanhNormalFamily):
             self._low = self._family.low.cpu().numpy()
             self._half_width = 0.5 * (self._family.high - self._family.low).cpu().numpy()
+
+
+def _decision(family: Family) -> Callable[[Array], Array]:
+    """From the network's output with its noise to the sample; ``Family.act`` in numpy."""
+    if isinstance(family, Bernoulli):
+        return lambda out: (out > 0).astype(np.int64)
+    if isinstance(family, MultiCategorical):
+        ends = np.cumsum(family.counts)
+        parts = [slice(end - k, end) for end, k in zip(ends, family.counts, strict=True)]
+        return lambda out: np.stack([out[:, part].argmax(-1) for part in parts], -1)
+    if isinstance(family, Categorical):
+        return lambda out: out.argmax(-1)
+    return lambda out: out
 
 
 # -------------------------------------------------------------------------------------- torch

@@ -14,22 +14,33 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Bounded, TensorSpec
+from torchrl.data import Binary, Bounded, TensorSpec
 from torchrl.data import Categorical as CategoricalSpec
+from torchrl.data import MultiCategorical as MultiCategoricalSpec
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
-from klrl.config import CONTROL, ActorConfig, GaussianActorConfig, factory
-from klrl.control.distributions import Categorical, Family, Normal, TanhNormalFamily
+from klrl.config import CONTROL, ActorConfig, CNNActorConfig, GaussianActorConfig, factory
+from klrl.control.distributions import (
+    Bernoulli,
+    Categorical,
+    Family,
+    MultiCategorical,
+    Normal,
+    TanhNormalFamily,
+)
+from klrl.control.encoders import Encoders
 from klrl.control.networks import (
     Networks,
     ObservationNormalizer,
     PolicyNet,
     ValueNet,
+    VectorNormalizer,
     mlp,
 )
+from klrl.control.observation import Layout, check_images, require_actor
 
 
 @dataclass
@@ -41,12 +52,14 @@ class Agent:
         critic: observation -> ``state_value`` [..., 1].
         family: the action distribution as pure functions.
         normalizer: the observation normaliser that both share, or None.
+        layout: of the observation's entries; None for a vector.
     """
 
     actor: ProbabilisticTensorDictSequential
     critic: TensorDictModule
     family: Family
     normalizer: ObservationNormalizer | None
+    layout: Layout | None = None
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -139,7 +152,16 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
 
 def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=mlp``: categorical for discrete actions, else normal; see :func:`make_agent`."""
-    discrete = isinstance(env.action_spec_unbatched, CategoricalSpec)
+    return _fitting_agent(config, env, **how)
+
+
+def cnn_agent(config: CNNActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=cnn``: the same distributions; arguments as :func:`make_agent`."""
+    return _fitting_agent(config, env, **how)
+
+
+def _fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
 
@@ -162,18 +184,32 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
 
 
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=categorical``; arguments as :func:`make_agent`."""
-    spec = env.action_spec_unbatched
-    if not isinstance(spec, CategoricalSpec):
+    """``actor=categorical``, or a product of them; arguments as :func:`make_agent`."""
+    logits = _logits_of(env.action_spec_unbatched)
+    if logits is None:
         raise ConfigError(
             f"actor={config.name}: the environment's actions are continuous; choose actor=normal"
         )
-    return _agent(config, env, Categorical(), spec.n, None, **how)
+    family, outputs = logits
+    return _agent(config, env, family, outputs, None, **how)
+
+
+def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
+    """The distribution over discrete actions and its number of logits; None for others."""
+    if isinstance(spec, Binary):  # TorchRL's Binary and MultiCategorical are Categoricals too
+        bits = spec.shape[-1]
+        return Bernoulli(bits), bits
+    if isinstance(spec, MultiCategoricalSpec):
+        counts = spec.nvec.reshape(-1).tolist()
+        return MultiCategorical(counts), sum(counts)
+    if isinstance(spec, CategoricalSpec):
+        return Categorical(), int(spec.n)
+    return None
 
 
 def _continuous(config: ActorConfig, env: EnvBase) -> TensorSpec:
     spec = env.action_spec_unbatched
-    if isinstance(spec, CategoricalSpec):
+    if _logits_of(spec) is not None:
         raise ConfigError(
             f"actor={config.name}: the environment's actions are discrete; choose actor=categorical"
         )
@@ -191,19 +227,40 @@ def _agent(
     separate: bool,
 ) -> Agent:
     """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
+    layout: Layout | None = getattr(env, "layout", None)
+    require_actor(config.name, layout)
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    normalizer = ObservationNormalizer(size) if normalize else None
-    sizes = [size, *config.hidden]
-    policy_trunk = mlp(sizes, config.activation)
-    value_trunk = policy_trunk if config.share_trunk else mlp(sizes, config.activation)
+    normalizer = _normalizer(size, layout) if normalize else None
+    policy_trunk = _trunk(config, size, layout)
+    value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout)
     shared: nn.Module = normalizer or nn.Identity()
-    policy = PolicyNet(shared, policy_trunk, outputs, init_std)
+    masked = 0 if layout is None else layout.masked
+    policy = PolicyNet(shared, policy_trunk, outputs, init_std, masked)
     value = ValueNet(shared, value_trunk, detach_trunk=separate)
     actor = ProbabilisticTensorDictSequential(
         TensorDictModule(policy, ["observation"], list(family.param_keys)), _sampler(family)
     )
     critic = TensorDictModule(value, ["observation"], ["state_value"])
-    return Agent(actor, critic, family, normalizer)
+    return Agent(actor, critic, family, normalizer, layout)
+
+
+def _normalizer(size: int, layout: Layout | None) -> ObservationNormalizer | None:
+    """Of vectors; images, indices and masks are read as they are."""
+    if layout is None:
+        return ObservationNormalizer(size)
+    return VectorNormalizer(layout.vectors) if layout.vectors else None
+
+
+def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequential:
+    """The hidden layers, behind an encoder for each key where there are keys."""
+    if layout is None:
+        return mlp([size, *config.hidden], config.activation)
+    cnn, scale = None, 1.0
+    if isinstance(config, CNNActorConfig):
+        check_images(layout, config.arch)
+        cnn, scale = config.arch, config.scale
+    encoders = Encoders(layout, config.hidden[0], config.activation, cnn, scale)
+    return nn.Sequential(encoders, *mlp([encoders.out_features, *config.hidden], config.activation))
 
 
 def _sampler(family: Family) -> ProbabilisticTensorDictModule:

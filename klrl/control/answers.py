@@ -25,15 +25,15 @@ class Misfit(Exception):
     """An answer that is not what Gymnasium's contract and the spaces promise."""
 
 
-def require_observation(observation: Any, shape: Sequence[int]) -> None:
+def require_observation(observation: Any, shape: Sequence[int], name: str = "observation") -> None:
     """Require an array of real numbers of the space's shape; lists are taken.
 
     Raises:
         Misfit: it is none.
     """
-    array = _array("observation", observation)
+    array = _array(name, observation)
     if array.shape != tuple(shape):
-        raise Misfit(f"observation has shape {array.shape}, its space {tuple(shape)}")
+        raise Misfit(f"{name} has shape {array.shape}, its space {tuple(shape)}")
 
 
 def require_picture(picture: Any) -> np.ndarray:

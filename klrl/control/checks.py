@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential
@@ -44,13 +45,22 @@ def _checks(
 ) -> Iterator[Check]:
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return
-    size = env.observation_spec_unbatched["observation"].shape[-1]
-    generator = torch.Generator().manual_seed(0)  # its own: a check moves none of the run's draws
     like = next(agent.actor.parameters())
-    seen = torch.randn(OBSERVATIONS, size, generator=generator).to(like)
+    seen = _observations(agent, env).to(like.device)
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must be its reference"
     yield kl_at_start(agent.family.kl(policy, ref), CONTROL, like.dtype, remedy)
+
+
+def _observations(agent: Agent, env: EnvBase) -> torch.Tensor:
+    """Made-up ones, from a generator of their own: a check moves none of the run's draws."""
+    if agent.layout is not None:
+        rng = np.random.default_rng(0)
+        return torch.from_numpy(agent.layout.drawn(rng, OBSERVATIONS))
+    size = env.observation_spec_unbatched["observation"].shape[-1]
+    generator = torch.Generator().manual_seed(0)
+    like = next(agent.actor.parameters())
+    return torch.randn(OBSERVATIONS, size, generator=generator).to(like)
 
 
 def _params(actor: ProbabilisticTensorDictSequential, seen: torch.Tensor) -> TensorDict:

@@ -53,6 +53,7 @@ NOT_COMPILED = {
 #: The files that a step is made of.
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
+    *("control/encoders.py", "control/observation.py"),
     *("control/score.py", "control/step.py", "control/compiled.py"),
     *("losses", "kl/charge.py", "kl/divergences.py", "kl/estimators.py"),
 )
@@ -199,7 +200,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     """A name that two updates share when one package serves both.
 
     It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
-    networks, the action's bounds, torch's version, its threads and the processor.
+    networks, the action's bounds and counts, torch's version, its threads and the processor.
     """
     family = problem.agent.family
     parts = (
@@ -215,10 +216,11 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         problem.optim,
         str(problem.agent.policy_net),
         str(problem.agent.value_net),
+        problem.agent.policy_net.masked,
         problem.agent.value_net.detach_trunk,
         problem.agent.policy_net.trunk is problem.agent.value_net.trunk,
         type(family).__name__,
-        {k: v.tolist() for k, v in vars(family).items() if isinstance(v, Tensor)},
+        {k: v.tolist() if isinstance(v, Tensor) else v for k, v in vars(family).items()},
         str(problem.columns.shapes),
         [_layout(value) for value in example],
     )

@@ -12,18 +12,23 @@ TanhNormal is the value before tanh). All results are in nats, one number per st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
-from torch.nn.functional import softplus
+from torch.distributions import Distribution, Independent
+from torch.nn.functional import pad, softplus
 from torchrl.modules import IndependentNormal, TanhNormal
 
 from klrl.kl.divergences import Which, js_draws, over_actions, require_known, standard_error
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+#: The logit of an action that cannot be taken. Its probability is 0 exactly, in float32 and in
+#: float64, and as its log is finite, 0 log 0 is 0 in every sum and every gradient.
+EXCLUDED = -1e9
 
 Params = Mapping[str, Tensor]
 
@@ -265,6 +270,95 @@ class Categorical:
     def distribution(self, **params: Tensor) -> Distribution:
         """Torch's Categorical."""
         return torch.distributions.Categorical(logits=params["logits"])
+
+
+class MultiCategorical(Categorical):
+    """Independent categoricals: log-probs, entropies and KLs are sums over them.
+
+    Parameter ``logits`` [..., K_1 + ... + K_M], side by side; sample int64 [..., M].
+
+    Args:
+        counts: K_i, the number of actions of each.
+    """
+
+    name = "multi_categorical"
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = tuple(counts)
+
+    def factors(self, params: Params) -> Tensor:
+        """The logits of each, [..., M, max K]; the shorter ones are filled up with excluded."""
+        widest = max(self.counts)
+        parts = params["logits"].split(self.counts, -1)
+        filled = [pad(part, (0, widest - part.shape[-1]), value=EXCLUDED) for part in parts]
+        return torch.stack(filled, -2)
+
+    def log_prob(self, params: Params, sample: Tensor) -> Tensor:
+        """sum_i log softmax(logits_i)[a_i]."""
+        return super().log_prob(self._each(params), sample).sum(-1)
+
+    def kl(self, p: Params, q: Params) -> Tensor:
+        """sum_i KL(p_i || q_i), as for every pair of products."""
+        return super().kl(self._each(p), self._each(q)).sum(-1)
+
+    def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+        """KLs add up over the factors; others do not: they are summed over all joint actions."""
+        if name == "reverse":
+            return self.kl(p, q)
+        if name == "forward":
+            return self.kl(q, p)
+        return over_actions(name, self._joint(p), self._joint(q))
+
+    def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
+        """sum_i -sum_a p_i(a) log p_i(a)."""
+        return super().entropy(self._each(params)).sum(-1)
+
+    def act(self, params: Params, noise: Tensor) -> Tensor:
+        """The argmax of each with its Gumbel noise."""
+        return self.factors({"logits": params["logits"] + noise}).argmax(-1)
+
+    def sample(self, params: Params, samples: int) -> Tensor:
+        """Draws [samples, ..., M]."""
+        return super().sample(self._each(params), samples)
+
+    def distribution(self, **params: Tensor) -> Distribution:
+        """Torch's Independent of Categoricals."""
+        return Independent(super().distribution(**self._each(params)), 1)
+
+    def _each(self, params: Params) -> dict[str, Tensor]:
+        return {"logits": self.factors(params)}
+
+    def _joint(self, params: Params) -> Tensor:
+        """log p of every joint action, [..., K_1 K_2 ... K_M]."""
+        log_p = _log_p(self._each(params)).unbind(-2)
+        parts = (part[..., :count] for part, count in zip(log_p, self.counts, strict=True))
+        return reduce(lambda a, b: (a.unsqueeze(-1) + b.unsqueeze(-2)).flatten(-2), parts)
+
+
+class Bernoulli(MultiCategorical):
+    """Independent bits: parameter ``logits`` [..., A] of being 1, sample int64 [..., A].
+
+    Args:
+        bits: A.
+    """
+
+    name = "bernoulli"
+
+    def __init__(self, bits: int) -> None:
+        super().__init__((2,) * bits)
+
+    def factors(self, params: Params) -> Tensor:
+        """A bit is a categorical with the logits 0 and l, [..., A, 2]."""
+        one = params["logits"]
+        return torch.stack([torch.zeros_like(one), one], -1)
+
+    def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
+        """Standard logistic variables [*shape, A], the difference of two Gumbels."""
+        return torch.rand(*shape, width).clamp(min=torch.finfo(torch.float32).tiny).logit()
+
+    def act(self, params: Params, noise: Tensor) -> Tensor:
+        """1 where l + noise > 0: of probability sigmoid(l)."""
+        return (params["logits"] + noise > 0).long()
 
 
 def _normals(params: Params, samples: int) -> Tensor:

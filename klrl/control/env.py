@@ -10,7 +10,7 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +20,21 @@ import numpy as np
 import torch
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.base.errors import ConfigError, EnvError, NonFiniteError
+from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
+from klrl.control.action_space import conversion, require_served, told
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -34,10 +43,11 @@ from klrl.control.answers import (
     require_number,
     require_observation,
     require_picture,
-    told,
 )
+from klrl.control.answers import told as fault
 from klrl.control.env_proof import Way, prove, take_up
 from klrl.control.gym_make import make_gym, make_one
+from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -60,6 +70,7 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
         seed=seed,
         step_timeout=config.step_timeout,
         make=lambda: make_one(config),
+        action_mask=config.action_mask,
     )
 
 
@@ -72,6 +83,7 @@ def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -
         step_timeout=config.step_timeout,
         make=lambda: make_one(config),
         setting=f"env.target={config.target}",
+        action_mask=config.action_mask,
     )
 
 
@@ -102,9 +114,11 @@ def make_env(
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped one after the other in this process.
 
-    Observations of any shape or kind are flattened (Gymnasium's FlattenObservation) to float32
-    ``observation`` [N, D]. Actions are float32 [N, A] for Box, clipped to the bounds on the way
-    into the simulator, or int64 [N] for Discrete. ``reward, done, terminated, truncated`` [N, 1].
+    ``observation`` [N, D] is a vector of float32, or the transport of several entries, float32 or
+    uint8, as :mod:`klrl.control.observation` says. Actions are flat, as
+    :mod:`klrl.control.action_space` says: float32 [N, A] for Box, clipped to the bounds on the way
+    into the simulator, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
+    ``reward, done, terminated, truncated`` [N, 1].
 
     Args:
         env_id: a Gymnasium id.
@@ -114,9 +128,14 @@ class VectorGymEnv(EnvBase):
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
         make: makes a copy; default ``gymnasium.make`` of the id.
         setting: that names the environment, for errors; default ``env.id=...``.
+        action_mask: ``env.action_mask``.
+
+    Attributes:
+        layout: of the observation's entries; None for a vector.
+        notes: lines about what the policy sees or does otherwise than the environment.
 
     Raises:
-        ConfigError: the action space is neither Box nor Discrete.
+        ConfigError: a space, a wrapper or a key that is not served.
         EnvError: a copy raised, took too long, or returned what its spaces do not promise.
         NonFiniteError: a step returned NaN or infinity.
     """
@@ -131,6 +150,7 @@ class VectorGymEnv(EnvBase):
         step_timeout: float | None = None,
         make: Callable[[], gymnasium.Env] | None = None,
         setting: str | None = None,
+        action_mask: str = "auto",
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
@@ -138,10 +158,17 @@ class VectorGymEnv(EnvBase):
         self._next_seed: int | None = seed
         self._setting = setting or f"env.id={env_id}"
         make = make or partial(make_gym, env_id, kwargs or {})
-        self._make = lambda: _flat(make())
-        self._envs = [self._make() for _ in range(num_envs)]
+        copies = [make() for _ in range(num_envs)]
+        spaces = copies[0].observation_space, copies[0].action_space
+        self.layout = layout_of(env_id, *spaces, action_mask)
+        self.notes = [line for line in (_seen(env_id, spaces[0], self.layout), told(spaces[1]))
+                      if line is not None]  # fmt: skip
+        self._envs = [_make_flat(copy, self.layout) for copy in copies]
+        self._make = lambda: _make_flat(make(), self.layout)
         self._way: Way | None = None
         self._new = True
+        #: Of ``observation``, wherever it is stored.
+        self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -153,8 +180,9 @@ class VectorGymEnv(EnvBase):
     def _set_specs(self) -> None:
         n = self.num_copies
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
+        dtype = torch.uint8 if self.observation_dtype == np.uint8 else torch.float32
         self.observation_spec = Composite(
-            observation=Unbounded(shape=(n, *observation.shape), dtype=torch.float32), shape=(n,)
+            observation=Unbounded(shape=(n, *observation.shape), dtype=dtype), shape=(n,)
         )
         self.action_spec = Composite(action=_action_spec(self._setting, action, n), shape=(n,))
         self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
@@ -164,7 +192,8 @@ class VectorGymEnv(EnvBase):
         )
         self._box = isinstance(action, gymnasium.spaces.Box)
         if self._box:
-            self._low, self._high = action.low, action.high
+            self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
+        self._converted = conversion(action)
 
     @property
     def longest_episode(self) -> int | None:
@@ -242,11 +271,12 @@ class VectorGymEnv(EnvBase):
         if self._box:
             # np.clip costs three times these two.
             action = np.minimum(np.maximum(action, self._low), self._high)
+        given = action if self._converted is None else self._converted(action)
         self._place.step += 1
-        self._call_copies(lambda: self._step_copies(action, mask), "step")
+        self._call_copies(lambda: self._step_copies(given, mask), "step")
         return self._observations, self._rewards, *self._ends
 
-    def _step_copies(self, action: np.ndarray, mask: np.ndarray | None) -> None:
+    def _step_copies(self, action: Iterable[Any], mask: np.ndarray | None) -> None:
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
         place, shape = self._place, observations.shape[1:]
@@ -280,10 +310,10 @@ class VectorGymEnv(EnvBase):
         try:
             within(self._step_timeout, call)
         except TookTooLong:
-            fault = f"env.step_timeout={self._step_timeout:g}: took longer"
-            raise EnvError(f"{self._where(what)}: {fault}") from None
+            limit = f"env.step_timeout={self._step_timeout:g}"
+            raise EnvError(f"{self._where(what)}: {limit}: took longer") from None
         except Exception as error:  # someone else's code: it may raise anything
-            raise EnvError(f"{self._where(what)}: {told(error)}") from error
+            raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
     def _where(self, what: str) -> str:
         return f"{self._setting}: {what} {self._place.step} of copy {self._place.copy}"
@@ -293,7 +323,7 @@ class VectorGymEnv(EnvBase):
         observations = self.reset_native(None if mask is None else mask.reshape(-1).cpu().numpy())
         no = torch.zeros(self.num_copies, 1, dtype=torch.bool)
         return self._pack(
-            observation=self.finite("observation", observations, "at reset"),
+            observation=self.observed(observations, "at reset"),
             done=no,
             terminated=no.clone(),
             truncated=no.clone(),
@@ -304,7 +334,7 @@ class VectorGymEnv(EnvBase):
             tensordict.get("action").detach().cpu().numpy()
         )
         return self._pack(
-            observation=self.finite("observation", observation, "after a step"),
+            observation=self.observed(observation, "after a step"),
             reward=self.finite("reward", reward, "after a step").unsqueeze(-1),
             done=torch.from_numpy(terminated | truncated).unsqueeze(-1),
             terminated=torch.from_numpy(terminated.copy()).unsqueeze(-1),
@@ -313,6 +343,16 @@ class VectorGymEnv(EnvBase):
 
     def _pack(self, **entries: torch.Tensor) -> TensorDict:
         return TensorDict(entries, batch_size=self.batch_size)
+
+    def observed(self, value: np.ndarray, when: str) -> torch.Tensor:
+        """Observations [N, ...] as they are stored, copied; bytes are always finite.
+
+        Raises:
+            NonFiniteError: as :meth:`finite`.
+        """
+        if self.observation_dtype == np.uint8:
+            return torch.from_numpy(value.copy())
+        return self.finite("observation", value, when)
 
     def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
         """Numbers [N, ...] as float32 (where 1e39 is infinite), copied.
@@ -339,10 +379,10 @@ class VectorGymEnv(EnvBase):
     # ------------------------------------------------------------------------------- its state
 
     def keep_state(self) -> Way:
-        """Have the copies' state at hand from now on; before their first reset.
+        """Have the copies' state at hand from now on; to be called before their first reset.
 
         Returns:
-            How they are saved, by a proof with two other copies.
+            How they are saved, by a proof with other copies.
         """
         if self._way is None:
             self._way = prove(self._make, self._step_timeout)
@@ -361,13 +401,18 @@ class VectorGymEnv(EnvBase):
         """Go on from :meth:`copies_state`.
 
         Raises:
-            Exception: it is not one of these copies, or whatever the environment raises.
+            Exception: it is not one of these copies, or whatever the environment raises; the copies
+                are as they were made.
         """
         saved = json.loads(state.cpu().numpy().tobytes())
         if not self._new:
             self._make_anew()
-        for env, of_copy in zip(self._envs, saved["copies"], strict=True):
-            within(self._step_timeout, partial(take_up, env, of_copy))
+        try:
+            for env, of_copy in zip(self._envs, saved["copies"], strict=True):
+                within(self._step_timeout, partial(take_up, env, of_copy))
+        except BaseException:
+            self._make_anew()
+            raise
         self._next_seed, self._new = saved["next_seed"], False
 
     def _make_anew(self) -> None:
@@ -376,6 +421,7 @@ class VectorGymEnv(EnvBase):
             env.close()
         made = [self._make() for _ in range(self.num_copies)]
         self._envs = made if self._way is None else [self._way.keep(env) for env in made]
+        self._new = True
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""
@@ -395,30 +441,42 @@ class _Place:
     step: int = 0
 
 
-def _flat(env: gymnasium.Env) -> gymnasium.Env:
+def _seen(env_id: str, space: gymnasium.Space, layout: Layout | None) -> str | None:
+    return flattened(env_id, space) if layout is None else layout.line
+
+
+def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
+    if layout is not None:
+        return Packed(env, layout)
     space = env.observation_space
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env
     return FlattenObservation(env)
 
 
-def _action_spec(setting: str, space: gymnasium.Space, n: int) -> Bounded | Unbounded | Categorical:
-    if isinstance(space, gymnasium.spaces.Discrete):
-        if space.start != 0:
-            raise ConfigError(
-                f"{setting}: Discrete actions that start at {space.start}; choose an "
-                "environment whose actions start at 0"
-            )
+def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> TensorSpec:
+    """Of the policy's flat actions.
+
+    Raises:
+        ConfigError: a space that is not served.
+    """
+    require_served(env_id, space)
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise ConfigError(
-            f"{setting}: its action space is {type(space).__name__}; "
-            "choose an environment with Box or Discrete actions"
-        )
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec.reshape(-1).tolist()
+        return MultiCategorical(counts, shape=(n, len(counts)), dtype=torch.int64)
+    size = int(np.prod(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(size, shape=(n, size), dtype=torch.int64)
+    assert isinstance(space, spaces.Box)
     if not np.isfinite([space.low, space.high]).all():
-        return Unbounded(shape=(n, *space.shape), dtype=torch.float32)
-    low, high = (torch.as_tensor(x, dtype=torch.float32) for x in (space.low, space.high))
-    shape = (n, *space.shape)
+        return Unbounded(shape=(n, size), dtype=torch.float32)
+    low, high = (
+        torch.as_tensor(x.reshape(-1), dtype=torch.float32) for x in (space.low, space.high)
+    )
+    shape = (n, size)
     return Bounded(
         low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
     )

@@ -287,7 +287,6 @@ def _write_simulation(model: Any, data: Any, simulation: Mapping[str, Any]) -> N
         raise StateMisfit("the simulation's state has another length")
     mujoco.mj_setState(model, data, state, kind)
     mujoco.mj_forward(model, data)
-    mujoco.mj_setState(model, data, state, kind)  # again: the solver's warm start has moved
     for name, value in simulation["derived"].items():
         array = decode(value)
         if getattr(data, name).shape != array.shape:

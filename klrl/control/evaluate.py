@@ -119,7 +119,7 @@ def play(
     for step in range(limit):
         if noise is not None and step % _NOISE_STEPS == 0:
             noise.draw(acting)
-        seen = env.finite("observation", observation, "in an evaluation").numpy()
+        seen = env.observed(observation, "in an evaluation").numpy()
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         observation, reward, terminated, truncated = env.step_native(action, playing)
         total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]

@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
+from gymnasium import spaces
 
-from klrl.base.errors import ConfigError
-from klrl.config import CustomEnvConfig, EnvConfig
+from klrl.base.errors import ConfigError, first_line
+from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
 from klrl.config.own import make_own, require
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
-    """One copy of the environment that the env group describes, in its transforms.
+    """One copy of the environment that the env group describes, in its wrappers.
+
+    Of its observation there are the keys of ``env.observation_keys``, where that is given.
 
     Raises:
-        ConfigError: it or a transform is the user's own, and raises or is no Gymnasium environment.
+        ConfigError: it or a wrapper is the user's own, and raises or is no Gymnasium environment;
+            no such key.
         gymnasium.error.Error, TypeError, ValueError, ModuleNotFoundError: as :func:`make_gym`.
     """
     env = _bare(config)
-    for i, part in enumerate(config.transforms):
-        setting = f"env.transforms[{i}]"
+    for i, part in enumerate(config.wrappers):
+        env = _in_wrapper(env, f"env.wrappers[{i}]", part)
+    keys = config.observation_keys
+    return env if keys is None else _with_keys(config.id, env, keys)
+
+
+def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
+    if str(part.target).startswith("gymnasium."):
+        # YAML has no tuples, and Gymnasium's wrappers ask for them.
+        args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
+        part = replace(part, args=args)
+    try:
         made = make_own(setting, part, {"env": env})
-        what = "name a gymnasium.Wrapper, or a function that returns an environment in one"
-        env = require(setting, part, made, gymnasium.Env, what)
-    return env
+    except ConfigError as error:
+        cause = error.__cause__
+        if isinstance(cause, gymnasium.error.DependencyNotInstalled):
+            raise ConfigError(
+                f"{setting}: {part.target}: {first_line(cause)}; pip install 'klrl[pixels]'"
+            ) from cause
+        raise
+    what = "name a gymnasium.Wrapper, or a function that returns an environment in one"
+    wrapped: gymnasium.Env = require(setting, part, made, gymnasium.Env, what)
+    return wrapped
 
 
 def _bare(config: EnvConfig) -> gymnasium.Env:
@@ -60,6 +82,22 @@ def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     if "mujoco" in str(gymnasium.spec(name).entry_point):
         _route_mujoco_warnings()
     return gymnasium.make(env_id, **kwargs)
+
+
+def _with_keys(env_id: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasium.Env:
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict):
+        raise ConfigError(
+            f"env.observation_keys={list(keys)}: the observation of env.id={env_id} is a "
+            f"{type(space).__name__}, which has no keys; drop it"
+        )
+    unknown = [key for key in keys if key not in space.spaces]
+    if unknown or not keys:
+        raise ConfigError(
+            f"env.observation_keys={list(keys)}: the observation of env.id={env_id} has the keys "
+            f"{', '.join(space.spaces)}; give some of them"
+        )
+    return gymnasium.wrappers.FilterObservation(env, list(keys))
 
 
 def _route_mujoco_warnings() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from klrl.control.distributions import EXCLUDED
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -68,6 +71,24 @@ class ObservationNormalizer(nn.Module):
         self.std.copy_((self.squares / total).sqrt().clamp(min=1e-4))
 
 
+class VectorNormalizer(ObservationNormalizer):
+    """The same over the first ``size`` numbers of a transport [..., D]; the others pass.
+
+    Args:
+        size: how many numbers are of vectors; they come first.
+    """
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Normalise the vectors of [..., D]."""
+        size = self.mean.shape[0]
+        rest = observation[..., size:]
+        return torch.cat([super().forward(observation[..., :size]), rest], -1)
+
+    def update(self, observation: Tensor) -> None:
+        """Add the vectors of one rollout to the statistics."""
+        super().update(observation[..., : self.mean.shape[0]])
+
+
 def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
     """Linear layers (orthogonal with gain sqrt(2), bias 0), each followed by an activation."""
     layers: list[nn.Module] = []
@@ -91,6 +112,8 @@ class PolicyNet(nn.Module):
         trunk: hidden layers.
         outputs: A for a Gaussian, K for a categorical.
         init_std: a Gaussian's initial standard deviation; None for a categorical.
+        masked: how many of an observation's numbers, the last ones, say which of the K actions can
+            be taken; 0 for all. An excluded one has probability 0.
 
     Attributes:
         inputs: length D of an observation.
@@ -101,11 +124,16 @@ class PolicyNet(nn.Module):
     log_std: nn.Parameter | None
 
     def __init__(
-        self, normalizer: nn.Module, trunk: nn.Sequential, outputs: int, init_std: float | None
+        self,
+        normalizer: nn.Module,
+        trunk: nn.Sequential,
+        outputs: int,
+        init_std: float | None,
+        masked: int = 0,
     ) -> None:
         super().__init__()
-        self.normalizer, self.trunk = normalizer, trunk
-        self.inputs, self.outputs = linears(trunk)[0].in_features, outputs
+        self.normalizer, self.trunk, self.masked = normalizer, trunk, masked
+        self.inputs, self.outputs = _inputs(trunk), outputs
         # A gain of .01 starts with nearly the same action in all states (Andrychowicz et al. 2021).
         self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
         if init_std is None:
@@ -119,14 +147,20 @@ class PolicyNet(nn.Module):
 
     def of_normalized(self, observation: Tensor) -> tuple[Tensor, ...]:
         """The parameters from an already normalised observation [..., D]."""
-        return self.of_features(self.trunk(observation))
+        return self.of_features(self.trunk(observation), observation)
 
-    def of_features(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """The parameters from the trunk's output [..., H]."""
+    def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
+        """The parameters from the trunk's output [..., H]; of the observation the mask alone."""
         out = self.head(hidden)
         if self.log_std is None:
-            return (out,)
+            return (self.allowed(out, observation),)
         return out, self.log_std.exp().expand_as(out)
+
+    def allowed(self, logits: Tensor, observation: Tensor) -> Tensor:
+        """The logits, without those that the observation's mask excludes."""
+        if not self.masked:
+            return logits
+        return logits.masked_fill(observation[..., -self.masked :] == 0, EXCLUDED)
 
 
 class ValueNet(nn.Module):
@@ -148,7 +182,7 @@ class ValueNet(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer, self.trunk, self.detach_trunk = normalizer, trunk, detach_trunk
-        self.inputs = linears(trunk)[0].in_features
+        self.inputs = _inputs(trunk)
         self.head = orthogonal(nn.Linear(_width(trunk), 1), 1.0)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -157,8 +191,17 @@ class ValueNet(nn.Module):
 
     def of_normalized(self, observation: Tensor) -> Tensor:
         """The state value [..., 1] from an already normalised observation [..., D]."""
-        hidden = self.trunk(observation)
+        return self.of_features(self.trunk(observation))
+
+    def of_features(self, hidden: Tensor) -> Tensor:
+        """The state value [..., 1] from the trunk's output [..., H]."""
         return self.head(hidden.detach() if self.detach_trunk else hidden)
+
+
+def _inputs(trunk: nn.Sequential) -> int:
+    """Of its first layer, or of its encoders: the length D of an observation."""
+    widths: list[Any] = [m.in_features for m in trunk if hasattr(m, "in_features")]
+    return int(widths[0])
 
 
 def _width(trunk: nn.Sequential) -> int:
@@ -179,6 +222,12 @@ class Networks(nn.Module):
 
     def forward(self, normalized: Tensor) -> tuple[Tensor, ...]:
         """[B, D] -> (the family's parameters..., value [B])."""
+        if self.policy.trunk is self.value.trunk and not _is_mlp(self.policy.trunk):
+            # A CNN is worth evaluating once. An MLP is evaluated for each, as it always was: the
+            # gradients' sums are rounded otherwise.
+            hidden = self.policy.trunk(normalized)
+            value = self.value.of_features(hidden).squeeze(-1)
+            return (*self.policy.of_features(hidden, normalized), value)
         value = self.value.of_normalized(normalized).squeeze(-1)
         return (*self.policy.of_normalized(normalized), value)
 
@@ -221,20 +270,26 @@ class PairedNetworks:
         for (weight, bias), activate in zip(self._weights, self._activations, strict=True):
             hidden = activate(torch.baddbmm(bias.unsqueeze(1), hidden, weight.transpose(1, 2)))
         policy, value = hidden.unbind(0)
-        return (*self._policy.of_features(policy), self._value.head(value).squeeze(-1))
+        parameters = self._policy.of_features(policy, normalized)
+        return (*parameters, self._value.head(value).squeeze(-1))
 
 
 def can_be_paired(networks: Networks) -> bool:
     """Whether matching layers of two separate trunks are adjacent in memory."""
     policy, value = networks.policy.trunk, networks.value.trunk
-    count = len(linears(policy))
-    if policy is value or not count == len(linears(value)) > 0 or 2 * count != len(policy):
+    alike = len(policy) == len(value) > 0 and _is_mlp(policy) and _is_mlp(value)
+    if policy is value or not alike:
         return False
     pairs = zip(policy.parameters(), value.parameters(), strict=True)
     parameters = [p for pair in pairs for p in pair]
     ends = [p.data_ptr() + p.numel() * p.element_size() for p in parameters]
     following = [p.data_ptr() for p in parameters[1:]]
     return all(end == start for end, start in zip(ends, following, strict=False))
+
+
+def _is_mlp(trunk: nn.Sequential) -> bool:
+    """Linear layers and activations alone, without encoders before them."""
+    return 2 * len(linears(trunk)) == len(trunk)
 
 
 def linears(trunk: nn.Sequential) -> list[nn.Linear]:

@@ -46,15 +46,17 @@ class OwnPolicyNet(PolicyNet):
     ) -> None:
         nn.Module.__init__(self)
         self.normalizer, self.trunk, self.head = normalizer, nn.Sequential(), network
-        self.inputs, self.outputs = like.inputs, like.outputs
+        self.inputs, self.outputs, self.masked = like.inputs, like.outputs, like.masked
         self.log_std = None if whole else like.log_std
 
-    def of_features(self, hidden: Tensor) -> tuple[Tensor, ...]:
+    def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
         """(loc, scale), each [..., A], or (logits,) [..., K]; ``hidden`` is the observation."""
         out = self.head(hidden)
         if self.log_std is not None:
             return out, self.log_std.exp().expand_as(out)
-        return out if isinstance(out, tuple) else (out,)
+        if isinstance(out, tuple):
+            return out
+        return (self.allowed(out, observation),)
 
 
 class OwnValueNet(ValueNet):

@@ -68,9 +68,10 @@ class ControlParts(Parts):
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.modules.to(self.device)
         self.kl = self._make_kl()
-        self.preflight = preflight_checks(
-            self.agent, self.reference, self._copies, fresh=before is None
-        )
+        self.preflight = [
+            *getattr(self._copies, "notes", ()),
+            *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
+        ]
         self._reward_normalizer = (
             RewardNormalizer(config.advantage.gamma) if config.env.normalize_reward else None
         )

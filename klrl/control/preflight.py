@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
+    CONTROL,
     ActorConfig,
+    CNNActorConfig,
     Config,
     CustomActorConfig,
     CustomEnvConfig,
     EnvConfig,
     OwnPart,
 )
+from klrl.config.choices import choices_for
 from klrl.config.own import told
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.runs.find import other_runs
@@ -32,6 +35,9 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     if config.collector.elsewhere:
         check_ray_address()
     check_env(config.env, config.actor, overridden)
+    divergence = getattr(config.kl, "divergence", "reverse")
+    if divergence in ("js", "custom"):
+        _check_joint_actions(config.env, divergence)
     if not resumed:
         for setting, path, run in other_runs(config):
             _check_same_kind(setting, path, config, run)
@@ -59,6 +65,9 @@ def _in_own_settings(text: str, env: EnvConfig, actor: ActorConfig) -> str:
         text = text.replace(f"env.id={env.id}", f"env.target={env.target}")
         text = text.replace(f"env.kwargs={env.kwargs}", f"env.args={env.args}")
         text = text.replace("env.kwargs", "env.args")
+    image = f"actor={_standing_for(actor).name}: an MLP reads no images"
+    if isinstance(actor, CustomActorConfig) and text.startswith(image):
+        return text.replace(image, "actor=custom: a network of your own reads no images")
     if isinstance(actor, CustomActorConfig):
         text = text.replace("actor=mlp", "actor.distribution=auto").replace("or mlp", "or auto")
         text = text.replace("actor=", "actor.distribution=")
@@ -66,18 +75,23 @@ def _in_own_settings(text: str, env: EnvConfig, actor: ActorConfig) -> str:
 
 
 def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
-    import gymnasium
+    from klrl.control.action_space import is_discrete, require_served
+    from klrl.control.observation import Packed, check_images, layout_of, require_actor
 
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
     copy = _make(env)
     space = copy.action_space
-    discrete = isinstance(space, gymnasium.spaces.Discrete)
-    _check_spaces(env.id, space, copy.observation_space)
+    discrete = is_discrete(space)
+    require_served(env.id, space)
+    layout = layout_of(env.id, copy.observation_space, space, env.action_mask)
+    require_actor(actor.name, layout)
     if isinstance(env, CustomEnvConfig):
         _check_answers(env, copy)
-    _check_a_step(env, copy)
+    _check_a_step(env, copy if layout is None else Packed(copy, layout))
     copy.close()
+    if isinstance(actor, CNNActorConfig):
+        check_images(layout, actor.arch)
     if actor.name in ("normal", "tanh_normal") and discrete:
         raise ConfigError(
             f"actor={actor.name}: the actions of env.id={env.id} are discrete; "
@@ -96,11 +110,30 @@ def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -
         )
 
 
+#: Joint actions of a MultiDiscrete that a js sums over in every state.
+_MOST_JOINT = 4096
+
+
+def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
+    """KLs add up over a product's factors; the js is a sum over all joint actions."""
+    from klrl.control.action_space import joint_actions
+
+    copy = _make(env)
+    count = joint_actions(copy.action_space)
+    copy.close()
+    if count is not None and count > _MOST_JOINT:
+        raise ConfigError(
+            f"kl.divergence={divergence}: env.id={env.id} has {count} joint actions, and the "
+            f"{divergence} is summed over all of them, at most {_MOST_JOINT}; choose "
+            "kl.divergence=forward or reverse"
+        )
+
+
 class PolicyKind(NamedTuple):
     """What two policies share that act on one task, whatever their networks."""
 
     distribution: str
-    observation: int
+    observation: Any
     action: Any
 
     def differences(self, other: PolicyKind) -> list[tuple[str, Any, Any]]:
@@ -111,42 +144,21 @@ class PolicyKind(NamedTuple):
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """(distribution, length of an observation, shape of an action or number of actions)."""
+    """(distribution, length or entries of an observation, shape or number of actions)."""
     import gymnasium
+
+    from klrl.control.action_space import FAMILIES, kind_of
+    from klrl.control.observation import layout_of
 
     copy = _make(env)
-    discrete = isinstance(copy.action_space, gymnasium.spaces.Discrete)
-    auto = "categorical" if discrete else "normal"
     name = _standing_for(actor).name
-    family = auto if name == "mlp" else name
-    size = gymnasium.spaces.flatdim(copy.observation_space)
-    action = copy.action_space.n if discrete else copy.action_space.shape
+    chosen = "normal" if name in ("mlp", "cnn") else name
+    family = FAMILIES.get(type(copy.action_space), chosen)
+    layout = layout_of(env.id, copy.observation_space, copy.action_space, env.action_mask)
+    seen: Any = gymnasium.spaces.flatdim(copy.observation_space) if layout is None else layout.names
+    action = kind_of(copy.action_space)
     copy.close()
-    return PolicyKind(family, size, action)
-
-
-def _check_spaces(env_id: str, action: Any, observation: Any) -> None:
-    """Discrete actions, or a vector of floats; observations with a fixed flat size."""
-    import gymnasium
-    import numpy as np
-
-    spaces = gymnasium.spaces
-    if isinstance(action, spaces.Box):
-        if len(action.shape) != 1 or not np.issubdtype(action.dtype, np.floating):
-            raise ConfigError(
-                f"env.id={env_id}: its actions are {action.dtype} of shape {action.shape}; "
-                "vectors of floats are served; wrap the environment"
-            )
-    elif not isinstance(action, spaces.Discrete):
-        raise ConfigError(
-            f"env.id={env_id}: its action space is {type(action).__name__}; "
-            "Box and Discrete are served"
-        )
-    if not isinstance(spaces.flatten_space(observation), spaces.Box):
-        raise ConfigError(
-            f"env.id={env_id}: its observation space is {type(observation).__name__}, which has no "
-            "fixed size; wrap the environment"
-        )
+    return PolicyKind(family, seen, action)
 
 
 def _check_a_step(env: EnvConfig, copy: Any) -> None:
@@ -277,7 +289,8 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     other = control_config(run, setting)
     kind, other_kind = (policy_kind(c.env, c.actor) for c in (config, other))
     for name, own, others in kind.differences(other_kind):
-        choice = f"choose actor={others}" if name == "action distribution" else "give another run"
+        serves = name == "action distribution" and others in choices_for("actor", CONTROL)
+        choice = f"choose actor={others}" if serves else "give another run"
         raise ConfigError(
             f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
         )

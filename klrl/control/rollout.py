@@ -156,6 +156,7 @@ class TorchRLRollout:
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)
         for key, value in named(state["carrier"]):
-            carrier.set(key, value)
+            now = before.get(key, None)  # a policy on a GPU has its carrier's parts in two places
+            carrier.set(key, value.to("cpu" if now is None else now.device))
         self._collector._carrier = carrier
         self._collector._traj_pool.load_state_dict(state["trajectories"])

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.optim.adamw import adamw as torch_adamw
 
 from klrl.config import AdamWConfig, OptimConfig
@@ -37,7 +38,8 @@ class Columns:
     """Named tensors [B, ...] side by side in one float32 matrix [B, C].
 
     One gather shuffles all of them, and a compiled step has one input whose shape can be checked.
-    Integers (actions) are exact as float32 up to 2^24.
+    Integers (actions) are exact as float32 up to 2^24. Bytes (pixels) lie in it four to a float:
+    nothing computes with these floats, they are copied alone, which keeps every bit.
 
     Args:
         example: the tensors of one batch; shapes behind B and types are taken from it.
@@ -48,16 +50,16 @@ class Columns:
 
     def __init__(self, example: Mapping[str, Tensor]) -> None:
         for key, value in example.items():
-            if value.dtype not in (torch.float32, torch.int64):
-                raise TypeError(f"{key} is {value.dtype}: a minibatch holds float32 and int64")
+            if value.dtype not in (torch.float32, torch.int64, torch.uint8):
+                raise TypeError(
+                    f"{key} is {value.dtype}: a minibatch holds float32, int64 and uint8"
+                )
         self.shapes = {key: (value.shape[1:], value.dtype) for key, value in example.items()}
-        self.widths = [shape.numel() for shape, _ in self.shapes.values()]
+        self.widths = [_width(*like) for like in self.shapes.values()]
 
     def pack(self, frames: Mapping[str, Tensor]) -> Tensor:
         """One matrix [B, C]."""
-        parts = (frames[key].float().flatten(1) if frames[key].ndim > 1 else
-                 frames[key].float().unsqueeze(1) for key in self.shapes)  # fmt: skip
-        return torch.cat(list(parts), 1)
+        return torch.cat([_columns(frames[key]) for key in self.shapes], 1)
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:
         """The named tensors again, as views where they are float32."""
@@ -65,8 +67,23 @@ class Columns:
         return {key: _as(part, *like) for part, (key, like) in parts}
 
 
+def _width(shape: torch.Size, dtype: torch.dtype) -> int:
+    """Columns of a tensor [B, *shape]."""
+    return -(-shape.numel() // 4) if dtype == torch.uint8 else shape.numel()
+
+
+def _columns(value: Tensor) -> Tensor:
+    """[B, ...] as columns [B, width] of float32."""
+    flat = value.flatten(1) if value.ndim > 1 else value.unsqueeze(1)
+    if value.dtype != torch.uint8:
+        return flat.float()
+    return pad(flat, (0, -flat.shape[1] % 4)).view(torch.float32)
+
+
 def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Columns [B, width] as [B, *shape]; the cheapest operation that does it."""
+    if dtype == torch.uint8:
+        return part.view(torch.uint8)[:, : shape.numel()].reshape(-1, *shape)
     if not shape:
         part = part.squeeze(1)
     elif len(shape) > 1:

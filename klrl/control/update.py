@@ -153,11 +153,14 @@ class ControlSteps(Steps[Frames, Tensor]):
 def one_frame(agent: Agent) -> TensorDict:
     """A rollout [1, 1] laid out as every annotated one of this policy; its numbers mean nothing."""
     family = agent.family
-    like = next(agent.policy_net.parameters())
-    observation = like.new_zeros(1, 1, agent.policy_net.inputs)
+    weight = next(agent.policy_net.parameters())
+    observation = weight.new_zeros(1, 1, agent.policy_net.inputs)
+    if agent.layout is not None:
+        dtype = torch.uint8 if agent.layout.dtype == "uint8" else weight.dtype
+        observation = weight.new_zeros(1, 1, agent.layout.size, dtype=dtype)
     outputs = (torch.ones_like(out) for out in agent.policy_net(observation))
     params = dict(zip(family.param_keys, outputs, strict=True))
-    log_prob, value = observation.new_zeros(1, 1), observation.new_zeros(1, 1, 1)
+    log_prob, value = weight.new_zeros(1, 1), weight.new_zeros(1, 1, 1)
     estimates = dict.fromkeys(("advantage", "value_target", "state_value"), value)
     return TensorDict(
         {

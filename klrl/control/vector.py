@@ -117,6 +117,7 @@ class VectorRollout:
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
         self._width = env.observation_spec["observation"].shape[-1]
+        self._dtype = env.base_env.observation_dtype
         self._observation: np.ndarray | None = None
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
@@ -175,7 +176,7 @@ class VectorRollout:
     def _play(self) -> TensorDict:
         """Step the simulators; the batch [N, T] of their outputs and of the policy's samples."""
         copies, steps, acting = self._copies, self._steps, self._acting
-        observations = np.empty((copies, steps, self._width), np.float32)
+        observations = np.empty((copies, steps, self._width), self._dtype)
         after = np.empty_like(observations)
         rewards = np.empty((copies, steps), np.float32)
         terminated = np.zeros((copies, steps), bool)
@@ -205,7 +206,7 @@ class VectorRollout:
         )  # fmt: skip
 
     def _reset(self, ended: np.ndarray | None = None) -> np.ndarray:
-        observation = self._base.reset_native(ended).astype(np.float32)
+        observation = self._base.reset_native(ended).astype(self._dtype)
         if not self._plan.online:
             return observation
         mask = np.ones(self._copies, bool) if ended is None else ended
@@ -216,8 +217,8 @@ class VectorRollout:
         return reset["observation"].numpy()
 
     def _transformed(self, raw: np.ndarray) -> np.ndarray:
-        """The policy's observation: a float32 copy, through the online transforms."""
-        observation = raw.astype(np.float32)
+        """The policy's observation: a copy, float32 or bytes, through the online transforms."""
+        observation = raw.astype(self._dtype)
         if not self._plan.online:
             return observation
         after = self._of_step(observation=torch.from_numpy(observation))
@@ -240,7 +241,6 @@ class VectorRollout:
     ) -> TensorDict:
         ended = terminated | truncated
         no = np.zeros_like(ended)[..., None]
-        finite = self._base.finite
         root = {
             "observation": torch.from_numpy(observations),
             "action": torch.from_numpy(actions),
@@ -248,8 +248,8 @@ class VectorRollout:
             **{key: torch.from_numpy(no.copy()) for key in ("done", "terminated", "truncated")},
             "collector": {"traj_ids": torch.from_numpy(self._number(ended))},
             "next": {
-                "observation": finite("observation", after, "after a step"),
-                "reward": finite("reward", rewards[..., None], "after a step"),
+                "observation": self._base.observed(after, "after a step"),
+                "reward": self._base.finite("reward", rewards[..., None], "after a step"),
                 "done": torch.from_numpy(ended[..., None]),
                 "terminated": torch.from_numpy(terminated[..., None]),
                 "truncated": torch.from_numpy(truncated[..., None]),

@@ -76,7 +76,7 @@ def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
         return False, f"rows are equal, the last checkpoints are of {frames:,} and {others:,}"
     for name in _COMPARED:
         if mine.get(name) != theirs.get(name):
-            return False, f"rows are equal, checkpoint {frames:,}: {name} is not"
+            return False, f"rows are equal, the {name} of the last checkpoints ({frames:,}) is not"
     return True, f"parameters at {frames:,}, SHA-256 {_short(mine)}"
 
 

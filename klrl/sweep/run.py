@@ -212,6 +212,7 @@ def run_jobs(
     status = status_of(jobs)
     _record(ledger, status)
     print(_opening(folder, status, jobs), flush=True)
+    _print_some([job.note for job in status.new if job.note])
     todo = {job.name: job for job in status.open}
     outcomes: list[Outcome] = []
     if launcher.name != "local":  # in processes of their own
@@ -231,6 +232,13 @@ def run_jobs(
         print(f"stopped: {ledger.counts()}; sweep folder: {folder}", flush=True)
         raise Interrupted(signum)
     return outcomes
+
+
+def _print_some(lines: Sequence[str], most: int = 5) -> None:
+    """Print lines of a kind, and of many only the first."""
+    shown = [*lines[:most], *([f"... and {len(lines) - most} more"] if len(lines) > most else [])]
+    for line in shown:
+        print(line, flush=True)
 
 
 def _one_by_one(

@@ -145,8 +145,8 @@ def test_a_part_that_raises_is_told_with_its_line(module: str) -> None:
             "in the reward only k1 has the gradient of the KL (docs/kl.md); use kl.placement=loss",
         ),
         (
-            ["env.transforms=[parts:Nothing]"],
-            "env.transforms[0].target=parts:Nothing: parts",
+            ["env.wrappers=[parts:Nothing]"],
+            "env.wrappers[0].target=parts:Nothing: parts",
         ),
         (["actor.own_critic=parts:Plain"], "actor.own_critic: no such setting"),
     ],

@@ -79,9 +79,9 @@ def test_out_of_bounds_actions_are_clipped_for_the_simulator_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "size"), [("CliffWalking-v1", 48), ("Blackjack-v1", 32 + 11 + 2), ("Acrobot-v1", 6)]
+    ("env_id", "size"), [("CliffWalking-v1", 48), ("Blackjack-v1", 3), ("Acrobot-v1", 6)]
 )
-def test_any_observation_space_is_flattened(env_id: str, size: int) -> None:
+def test_a_copy_is_one_row_of_numbers(env_id: str, size: int) -> None:
     env = make_env(config(env_id), seed=0)
     assert env.observation_spec["observation"].shape == (3, size)
     check_env_specs(env)
@@ -134,7 +134,7 @@ gymnasium.register("klrl-test/Broken-v0", Broken, disable_env_checker=True)
 gymnasium.register(
     "klrl-test/Many-v0",
     lambda: gymnasium.wrappers.TransformAction(
-        Broken(), lambda a: a[0], gymnasium.spaces.MultiDiscrete([2, 2])
+        Broken(), lambda a: a[0], gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])
     ),
 )
 
@@ -147,7 +147,7 @@ def test_a_value_that_is_not_finite_is_named(where: str) -> None:
 
 
 def test_unserved_actions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="MultiDiscrete"):
+    with pytest.raises(ConfigError, match="its action space is Tuple"):
         make_env(config("klrl-test/Many-v0"), seed=0)
 
 

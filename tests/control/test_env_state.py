@@ -100,7 +100,7 @@ def random_actions(env: gymnasium.Env, count: int) -> list[Any]:
     return [env.action_space.sample() for _ in range(count)]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 13])
+@pytest.mark.parametrize("steps", [0, 13])
 @pytest.mark.parametrize(
     ("env_id", "derived"),
     [
@@ -120,6 +120,7 @@ def test_another_copy_goes_on_with_the_same_bytes(env_id: str, derived: bool, st
         if any(first.step(action)[2:4]):
             first.reset()
     write(second, json.loads(json.dumps(reader.read(first))))
+    assert reader.read(second) == reader.read(first)
     assert answers(first, actions[steps:]) == answers(second, actions[steps:])
 
 
@@ -298,16 +299,16 @@ def test_the_tier_of_an_environment(make: Any, tier: str, told: str) -> None:
 @pytest.mark.parametrize("make", [Toy, Offering, Hiding, Viewing, Counting])
 def test_each_way_goes_on_with_the_same_numbers(make: Any) -> None:
     way = prove(make)
-    first, second = way.keep(make()), way.keep(make())
+    first = way.keep(make())
     first.reset(seed=3)
     actions = random_actions(first, 60)
     answers(first, actions[:33])
     first.step(actions[33])
-    for _ in range(2):  # what took a state up can be saved again
-        take_up(second, json.loads(json.dumps(way.read(first))))
-        first, second = second, way.keep(make())
-    take_up(second, way.read(first))
-    assert answers(first, actions[34:]) == answers(second, actions[34:])
+    last = first
+    for _ in range(3):  # what took a state up can be saved again
+        saved, last = json.loads(json.dumps(way.read(last))), way.keep(make())
+        take_up(last, saved)
+    assert answers(first, actions[34:]) == answers(last, actions[34:])
 
 
 def test_another_copy_that_fails_or_raises_is_anew_and_told() -> None:

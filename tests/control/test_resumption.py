@@ -60,7 +60,7 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
         ["env=cartpole", "kl=legacy", "controller=dual"],
         ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
         ["env=half_cheetah", "actor=tanh_normal", "controller=adaptive", "loss=klpen_held"],
-        ["env=ant", "kl=none"],
+        pytest.param(["env=ant", "kl=none"], marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0],
 )

@@ -1,0 +1,71 @@
+"""A task of pixels, made here: catch a falling ball (``env=catch``).
+
+After the Catch of bsuite (Osband et al. 2020), drawn on 42 x 42 pixels: small enough that a CNN
+learns it on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+ID = "klrl/Catch-v0"
+#: Cells on a side, and pixels on a side of each.
+CELLS, PIXELS = 7, 6
+SIZE = CELLS * PIXELS
+#: Steps until the ball is down.
+STEPS = CELLS - 1
+
+
+class Catch(gymnasium.Env[np.ndarray, np.int64]):
+    """A ball falls from a random column, a cell a step; a paddle moves left, stays or moves right.
+
+    The observation is one picture [42, 42, 1] of uint8. An episode has 6 steps, and its return is
+    1 where the paddle is below the ball at the end, else -1: whoever sees the ball gets 1, whoever
+    does not about -5/7 on average.
+
+    Args:
+        render_mode: rgb_array, or None.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.observation_space = spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self.render_mode = render_mode
+        self._column = self._paddle = self._row = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """A ball at the top, the paddle in the middle."""
+        super().reset(seed=seed)
+        self._column, self._row = int(self.np_random.integers(CELLS)), 0
+        self._paddle = CELLS // 2
+        return self._picture(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Move the paddle by ``action - 1`` cells, then the ball by one."""
+        self._paddle = min(max(self._paddle + int(action) - 1, 0), CELLS - 1)
+        self._row += 1
+        down = self._row == STEPS
+        reward = 0.0 if not down else (1.0 if self._paddle == self._column else -1.0)
+        return self._picture(), reward, down, False, {}
+
+    def render(self) -> Any:
+        """The picture in grey, [42, 42, 3]."""
+        return self._picture().repeat(3, axis=-1) if self.render_mode == "rgb_array" else None
+
+    def _picture(self) -> np.ndarray:
+        cells = np.zeros((CELLS, CELLS), np.uint8)
+        cells[STEPS, self._paddle] = 128
+        cells[self._row, self._column] = 255
+        return np.kron(cells, np.ones((PIXELS, PIXELS), np.uint8))[..., None]
+
+
+if ID not in gymnasium.registry:
+    gymnasium.register(ID, Catch)

@@ -1,0 +1,198 @@
+"""What reads the entries of an observation: one encoder for each key, their outputs side by side.
+
+A vector alone goes to the trunk as it is. Beside other entries it passes an MLP of one layer; an
+image a CNN; numbers of an index an embedding, whose rows add up; the mask is read by the policy's
+logits alone (:class:`klrl.control.networks.PolicyNet`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from klrl.control.networks import ACTIVATIONS, orthogonal
+from klrl.control.observation import Entry, Layout
+
+#: Pixels [B, channels, height, width] -> features [B, F].
+MakeCNN = Callable[[int], nn.Module]
+
+
+class Encoders(nn.Module):
+    """Transports [..., D] -> features [..., F] by key.
+
+    Args:
+        layout: of the observation.
+        width: outputs of each encoder, where there are several entries.
+        activation: of the MLPs.
+        cnn: name of a CNN in :data:`CNNS`; None where there are no images.
+        scale: what pixels are divided by.
+    """
+
+    def __init__(
+        self, layout: Layout, width: int, activation: str, cnn: str | None, scale: float
+    ) -> None:
+        super().__init__()
+        self.layout, self.in_features = layout, layout.size
+        read = [entry for entry in layout.entries if entry.kind != "mask"]
+        several = len(read) > 1
+        self.encoders = nn.ModuleDict()
+        self.out_features = 0
+        for place, entry in enumerate(read):
+            # Keys of an environment may hold dots, which names of modules may not.
+            encoder, features = _encoder(entry, width if several else None, activation, cnn, scale)
+            self.encoders[str(place)] = encoder
+            self.out_features += features
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Transports, vectors normalised, as features."""
+        parts = [observation[..., place] for _, place in self.layout.places()]
+        read = zip(self.encoders.values(), parts, strict=False)  # the mask is last, and unread
+        return torch.cat([encoder(part) for encoder, part in read], -1)
+
+    def extra_repr(self) -> str:
+        """The entries, which a compiled step is built for."""
+        return self.layout.line
+
+
+def _encoder(
+    entry: Entry, width: int | None, activation: str, cnn: str | None, scale: float
+) -> tuple[nn.Module, int]:
+    """The encoder of an entry, and its outputs; ``width`` None where it is the only one."""
+    if entry.kind == "vector":
+        if width is None:
+            return _Numbers(), entry.size
+        linear = orthogonal(nn.Linear(entry.size, width), math.sqrt(2))
+        return nn.Sequential(_Numbers(), linear, ACTIVATIONS[activation]()), width
+    if entry.kind == "index":
+        width = _EMBEDDING if width is None else width
+        return Embedding(entry.counts, width), width
+    assert cnn is not None
+    stack = CNNS[cnn](entry.pixels[0])
+    images = Images(entry, stack, scale)
+    if width is None:
+        return images, images.out_features
+    linear = orthogonal(nn.Linear(images.out_features, width), math.sqrt(2))
+    return nn.Sequential(images, linear, ACTIVATIONS[activation]()), width
+
+
+#: Width of the embedding of an observation that is nothing else.
+_EMBEDDING = 64
+
+
+class _Numbers(nn.Module):
+    """Numbers [..., D] in the type of the parameters behind it; bytes become float32."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return numbers if numbers.is_floating_point() else numbers.float()
+
+
+class Embedding(nn.Module):
+    """Whole numbers [..., M], number i in 0 .. K_i - 1, as the sum of their rows [..., F].
+
+    The same function as a linear layer over one-hot numbers, without its zeros.
+
+    Args:
+        counts: K_i.
+        width: F.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, counts: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
+        self.register_buffer("offsets", starts, persistent=False)
+        self.rows = nn.Embedding(sum(counts), width)
+        # As the sum of M normal rows, of variance 1.
+        nn.init.normal_(self.rows.weight, std=1 / math.sqrt(len(counts)))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """The sum of the rows."""
+        return self.rows(numbers.long() + self.offsets).sum(-2)
+
+
+class Images(nn.Module):
+    """Pixels [..., S] in the order of the environment -> features [..., F].
+
+    Args:
+        entry: of the image.
+        cnn: takes [B, channels, height, width].
+        scale: what pixels are divided by.
+    """
+
+    def __init__(self, entry: Entry, cnn: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.entry, self.scale, self.cnn = entry, scale, cnn
+        with torch.no_grad():
+            self.out_features: int = cnn(torch.zeros(1, *entry.pixels)).shape[-1]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Features of every image."""
+        leading = pixels.shape[:-1]
+        images = pixels.float().reshape(-1, *self.entry.shape) / self.scale
+        if self.entry.channels_last:
+            images = images.movedim(-1, -3).contiguous()
+        return self.cnn(images.reshape(-1, *self.entry.pixels)).reshape(*leading, -1)
+
+    def extra_repr(self) -> str:
+        """The scale, which a compiled step is built with."""
+        return f"scale={self.scale:g}"
+
+
+def nature(channels: int) -> nn.Module:
+    """The CNN of Mnih et al. (2015), methods; images from 36 x 36 on."""
+    return nn.Sequential(
+        _conv(channels, 32, 8, 4), nn.ReLU(),
+        _conv(32, 64, 4, 2), nn.ReLU(),
+        _conv(64, 64, 3, 1), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+
+
+def impala(channels: int) -> nn.Module:
+    """The CNN of Espeholt et al. (2018), figure 3, right: three blocks of 16, 32, 32 channels."""
+    widths = (16, 32, 32)
+    blocks = [
+        layer
+        for inputs, outputs in zip((channels, *widths), widths, strict=False)
+        for layer in (_conv(inputs, outputs, 3, 1, 1), nn.MaxPool2d(3, 2, 1), *_residuals(outputs))
+    ]
+    return nn.Sequential(*blocks, nn.ReLU(), nn.Flatten())
+
+
+CNNS: dict[str, MakeCNN] = {"nature": nature, "impala": impala}
+
+
+class Residual(nn.Module):
+    """X + conv(relu(conv(relu(x)))).
+
+    Args:
+        channels: of input and output.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.ReLU(), _conv(channels, channels, 3, 1, 1),
+            nn.ReLU(), _conv(channels, channels, 3, 1, 1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return x + self.inner(x)
+
+
+def _residuals(channels: int) -> tuple[nn.Module, nn.Module]:
+    return Residual(channels), Residual(channels)
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+    """Orthogonal with gain sqrt(2), as the linear layers."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, math.sqrt(2))
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer

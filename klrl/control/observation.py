@@ -1,0 +1,408 @@
+"""Observations of several parts: how they travel, and by which keys a network reads them.
+
+A Box of one dimension is a vector, and is stepped, stored and normalised as one. Any other space is
+a list of *entries*, one for each key of a Dict or place of a Tuple:
+
+    entry    of the space                                 what reads it
+    vector   Box, MultiBinary                             an MLP, after normalisation
+    index    Discrete, MultiDiscrete                      an embedding
+    image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``)
+             with 2 whose values go to 255
+    mask     the key ``action_mask``, or the info's       the policy's logits
+
+For transport alone the entries of a step lie side by side in one array [D], in the order of the
+table: uint8 where bytes hold all of them (images, small numbers, masks), else float32, which holds
+integers up to 2^24 exactly. :class:`Layout` packs and splits; nothing is lost. A space of a single
+vector, one-hot numbers included, needs no layout: its entries *are* the vector.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+
+from klrl.base.errors import ConfigError
+from klrl.control.answers import Misfit, require_observation
+
+#: The key of an observation, or of an info, that says which actions can be taken.
+MASK = "action_mask"
+#: The order of the entries in transport.
+KINDS = ("vector", "index", "image", "mask")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One part of an observation.
+
+    Attributes:
+        key: of a Dict, or the place in a Tuple; nested ones are joined by a dot. Empty for all.
+        path: the same, as it is looked up.
+        kind: vector, index, image or mask.
+        shape: as the environment gives it.
+        counts: index: how many values each number has. mask: how many actions each choice has.
+        starts: index: the lowest value of each.
+    """
+
+    key: str
+    path: tuple[Any, ...]
+    kind: str
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Numbers in transport."""
+        return math.prod(self.shape)
+
+    @property
+    def channels_last(self) -> bool:
+        """Of an image: whether its channels come last (they are the fewer), and are several."""
+        return len(self.shape) > 2 and 1 < self.shape[-1] <= self.shape[-3]
+
+    @property
+    def pixels(self) -> tuple[int, int, int]:
+        """Of an image: (channels, height, width), stacked frames among the channels."""
+        if len(self.shape) == 2:
+            return (1, *self.shape)
+        *stack, a, b, c = self.shape
+        channels, height, width = (c, a, b) if c <= a else (a, b, c)
+        return math.prod(stack) * channels, height, width
+
+    def __str__(self) -> str:
+        name = self.key or "observation"
+        if self.kind == "index":
+            return f"{name}: {'x'.join(map(str, self.counts))} values (embedding)"
+        if self.kind == "mask":
+            return f"{name}: mask of {sum(self.counts)} actions"
+        shape = "x".join(map(str, self.shape)) or "1"
+        return f"{name}: {shape} " + {"image": "bytes (CNN)", "vector": "numbers"}[self.kind]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each entry of an observation lies in its transport, [D].
+
+    Attributes:
+        entries: in the order in which they lie.
+        dtype: of the transport, float32 or uint8.
+        from_info: the mask is the info's.
+    """
+
+    entries: tuple[Entry, ...]
+    dtype: str
+    from_info: bool = False
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def vectors(self) -> int:
+        """How many of the numbers, the first ones, are normalised."""
+        return sum(entry.size for entry in self.entries if entry.kind == "vector")
+
+    @property
+    def masked(self) -> int:
+        """How many of the numbers, the last ones, are the mask."""
+        return sum(entry.size for entry in self.entries if entry.kind == "mask")
+
+    @property
+    def images(self) -> list[Entry]:
+        """The images."""
+        return [entry for entry in self.entries if entry.kind == "image"]
+
+    @property
+    def space(self) -> spaces.Box:
+        """Of the transport."""
+        low, high = (0, 255) if self.dtype == "uint8" else (-np.inf, np.inf)
+        return spaces.Box(low, high, (self.size,), np.dtype(self.dtype).type)
+
+    def places(self) -> Iterator[tuple[Entry, slice]]:
+        """Each entry with its place in [..., D]."""
+        start = 0
+        for entry in self.entries:
+            yield entry, slice(start, start + entry.size)
+            start += entry.size
+
+    def pack(self, observation: Any, mask: Any = None, *, ended: bool = False) -> np.ndarray:
+        """An observation of the environment as its transport [D].
+
+        Args:
+            observation: as the environment gives it.
+            mask: the info's, where it is from there.
+            ended: no action follows, so the mask may be missing, and may allow none.
+
+        Raises:
+            Misfit: a key is missing, has another shape, or the mask allows no action.
+        """
+        packed = np.empty(self.size, self.dtype)
+        for entry, place in self.places():
+            if entry.kind == "mask":
+                packed[place] = self._mask(entry, mask, observation, ended)
+                continue
+            value = _at(observation, entry)
+            require_observation(value, entry.shape, _named(entry))
+            packed[place] = _from_zero(entry, value)
+        return packed
+
+    def _mask(self, entry: Entry, mask: Any, observation: Any, ended: bool) -> np.ndarray:
+        if not self.from_info:
+            mask = _at(observation, entry)
+        elif mask is None:
+            if not ended:
+                raise Misfit(f"info has no {MASK}, which env.action_mask=info asks for")
+            mask = np.zeros(entry.size)
+        if isinstance(mask, tuple | list):  # one for each choice, as MultiDiscrete.sample takes it
+            mask = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
+        require_observation(np.asarray(mask).reshape(-1), (entry.size,), entry.key)
+        allowed = np.asarray(mask).reshape(-1) != 0
+        for choice in np.split(allowed, np.cumsum(entry.counts)[:-1]):
+            if not choice.any() and not ended:
+                raise Misfit(f"{entry.key} allows no action, and the episode has not ended")
+        return allowed
+
+    def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        """The entries [..., *shape] of transports [..., D], by their keys; numbers from 0 on."""
+        return {
+            entry.key: packed[..., place].reshape((*packed.shape[:-1], *entry.shape))
+            for entry, place in self.places()
+        }
+
+    def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Made-up transports [count, D]: normal vectors, any pixels, every action allowed."""
+        drawn = np.ones((count, self.size), self.dtype)
+        for entry, place in self.places():
+            shape = (count, entry.size)
+            if entry.kind == "vector":
+                drawn[:, place] = rng.standard_normal(shape)
+            elif entry.kind != "mask":
+                drawn[:, place] = rng.integers(0, entry.counts or 256, shape)
+        return drawn
+
+    @property
+    def names(self) -> str:
+        """What two policies share that read the same entries."""
+        return "; ".join(map(str, self.entries))
+
+    @property
+    def line(self) -> str:
+        """For the user: what is read, and how."""
+        return f"observation, by key: {self.names}"
+
+
+def layout_of(
+    env_id: str, observation: Space[Any], action: Space[Any], action_mask: str = "auto"
+) -> Layout | None:
+    """The layout of a space; None for a single vector.
+
+    Args:
+        env_id: for errors.
+        observation: the environment's observation space.
+        action: its action space, for the length of a mask.
+        action_mask: ``env.action_mask``.
+
+    Raises:
+        ConfigError: a part of no fixed size, or a mask that does not fit the actions.
+    """
+    parts = dict(_leaves(observation, ()))
+    from_info = action_mask == "info"
+    if from_info and (MASK,) in parts:
+        raise ConfigError(
+            f"env.action_mask=info: the observations of env.id={env_id} have the key {MASK}; "
+            "choose env.action_mask=auto, which reads it"
+        )
+    has_mask = (MASK,) in parts and action_mask == "auto"
+    if not from_info and _is_single(parts):
+        return None
+    entries = [
+        _mask_entry(env_id, action, space)
+        if has_mask and path == (MASK,)
+        else _entry(env_id, path, space)
+        for path, space in parts.items()
+        if not (path == (MASK,) and action_mask == "none")
+    ]
+    if from_info:
+        entries.append(_mask_entry(env_id, action, None))
+    if all(entry.kind == "mask" for entry in entries):
+        raise ConfigError(f"env.id={env_id}: its observation is a mask alone; add what it shows")
+    ordered = tuple(sorted(entries, key=lambda entry: KINDS.index(entry.kind)))
+    bytes_hold = all(e.kind != "vector" and max(e.counts, default=0) <= 256 for e in ordered)
+    return Layout(ordered, "uint8" if bytes_hold else "float32", from_info)
+
+
+def require_actor(actor: str, layout: Layout | None) -> None:
+    """Images go to a CNN, and to nothing else.
+
+    Raises:
+        ConfigError: names the actor that serves the observation.
+    """
+    images = [] if layout is None else layout.images
+    if images and actor != "cnn":
+        raise ConfigError(
+            f"actor={actor}: an MLP reads no images, and there is {images[0]}; choose actor=cnn"
+        )
+    if not images and actor == "cnn":
+        raise ConfigError(
+            "actor=cnn: the observation has no image, a Box of uint8 with 2 to 4 dimensions; "
+            "choose actor=mlp"
+        )
+
+
+#: Pixels on a side from which Nature's CNN has an output.
+SMALLEST = {"nature": 36, "impala": 1}
+
+
+def check_images(layout: Layout | None, cnn: str) -> None:
+    """Refuse images that a CNN has no output for.
+
+    Raises:
+        ConfigError: names its size and the CNN that serves it.
+    """
+    for image in [] if layout is None else layout.images:
+        _, height, width = image.pixels
+        if min(height, width) < SMALLEST[cnn]:
+            least = SMALLEST[cnn]
+            raise ConfigError(
+                f"actor.arch={cnn}: needs images from {least} x {least} on, and the environment's "
+                f"are {height} x {width}; choose actor.arch=impala, or resize them"
+            )
+
+
+def is_image(space: Space[Any]) -> bool:
+    """Whether it is read as an image; see the table."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return False
+    return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)
+
+
+def flattened(env_id: str, space: Space[Any]) -> str | None:
+    """A line about a single vector that is flattened; None for a Box of one dimension."""
+    if isinstance(space, spaces.Box):
+        if len(space.shape) == 1:
+            return None
+        return f"observation: Box of shape {space.shape}, {math.prod(space.shape)} numbers in a row"
+    return f"observation: {space}, one-hot, {spaces.flatdim(space)} numbers"
+
+
+class Packed(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
+    """An environment whose observations are transports [D].
+
+    Args:
+        env: of the space that the layout is of.
+        layout: packs them.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], layout: Layout) -> None:
+        super().__init__(env)
+        self.layout, self.observation_space = layout, layout.space
+
+    def reset(self, **how: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """As the environment's."""
+        observation, info = self.env.reset(**how)
+        return self.layout.pack(observation, self._mask(info)), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        """As the environment's."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        ended = bool(terminated or truncated)
+        packed = self.layout.pack(observation, self._mask(info), ended=ended)
+        return packed, reward, terminated, truncated, info
+
+    def _mask(self, info: Any) -> Any:
+        return info.get(MASK) if self.layout.from_info and isinstance(info, Mapping) else None
+
+
+def _leaves(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(path, space) of every part that holds no others."""
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for place, inner in enumerate(space.spaces):
+            yield from _leaves(inner, (*path, place))
+    else:
+        yield path, space
+
+
+def _is_single(parts: Mapping[tuple[Any, ...], Space[Any]]) -> bool:
+    """Whether the space is one vector, one-hot numbers among them."""
+    served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    space = parts.get(())
+    return isinstance(space, served) and not is_image(space)
+
+
+def _entry(env_id: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
+    key = ".".join(map(str, path))
+    shape = tuple(space.shape or ())
+    if is_image(space):
+        return Entry(key, path, "image", shape)
+    if isinstance(space, spaces.Discrete):
+        return Entry(key, path, "index", (), (int(space.n),), (int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        counts, starts = (tuple(map(int, x.reshape(-1))) for x in (space.nvec, space.start))
+        return Entry(key, path, "index", shape, counts, starts)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return Entry(key, path, "vector", shape)
+    where = f"the key {key} of its observation" if key else "its observation space"
+    remedy = "leave it out with env.observation_keys, or wrap the environment" if key else "wrap it"
+    raise ConfigError(
+        f"env.id={env_id}: {where} is {type(space).__name__}, which has no fixed size; {remedy}"
+    )
+
+
+def _mask_entry(env_id: str, action: Space[Any], space: Space[Any] | None) -> Entry:
+    """The mask of Discrete or MultiDiscrete actions; ``space`` None where it is the info's."""
+    if isinstance(action, spaces.Discrete):
+        counts: tuple[int, ...] = (int(action.n),)
+    elif isinstance(action, spaces.MultiDiscrete):
+        counts = tuple(map(int, action.nvec.reshape(-1)))
+    else:
+        raise ConfigError(
+            f"env.id={env_id}: {MASK} masks Discrete and MultiDiscrete actions, and its are "
+            f"{type(action).__name__}; set env.action_mask=none, or wrap the environment"
+        )
+    if space is not None and space.shape and math.prod(space.shape) != sum(counts):
+        raise ConfigError(
+            f"env.id={env_id}: {MASK} has shape {space.shape}, and there are {sum(counts)} "
+            "actions; give a number for each, or set env.action_mask=none"
+        )
+    return Entry(MASK, (MASK,), "mask", (sum(counts),), counts)
+
+
+def _at(observation: Any, entry: Entry) -> Any:
+    value = observation
+    for step in entry.path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            raise Misfit(f"observation has no {entry.key}") from None
+    return value
+
+
+def _named(entry: Entry) -> str:
+    return f"observation's {entry.key}" if entry.key else "observation"
+
+
+def _from_zero(entry: Entry, value: Any) -> np.ndarray:
+    """Flat, and numbers counted from 0.
+
+    Raises:
+        Misfit: a number outside its range; an embedding would read another one's row.
+    """
+    flat = np.asarray(value).reshape(-1)
+    if entry.kind != "index":
+        return flat
+    counted = flat - np.array(entry.starts)
+    if ((counted < 0) | (counted >= entry.counts)).any():
+        raise Misfit(f"{_named(entry)} is {flat.tolist()}, outside its space")
+    return counted

@@ -1,0 +1,393 @@
+"""Observations of several parts: packed without loss, read by key, masked; images as images."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.envs import check_env_specs
+
+from klrl.api import compose
+from klrl.base.errors import ConfigError, EnvError
+from klrl.config import ActorConfig, CNNActorConfig, EnvConfig
+from klrl.control.actor import Agent, make_agent
+from klrl.control.catch import Catch
+from klrl.control.encoders import Embedding, Images, nature
+from klrl.control.env import VectorGymEnv, make_copies, make_env
+from klrl.control.observation import Entry, Layout, layout_of
+from klrl.control.preflight import check_env
+from klrl.control.rollout import TorchRLRollout, native_rollout
+from klrl.control.step import Columns
+from klrl.kl import KLConstrainedTransform, KLRewardTransform, freeze
+
+CPU, T = torch.device("cpu"), "tests.control.toys:klrl-test"
+TWO = spaces.Discrete(2)
+#: One of each kind, in an order that transport does not keep.
+PARTS = {
+    "action_mask": spaces.MultiBinary(2),
+    "grid": spaces.MultiDiscrete([3, 300], start=[1, -5]),
+    "image": spaces.Box(0, 255, (5, 4, 3), np.uint8),
+    "inner": spaces.Dict(bits=spaces.MultiBinary(3), n=spaces.Discrete(4, start=-2)),
+    "matrix": spaces.Box(-9, 9, (2, 3), np.float64),
+}
+
+
+def made(env_id: str, num_envs: int = 2, **how: object) -> VectorGymEnv:
+    return VectorGymEnv(f"{T}/{env_id}-v0", num_envs, seed=1, **how)
+
+
+def agent_for(env, *, normalize: bool = True) -> Agent:
+    config = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+    if not env.layout.images:
+        config = ActorConfig([8], "tanh", False, name="categorical")
+    return make_agent(config, env, normalize=normalize, separate=False)
+
+
+# ----------------------------------------------------------------------------------- transport
+
+
+def test_nothing_is_lost_on_the_way() -> None:
+    space = spaces.Dict(PARTS)
+    space.seed(0)
+    layout = layout_of("X", space, TWO)
+    assert [entry.kind for entry in layout.entries] == [
+        *("vector", "vector", "index", "index", "image", "mask"),
+    ]
+    assert (layout.size, layout.vectors, layout.masked) == (6 + 3 + 2 + 1 + 60 + 2, 9, 2)
+    assert layout.dtype == "float32"  # numbers among bytes
+    for _ in range(20):
+        shown = space.sample()
+        shown["action_mask"][0] = 1
+        parts = layout.unpack(layout.pack(shown))
+        np.testing.assert_array_equal(parts["image"], shown["image"])
+        np.testing.assert_allclose(parts["matrix"], shown["matrix"], rtol=1e-6)
+        np.testing.assert_array_equal(parts["inner.bits"], shown["inner"]["bits"])
+        np.testing.assert_array_equal(parts["grid"] + [1, -5], shown["grid"])
+        assert parts["inner.n"] - 2 == shown["inner"]["n"]
+        np.testing.assert_array_equal(parts["action_mask"], shown["action_mask"])
+
+
+def test_bytes_travel_as_bytes() -> None:
+    """A quarter of the memory of a rollout; minibatches too."""
+    env = VectorGymEnv("klrl.control.catch:klrl/Catch-v0", 2, seed=0)
+    assert env.reset()["observation"].dtype == torch.uint8
+    check_env_specs(env)
+    every = torch.arange(256, dtype=torch.uint8).expand(3, 256)
+    odd = torch.randint(0, 256, (3, 2, 5), dtype=torch.uint8)
+    frames = {"x": every, "reward": torch.randn(3), "odd": odd, "action": torch.tensor([4, 5, 6])}
+    columns = Columns(frames)
+    rows = columns.pack(frames)
+    assert rows.shape == (3, 64 + 1 + 3 + 1)
+    order = torch.tensor([2, 0, 1])
+    back = columns.unpack(rows[order])
+    for key, value in frames.items():
+        torch.testing.assert_close(back[key], value[order], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"matrix": None}, "observation has no matrix"),
+        ({"matrix": np.zeros(6)}, r"observation's matrix has shape \(6,\), its space \(2, 3\)"),
+        ({"grid": np.array([0, 0])}, r"observation's grid is \[0, 0\], outside its space"),
+        ({"action_mask": np.zeros(2)}, "action_mask allows no action, and the episode has not end"),
+        ({"action_mask": np.ones(3)}, r"action_mask has shape \(3,\), its space \(2,\)"),
+    ],
+    ids=lambda x: str(x)[:30],
+)
+def test_what_is_no_observation_is_told_in_a_line(change, named) -> None:
+    class Wrong(gymnasium.Env):
+        observation_space, action_space = spaces.Dict(PARTS), TWO
+
+        def reset(self, *, seed=None, options=None):
+            shown = self.observation_space.sample() | {"action_mask": np.ones(2, np.int8)} | change
+            return {key: value for key, value in shown.items() if value is not None}, {}
+
+    gymnasium.registry.pop("klrl-test/Wrong-v0", None)
+    gymnasium.register("klrl-test/Wrong-v0", Wrong, disable_env_checker=True)
+    env = VectorGymEnv("klrl-test/Wrong-v0", 1)
+    with pytest.raises(EnvError, match=f"env.id=klrl-test/Wrong-v0: reset 0 of copy 0: {named}"):
+        env.reset_native()
+
+
+# ------------------------------------------------------------------------------------ encoders
+
+
+def test_an_embedding_is_a_linear_layer_over_one_hot_numbers() -> None:
+    embedding = Embedding((3, 4), 5)
+    numbers = torch.tensor([[2, 0], [0, 3]])
+    one_hot = torch.cat([torch.eye(3)[numbers[:, 0]], torch.eye(4)[numbers[:, 1]]], -1)
+    torch.testing.assert_close(embedding(numbers), one_hot @ embedding.rows.weight)
+
+
+@pytest.mark.parametrize("shape", [(36, 40), (36, 40, 2), (2, 36, 40), (3, 36, 40, 2)], ids=str)
+def test_an_image_is_read_as_its_channels(shape) -> None:
+    """Height, width, channels as Gymnasium has them; stacked frames first, or channels first."""
+    entry = Entry("x", ("x",), "image", shape)
+    channels = {2: 1, 3: 2, 4: 6}[len(shape)]
+    assert entry.pixels == (channels, 36, 40)
+    torch.manual_seed(0)
+    cnn = nature(channels)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+    by_hand = {
+        2: lambda x: x[None],
+        3: lambda x: x if shape[0] == 2 else x.permute(2, 0, 1),
+        4: lambda x: torch.cat([frame.permute(2, 0, 1) for frame in x]),
+    }[len(shape)](pixels.float() / 255)
+    features = Images(entry, cnn, 255.0)(pixels.reshape(1, 1, -1))
+    torch.testing.assert_close(features[0, 0], cnn(by_hand[None])[0])
+
+
+def test_natures_sizes() -> None:
+    """Mnih et al. (2015): 84 x 84 x 4 gives 64 x 7 x 7; 1,684,128 weights with the layer of 512."""
+    cnn = nature(4)
+    assert cnn(torch.zeros(2, 4, 84, 84)).shape == (2, 3136)
+    assert sum(p.numel() for p in cnn.parameters()) + 3136 * 512 + 512 == 1_684_128
+
+
+@pytest.mark.parametrize("how", [{}, {"as_tuple": True}, {"image": False}], ids=str)
+def test_every_key_is_read(how) -> None:
+    """A policy's output moves with every entry, and an entry's place with its key."""
+    torch.manual_seed(0)
+    env = made("Keyed", kwargs=how)
+    net = agent_for(env).policy_net
+    (seen,) = torch.from_numpy(env.layout.drawn(np.random.default_rng(0), 1))
+    before = net(seen)[0]
+    for entry, place in env.layout.places():
+        changed = seen.clone()
+        changed[place] = (changed[place] + 1) % (entry.counts[0] if entry.counts else 256)
+        assert (net(changed)[0] - before).abs().max() > 1e-7, entry
+
+
+def test_only_vectors_are_normalised() -> None:
+    env = make_env(EnvConfig(f"{T}/Keyed-v0", {"image": False}, 2, True, 1.0, name="gym"), seed=0)
+    agent = agent_for(env)
+    batch = env.rollout(30, agent.actor, break_when_any_done=False)["observation"]
+    agent.normalizer.update(batch)
+    count = env.layout.vectors
+    flat = batch.reshape(-1, batch.shape[-1])
+    normalized = agent.normalizer(flat)
+    expected = (flat[:, :count] - flat[:, :count].mean(0)) / flat[:, :count].std(0, correction=0)
+    torch.testing.assert_close(normalized[:, :count], expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(normalized[:, count:], flat[:, count:])
+
+
+@pytest.mark.parametrize("env_id", ["Keyed", "Masked"])
+def test_both_collectors_record_the_same_policy(env_id: str) -> None:
+    kinds = []
+    for make in (
+        lambda env, agent: native_rollout(env, agent, 10, CPU),
+        lambda env, agent: TorchRLRollout(env, agent.actor, 10, CPU),
+    ):
+        torch.manual_seed(1)
+        env = make_env(EnvConfig(f"{T}/{env_id}-v0", {}, 2, True, 1.0, name="gym"), seed=3)
+        agent = agent_for(env)
+        rollout = make(env, agent)
+        batch = rollout.collect()
+        rollout.close()
+        torch.testing.assert_close(
+            batch["action_log_prob"], agent.actor.get_dist(batch.copy()).log_prob(batch["action"])
+        )
+        kinds.append({k: (batch[k].shape, batch[k].dtype) for k in ("observation", "logits")})
+    assert kinds[0] == kinds[1]
+
+
+# --------------------------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize("where", ["observation", "info", "several"])
+def test_an_excluded_action_has_no_probability(where: str) -> None:
+    """In the rollout, in the reference, in the TorchRL transforms' KL, and in the mode."""
+    torch.manual_seed(0)
+    mask = "info" if where == "info" else "auto"
+    config = EnvConfig(
+        f"{T}/Masked-v0", {"where": where}, 4, True, 1.0, action_mask=mask, name="gym"
+    )
+    env = make_env(config, seed=0)
+    agent = agent_for(env)
+    reference = freeze(agent.actor)
+    with torch.no_grad():
+        for parameter in agent.actor.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    rollout = native_rollout(env, agent, 40, CPU)
+    batch = rollout.collect()
+    allowed = batch["observation"][..., -env.layout.masked :] != 0
+    assert batch["next", "reward"].min() >= 0  # -1 is the price of an excluded action
+    family = agent.family
+    factors = (
+        (lambda x: x.unflatten(-1, (2, 6))) if where == "several" else (lambda x: x.unsqueeze(-2))
+    )
+    policy = {"logits": batch["logits"]}
+    ref = {"logits": reference.get_dist_params(batch.select("observation"))["logits"]}
+    by_hand = 0.0
+    for p in (policy, ref):
+        shares = factors(p["logits"]).softmax(-1)
+        assert not shares[~factors(allowed)].any()
+        torch.testing.assert_close(shares.sum(-1), torch.ones_like(shares[..., 0]))
+    masked = [
+        torch.distributions.Categorical(
+            logits=torch.where(factors(allowed), factors(p["logits"]), -torch.inf)
+        )
+        for p in (policy, ref)
+    ]
+    ratio = masked[0].probs * (masked[0].logits - masked[1].logits)
+    by_hand = torch.where(factors(allowed), ratio, 0.0).sum((-1, -2))
+    torch.testing.assert_close(family.kl(policy, ref), by_hand)
+    assert float(by_hand.max()) > 0.01
+    entropy = torch.where(factors(allowed), -masked[0].probs * masked[0].logits, 0.0).sum((-1, -2))
+    torch.testing.assert_close(family.entropy(policy), entropy)
+    exact = KLConstrainedTransform(reference, 0.4, kl_key="kl", estimator="exact")
+    torch.testing.assert_close(exact(batch.clone())["next", "kl"][..., 0], by_hand)
+    k1 = KLRewardTransform(reference, 0.4, kl_key="kl")(batch.clone())["next", "kl"]
+    assert k1.isfinite().all()
+
+
+def test_a_mask_that_allows_nothing_ends_the_run_in_a_line() -> None:
+    env = made("Masked", kwargs={"empty_at": 2})
+    env.reset_native()
+    env.step_native(np.argmax(env._observations[:, -6:], -1))
+    with pytest.raises(EnvError, match="step 2 of copy 0: action_mask allows no action"):
+        env.step_native(np.argmax(env._observations[:, -6:], -1))
+
+
+def test_a_mask_is_read_where_it_is_asked_for() -> None:
+    auto = made("Masked")
+    assert auto.layout.masked == 6
+    unread = made("Masked", action_mask="none")
+    assert (unread.layout.masked, unread.layout.size) == (0, 2)
+    ignored = made("Masked", kwargs={"where": "info"})
+    assert ignored.layout is None
+    with pytest.raises(EnvError, match="info has no action_mask, which env.action_mask=info"):
+        made("Copying", kwargs={"action": "from_five"}, action_mask="info").reset_native()
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "how", "named"),
+    [
+        (spaces.Text(3), TWO, "auto", "its observation space is Text, which has no fixed size"),
+        (
+            spaces.Dict(a=TWO, b=spaces.Text(3)), TWO, "auto",
+            "the key b of its observation is Text, .* leave it out with env.observation_keys",
+        ),
+        (
+            spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(3)), TWO, "auto",
+            "action_mask has shape .3,., and there are 2 actions",
+        ),
+        (
+            spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(1)), spaces.Box(-1, 1, (1,)), "auto",
+            "masks Discrete and MultiDiscrete actions, and its are Box",
+        ),
+        (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is a mask alone"),
+        (spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(2)), TWO, "info", "choose .*=auto"),
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_layouts_that_are_refused(observation, action, how, named) -> None:
+    with pytest.raises(ConfigError, match=named) as refused:
+        layout_of("X", observation, action, how)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["env=catch"], "actor=mlp: an MLP reads no images.*choose actor=cnn"),
+        (["env=cartpole", "actor=cnn"], "actor=cnn: the observation has no image.*actor=mlp"),
+        (
+            ["env=gym", f"env.id={T}/Keyed-v0", "actor=cnn"],
+            "actor.arch=nature: needs images from 36 x 36 on.*8 x 8; choose actor.arch=impala",
+        ),
+        (
+            ["env=cartpole", "env.wrappers=[FrameStackObservatio]"],
+            "gymnasium.wrappers has no FrameStackObservatio; did you mean FrameStackObservation",
+        ),
+        (
+            ["env=cartpole", "env.wrappers=[{target: FrameStackObservation, args: {size: 4}}]"],
+            r"env.wrappers\[0\].target=gymnasium.wrappers:FrameStackObservation: asks for",
+        ),
+        (
+            ["env=cartpole", "env.wrappers=[a.b:C]"],
+            r"env.wrappers\[0\].target=a.b:C: .* module named 'a'",
+        ),
+        (["env=cartpole", "env.observation_keys=[a]"], "is a Box, which has no keys; drop it"),
+        (
+            ["env=gym", f"env.id={T}/Keyed-v0", "env.observation_keys=[brigth]"],
+            "has the keys bright, inner; give some of them",
+        ),
+    ],
+    ids=range(8),
+)
+def test_settings_that_are_refused(words, named) -> None:
+    def check() -> None:
+        config = compose(*words)
+        check_env(config.env, config.actor, frozenset())
+
+    with pytest.raises(ConfigError, match=named) as refused:
+        check()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_wrapper_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env.wrappers\[0\]=3: give .*.target="):
+        compose("env=cartpole", "env.wrappers=[3]")
+
+
+def test_gymnasiums_wrappers_are_applied_from_the_inside() -> None:
+    """Frames of a grey Catch, stacked: what the same wrappers give by hand."""
+    words = [
+        "GrayscaleObservation",
+        "{target: ReshapeObservation, args: {shape: [21, 84]}}",
+        "{target: gymnasium.wrappers:FrameStackObservation, args: {stack_size: 3}}",
+    ]
+    wrappers = gymnasium.wrappers
+    colour = wrappers.TransformObservation(
+        Catch(), lambda x: x.repeat(3, -1), spaces.Box(0, 255, (42, 42, 3), np.uint8)
+    )
+    gymnasium.registry.pop("klrl-test/Colour-v0", None)
+    gymnasium.register("klrl-test/Colour-v0", lambda: colour)
+    config = compose("env.id=klrl-test/Colour-v0", f"env.wrappers=[{','.join(words)}]", "actor=cnn")
+    env = make_copies(config.env, seed=0, num_envs=1)
+    assert env.layout.images[0].pixels == (3, 21, 84)
+    twin = wrappers.TransformObservation(
+        Catch(), lambda x: x.repeat(3, -1), spaces.Box(0, 255, (42, 42, 3), np.uint8)
+    )
+    by_hand = wrappers.FrameStackObservation(
+        wrappers.ReshapeObservation(wrappers.GrayscaleObservation(twin), (21, 84)), 3
+    )
+    shown, _ = by_hand.reset(seed=0)
+    np.testing.assert_array_equal(env.reset_native()[0].reshape(3, 21, 84), shown)
+    for action in (0, 2, 1):
+        seen = env.step_native(np.array([action]))[0]
+        np.testing.assert_array_equal(seen[0].reshape(3, 21, 84), by_hand.step(action)[0])
+
+
+def test_catch_pays_who_stands_below_the_ball() -> None:
+    env = Catch(render_mode="rgb_array")
+    returns = []
+    for seed in range(30):
+        picture, _ = env.reset(seed=seed)
+        ended, total = False, 0.0
+        while not ended:
+            ball = int(np.flatnonzero((picture == 255).any((0, 2)))[0])
+            paddle = int(np.flatnonzero((picture == 128).any((0, 2)))[0])
+            picture, reward, ended, _, _ = env.step(1 + np.sign(ball - paddle))
+            total += reward
+        returns.append(total)
+    assert returns == [1.0] * 30
+    assert env.render().shape == (42, 42, 3)
+
+
+def test_a_layout_is_told() -> None:
+    assert made("Masked").notes == [
+        "observation, by key: observation: 2 numbers; action_mask: mask of 6 actions"
+    ]
+    assert VectorGymEnv("CartPole-v1", 1).notes == []
+    assert VectorGymEnv("CliffWalking-v1", 1).notes == [
+        "observation: Discrete(48), one-hot, 48 numbers"
+    ]
+    assert isinstance(VectorGymEnv("Blackjack-v1", 1).layout, Layout)
