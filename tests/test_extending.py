@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from klrl.language.base_model import build
+from tests.language.conftest import QUICK as LANGUAGE
+from tests.language.conftest import QUICK_MODEL
 from tests.runs.commands import exits, manifest_of, rows_of, timeless
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -408,3 +411,27 @@ def test_each_wrong_part_is_refused_in_one_line(mine: Path, capsys) -> None:
         assert said in told.err, words
         assert len(told.err.splitlines()) == 1, words
         assert not (mine / "outputs" / "run").exists(), words
+
+
+@pytest.mark.integration
+def test_own_parts_of_a_language_run_give_klrls_rows(tmp_path: Path) -> None:
+    (tmp_path / "copies.py").write_text(COPIES, encoding="utf-8")
+    build(QUICK_MODEL, tmp_path / "model")
+    both = (
+        ["loss=clip", "kl.placement=loss", "kl.estimator=k3"],
+        [
+            *("loss=custom", "loss.target=copies:Clip"),
+            *("kl.placement=loss", "kl.estimator=custom", "kl.own_estimator.target=copies:k3"),
+        ],
+    )
+    rows = []
+    for folder, words in zip(("klrls", "copied"), both, strict=True):
+        shared = ["loss.normalize_advantage=false", f"actor.model={tmp_path / 'model'}"]
+        assert exits(*LANGUAGE, *words, *shared, f"hydra.run.dir={folder}") == 0
+        rows.append(timeless(rows_of(Path(folder))))
+    klrls, copied = rows
+    assert len(klrls) == len(copied) == 2
+    assert klrls[-1]["loss/kl_ref"] > 0
+    for own, klrl in zip(copied, klrls, strict=True):
+        names = own.keys() & klrl.keys()
+        assert {k: own[k] for k in names} == pytest.approx({k: klrl[k] for k in names}, rel=1e-5)
