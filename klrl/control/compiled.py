@@ -47,7 +47,7 @@ AUTO_STEPS = 10_000
 #: values.
 NOT_COMPILED = {
     *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
-    *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl"),
+    *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
 }
 
 #: The files that a step is made of.
