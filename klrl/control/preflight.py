@@ -166,7 +166,17 @@ def _check_id(env_id: str) -> None:
         reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"env.id={env_id}: {error}; install it or fix its name") from error
+        extra = EXTRAS.get(module)
+        remedy = "install it or fix its name" if extra is None else _install(extra)
+        raise ConfigError(f"env.id={env_id}: {error}; {remedy}") from error
+
+
+#: Module of an environment -> klrl's extra that installs it.
+EXTRAS = {"ale_py": "atari", "minigrid": "minigrid", "shimmy": "dm_control"}
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'klrl[{extra}]'"
 
 
 def _make(env: EnvConfig) -> Any:
@@ -179,8 +189,11 @@ def _make(env: EnvConfig) -> Any:
     except ConfigError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"env.id={env.id}: {first_line(error)}") from error
-    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
+        said = first_line(error)
+        if "box2d" in said.lower():
+            said = f"Box2D is not installed; {_install('box2d')}"
+        raise ConfigError(f"env.id={env.id}: {said}") from error
+    except Exception as error:  # someone else's code: it may raise anything
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
             f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "
