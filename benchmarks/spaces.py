@@ -55,7 +55,7 @@ TASKS = {
     # 3 x 2 x 4 actions, of which the observation shows the right ones.
     "multi_discrete": Task(f"{TOYS}/Copying-v0 frames=100000 optim.lr=1e-3", 7.2, 8.0),
     "keys": Task(f"{TOYS}/Keyed-v0 env.kwargs.image=false frames=50000 optim.lr=1e-3", 7.2, 8.0),
-    "lunar_lander": Task("env=lunar_lander kl=none", 200.0, 200.0),
+    "lunar_lander": Task("env=lunar_lander kl.coef=0.01", 200.0, 200.0),
 }
 
 

@@ -41,7 +41,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     require_served(env.id, space)
     layout = layout_of(env.id, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
-    _check_a_step(env, copy if layout is None else Packed(copy, layout))
+    _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
         check_images(layout, actor.arch)
@@ -112,13 +112,24 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     return PolicyKind(family, seen, action)
 
 
-def _check_a_step(env: EnvConfig, copy: Any) -> None:
+def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
     """An argument of the wrong type often fails at the first step only."""
+    from gymnasium.spaces import Discrete
+
+    from klrl.control.action_space import conversion
+    from klrl.control.answers import Misfit
 
     def step() -> None:
-        copy.reset(seed=0)
+        observation, _ = copy.reset(seed=0)
         copy.action_space.seed(0)
-        copy.step(copy.action_space.sample())
+        action = copy.action_space.sample()
+        if layout is not None and layout.masked:
+            # An environment may raise at an action that it excludes.
+            allowed = layout.first_allowed(observation)
+            rows = allowed[:, 0] if isinstance(copy.action_space, Discrete) else allowed
+            convert = conversion(copy.action_space)
+            (action,) = rows if convert is None else convert(rows)
+        copy.step(action)
 
     try:
         within(env.step_timeout, step)
@@ -127,6 +138,10 @@ def _check_a_step(env: EnvConfig, copy: Any) -> None:
             f"env.step_timeout={env.step_timeout:g}: the first step of env.id={env.id} takes "
             "longer; mend the environment, or give more"
         ) from None
+    except Misfit as error:
+        raise ConfigError(
+            f"env.id={env.id}: its first step: {error}; fix the environment, or the setting named"
+        ) from error
     except Exception as error:  # someone else's code: it may raise anything
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
@@ -211,12 +226,17 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(
             f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
         )
-    network, other_network = (
-        f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
-        for c in (config, other)
-    )
+    network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
+
+
+def _network(actor: ActorConfig) -> str:
+    """The settings that give the shapes of a network's weights, and what it makes of pixels."""
+    words = f"hidden={actor.hidden} activation={actor.activation} share_trunk={actor.share_trunk}"
+    if isinstance(actor, CNNActorConfig):
+        words += f" arch={actor.arch} scale={actor.scale:g}"
+    return words
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
