@@ -393,7 +393,6 @@ def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, si
 
 def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
     import klrl.train.loop
-    from klrl.base.errors import ConfigError
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")
