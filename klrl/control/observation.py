@@ -171,6 +171,12 @@ class Layout:
                 raise Misfit(f"{entry.key} allows no action, and the episode has not ended")
         return allowed
 
+    def first_allowed(self, packed: np.ndarray) -> np.ndarray:
+        """An action [1, M] that the mask of a transport [D] allows: the first of each choice."""
+        (mask,) = (entry for entry in self.entries if entry.kind == "mask")
+        allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
+        return np.array([[int(np.argmax(choice)) for choice in allowed]])
+
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """The entries [..., *shape] of transports [..., D], by their keys; numbers from 0 on."""
         return {
@@ -248,8 +254,10 @@ def require_actor(actor: str, layout: Layout | None) -> None:
     """
     images = [] if layout is None else layout.images
     if images and actor != "cnn":
+        shape = "x".join(map(str, images[0].shape))
         raise ConfigError(
-            f"actor={actor}: an MLP reads no images, and there is {images[0]}; choose actor=cnn"
+            f"actor={actor}: an MLP reads no images, and {images[0].key or 'the observation'} is "
+            f"one of {shape} bytes; choose actor=cnn"
         )
     if not images and actor == "cnn":
         raise ConfigError(

@@ -88,7 +88,7 @@ def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -
     require_actor(actor.name, layout)
     if isinstance(env, CustomEnvConfig):
         _check_answers(env, copy)
-    _check_a_step(env, copy if layout is None else Packed(copy, layout))
+    _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
         check_images(layout, actor.arch)
@@ -161,13 +161,24 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     return PolicyKind(family, seen, action)
 
 
-def _check_a_step(env: EnvConfig, copy: Any) -> None:
+def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
     """An argument of the wrong type often fails at the first step only."""
+    from gymnasium.spaces import Discrete
+
+    from klrl.control.action_space import conversion
+    from klrl.control.answers import Misfit
 
     def step() -> None:
-        copy.reset(seed=0)
+        observation, _ = copy.reset(seed=0)
         copy.action_space.seed(0)
-        copy.step(copy.action_space.sample())
+        action = copy.action_space.sample()
+        if layout is not None and layout.masked:
+            # An environment may raise at an action that it excludes.
+            allowed = layout.first_allowed(observation)
+            rows = allowed[:, 0] if isinstance(copy.action_space, Discrete) else allowed
+            convert = conversion(copy.action_space)
+            (action,) = rows if convert is None else convert(rows)
+        copy.step(action)
 
     try:
         within(env.step_timeout, step)
@@ -176,6 +187,10 @@ def _check_a_step(env: EnvConfig, copy: Any) -> None:
             f"env.step_timeout={env.step_timeout:g}: the first step of env.id={env.id} takes "
             "longer; mend the environment, or give more"
         ) from None
+    except Misfit as error:
+        raise ConfigError(
+            f"env.id={env.id}: its first step: {error}; fix the environment, or the setting named"
+        ) from error
     except Exception as error:  # someone else's code: it may raise anything
         raise ConfigError(
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
@@ -262,7 +277,17 @@ def _check_id(env_id: str) -> None:
         reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError(f"env.id={env_id}: {error}; install it or fix its name") from error
+        extra = EXTRAS.get(module)
+        remedy = "install it or fix its name" if extra is None else _install(extra)
+        raise ConfigError(f"env.id={env_id}: {error}; {remedy}") from error
+
+
+#: Module of an environment -> klrl's extra that installs it.
+EXTRAS = {"ale_py": "atari", "minigrid": "minigrid", "shimmy": "dm_control"}
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'klrl[{extra}]'"
 
 
 def _make(env: EnvConfig) -> Any:
@@ -275,8 +300,11 @@ def _make(env: EnvConfig) -> Any:
     except ConfigError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"env.id={env.id}: {first_line(error)}") from error
-    except (TypeError, ValueError, AssertionError, ImportError, gymnasium.error.Error) as error:
+        said = first_line(error)
+        if "box2d" in said.lower():
+            said = f"Box2D is not installed; {_install('box2d')}"
+        raise ConfigError(f"env.id={env.id}: {said}") from error
+    except Exception as error:  # someone else's code: it may raise anything
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
             f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "
@@ -294,21 +322,21 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(
             f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
         )
-    network, other_network = (
-        f"hidden={c.actor.hidden} activation={c.actor.activation} share_trunk={c.actor.share_trunk}"
-        f"{_own_networks(c.actor)}"
-        for c in (config, other)
-    )
+    network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
-def _own_networks(actor: ActorConfig) -> str:
-    if not isinstance(actor, CustomActorConfig):
-        return ""
-    critic: OwnPart = actor.own_critic or OwnPart()
-    both = f" target={actor.target} args={actor.args}"
-    return f"{both} own_critic.target={critic.target} own_critic.args={critic.args}"
+def _network(actor: ActorConfig) -> str:
+    """The settings that give the shapes of a network's weights, and what it makes of pixels."""
+    words = f"hidden={actor.hidden} activation={actor.activation} share_trunk={actor.share_trunk}"
+    if isinstance(actor, CNNActorConfig):
+        words += f" arch={actor.arch} scale={actor.scale:g}"
+    if isinstance(actor, CustomActorConfig):
+        critic: OwnPart = actor.own_critic or OwnPart()
+        words += f" target={actor.target} args={actor.args}"
+        words += f" own_critic.target={critic.target} own_critic.args={critic.args}"
+    return words
 
 
 def control_config(run: Path, setting: str = "run") -> Config:

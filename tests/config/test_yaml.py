@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,6 @@ ASKING = {
     ("env", "gym"): ["env.id=CartPole-v1"],
     ("env", "custom"): ["env.target=gymnasium.envs.classic_control.cartpole:CartPoleEnv"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
-    ("env", "catch"): ["actor=cnn"],
     ("actor", "cnn"): ["env=catch"],
     ("actor", "categorical"): ["env=cartpole"],
     ("experiment", "pendulum_finetune"): ["actor.init=somewhere"],
@@ -44,6 +44,13 @@ ASKING = {
         for name in ("grpo", "dr_grpo", "dapo", "rloo")
     },
 }
+#: Presets of packages that klrl does not install by itself -> (the package, the extra).
+EXTRAS = {
+    "atari": ("ale_py", "atari"),
+    "minigrid": ("minigrid", "minigrid"),
+    "dm_control": ("shimmy", "dm_control"),
+    **dict.fromkeys(("lunar_lander", "bipedal_walker"), ("Box2D", "box2d")),
+}
 #: Groups whose choices serve control and language alike.
 SHARED = ("reference", "kl", "controller", "loss", "learner", "optim", "logger")
 
@@ -54,8 +61,22 @@ SHARED = ("reference", "kl", "controller", "loss", "learner", "optim", "logger")
 def test_every_choice_composes_and_fits_its_schema(group: str, choice: str) -> None:
     config = to_config(compose([f"{group}={choice}", *ASKING.get((group, choice), [])]))
     assert config.frames_per_iteration % config.learner.minibatches == 0
-    if group == "env" and isinstance(config, Config):
+    if group == "env" and isinstance(config, Config) and _installed(choice):
         check_env(config.env, config.actor, frozenset())
+
+
+def _installed(preset: str) -> bool:
+    return preset not in EXTRAS or importlib.util.find_spec(EXTRAS[preset][0]) is not None
+
+
+@pytest.mark.parametrize("preset", EXTRAS)
+def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
+    if _installed(preset):
+        pytest.skip("it is installed")
+    config = to_config(compose([f"env={preset}"]))
+    with pytest.raises(ConfigError, match=rf"pip install 'klrl\[{EXTRAS[preset][1]}\]'$") as told:
+        check_env(config.env, config.actor, frozenset())
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g in SHARED for c in choices(g)])

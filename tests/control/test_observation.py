@@ -252,6 +252,17 @@ def test_a_mask_that_allows_nothing_ends_the_run_in_a_line() -> None:
         env.step_native(np.argmax(env._observations[:, -6:], -1))
 
 
+@pytest.mark.parametrize("where", ["observation", "info", "several"])
+def test_no_excluded_action_is_ever_given(where: str) -> None:
+    """Not by the check before a run, nor by the native loop; the environment would raise."""
+    kwargs = ["env.kwargs.strict=true", f"env.kwargs.where={where}"]
+    mask = "info" if where == "info" else "auto"
+    config = compose("env=gym", f"env.id={T}/Masked-v0", *kwargs, f"env.action_mask={mask}")
+    check_env(config.env, config.actor, frozenset())
+    env = make_env(config.env, seed=0, num_envs=4)
+    native_rollout(env, agent_for(env), 200, CPU).collect()
+
+
 def test_a_mask_is_read_where_it_is_asked_for() -> None:
     auto = made("Masked")
     assert auto.layout.masked == 6
@@ -296,7 +307,14 @@ def test_layouts_that_are_refused(observation, action, how, named) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["env=catch"], "actor=mlp: an MLP reads no images.*choose actor=cnn"),
+        (
+            ["env=catch", "actor=mlp"],
+            "actor=mlp: an MLP reads no images.*42x42x1 bytes; choose actor=cnn",
+        ),
+        (
+            ["env=cartpole", "env.action_mask=info"],
+            "env.id=CartPole-v1: its first step: info has no action_mask",
+        ),
         (["env=cartpole", "actor=cnn"], "actor=cnn: the observation has no image.*actor=mlp"),
         (
             ["env=gym", f"env.id={T}/Keyed-v0", "actor=cnn"],
@@ -320,7 +338,7 @@ def test_layouts_that_are_refused(observation, action, how, named) -> None:
             "has the keys bright, inner; give some of them",
         ),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_settings_that_are_refused(words, named) -> None:
     def check() -> None:

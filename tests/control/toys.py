@@ -124,13 +124,16 @@ class Masked(gymnasium.Env):
     Args:
         where: of the mask: observation, info, or both halves of a MultiDiscrete (``several``).
         empty_at: step whose mask allows nothing.
+        strict: raise at an excluded action.
     """
 
     steps = 8
     count = 6
 
-    def __init__(self, where: str = "observation", empty_at: int | None = None) -> None:
-        self._where, self._empty_at = where, empty_at
+    def __init__(
+        self, where: str = "observation", empty_at: int | None = None, strict: bool = False
+    ) -> None:
+        self._where, self._empty_at, self._strict = where, empty_at, strict
         several = where == "several"
         self.action_space = spaces.MultiDiscrete([6, 6]) if several else spaces.Discrete(6)
         plain = spaces.Box(-1, 1, (2,), np.float32)
@@ -163,6 +166,7 @@ class Masked(gymnasium.Env):
     def step(self, action):
         actions = np.atleast_1d(action)
         allowed = all(row[a] for row, a in zip(self._mask, actions, strict=True))
+        assert allowed or not self._strict, action
         reward = float(actions.mean()) if allowed else -1.0
         self._step += 1
         observation, info = self._answer()
