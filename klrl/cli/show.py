@@ -49,6 +49,8 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
     notes = comments(overrides, args.config_dir, args.config_name)
     if config is not None:
         for setting, own in own_parts(config):
+            if setting.endswith("]"):  # a wrapper is shown as it was given
+                continue
             found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}
             OmegaConf.update(cfg, setting, found, merge=False, force_add=True)
             notes |= {f"{setting}.{name}": note for name, note in _FOUND.items()}

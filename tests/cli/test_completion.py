@@ -140,7 +140,7 @@ def test_the_users_own_choices() -> None:
     Path("mine/env").mkdir(parents=True)
     text = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\nenv: {id: Mine-v0}\n"
     Path("mine/env/mine.yaml").write_text(text)
-    assert candidates(["--config-dir", "mine", "env=m"]) == ["env=mine"]
+    assert candidates(["--config-dir", "mine", "env=m"]) == ["env=mine", "env=minigrid"]
     assert candidates(["--config-dir", "mine", "env=mine", "env.num"]) == ["env.num_envs="]
 
 
