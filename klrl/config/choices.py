@@ -200,11 +200,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
 
 #: Groups of a sweep; no job reads them.
 SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
-    # (config, jobs, folder) -> outcomes
+    # (config, jobs, folder) -> outcomes, and that jobs are in a queue
     "launcher": {
         "local": _sweep(sweep.LauncherConfig, "klrl.sweep.launchers:local"),
         "joblib": _sweep(sweep.JoblibConfig, "klrl.sweep.launchers:joblib", "joblib"),
-        "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.launchers:submitit", "submitit"),
+        "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.queue:submitit", "submitit"),
         "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.launchers:ray", "ray"),
     },
     # (sweep, config, launcher, overrides, args) -> exit code

@@ -201,6 +201,13 @@ class RunFolder:
         written = self.metrics if self.metrics.exists() else self._manifest
         return "running" if time.time() - written.stat().st_mtime < _SILENT else "interrupted"
 
+    @property
+    def checkpointed(self) -> int:
+        """Frames (language: samples) of the newest checkpoint; 0 without one."""
+        entries = self.checkpoints.glob("last/frames-*")
+        numbers = (entry.name.removeprefix("frames-") for entry in entries)
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Own the folder, see :func:`klrl.runs.owner.owning`; within that, nothing more happens."""

@@ -76,6 +76,19 @@ class Outcome:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Queued:
+    """Jobs are in SLURM's queue.
+
+    Attributes:
+        ids: name -> id there.
+        again: why they came back; empty where they are there for the first time.
+    """
+
+    ids: Mapping[str, str]
+    again: str = ""
+
+
 @dataclass
 class JobStatus:
     """The jobs of a sweep by status.
@@ -168,11 +181,9 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
         key = identity(config)
         if key in jobs:
             continue
-        path, note = known.get(key), ""
-        if path is None:
-            path = folder / name
-            if taken.get(path, key) != key:
-                path, note = _own_folder(path, key, config, taken)
+        path, note = known.get(key, folder / name), ""
+        if taken.get(path, key) != key:
+            path, note = _own_folder(path, key, config, taken)
         taken[path] = key
         jobs[key] = Job(
             name=path.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from klrl.base.text import text_table
@@ -40,7 +40,7 @@ class Ledger:
         self.jobs = {job.name: job for job in jobs}
         self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
         self._seconds: dict[str, float] = {}
-        self._queue = {each.name: each.queue for each in self.before.entries}
+        self._queue: dict[str, str | None] = {e.name: e.queue for e in self.before.entries}
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Add jobs, as a search makes them."""
@@ -55,9 +55,9 @@ class Ledger:
         self._status[outcome.name] = outcome.status, outcome.error
         self._seconds[outcome.name] = outcome.seconds
 
-    def queued(self, name: str, queue: str) -> None:
-        """Store a job's id in SLURM's queue."""
-        self._queue[name] = queue
+    def queued(self, ids: Mapping[str, str]) -> None:
+        """Store the ids of jobs, by name, in SLURM's queue."""
+        self._queue |= ids
 
     def status(self, name: str) -> str:
         """The status of a job; waiting where none is stored."""

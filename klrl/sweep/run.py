@@ -19,9 +19,10 @@ from klrl.config.overrides import SweepOverrides, expand, job_name, split_overri
 from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import Job, JobStatus, Outcome, make_jobs, status_of
+from klrl.sweep.jobs import Job, JobStatus, Outcome, Queued, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
+from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.stop import passed_on
 
 if TYPE_CHECKING:
@@ -190,8 +191,10 @@ def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None
     """Refuse jobs that a launcher cannot run.
 
     Raises:
-        ConfigError: a job collects in more processes, although jobs already share the cores.
+        ConfigError: a job collects in more processes, although jobs already share the cores; or
+            there is no such queue.
     """
+    check_queue(launcher)
     if launcher.name in ("joblib", "ray"):
         for _, config in checked:
             if config.collector.name == "ray":
@@ -207,17 +210,24 @@ def run_jobs(
     """Run the jobs that are not finished; print and record each outcome as it comes.
 
     Raises:
+        ConfigError: the launcher's queue refuses them, or does not answer.
         Interrupted: a signal came.
     """
+    jobs, settled = settle(folder, jobs, ledger.before, launcher)
     status = status_of(jobs)
     _record(ledger, status)
     print(_opening(folder, status, jobs), flush=True)
+    _print_some(settled)
     _print_some([job.note for job in status.new if job.note])
     todo = {job.name: job for job in status.open}
     outcomes: list[Outcome] = []
     if launcher.name != "local":  # in processes of their own
-        with passed_on(folder, lambda: list(todo.values())) as signals:
+        by_queue = uses_slurm(launcher)
+        with passed_on(folder, lambda: list(todo.values()), by_queue) as signals:
             for outcome in launch(launcher, status.open, folder):
+                if isinstance(outcome, Queued):
+                    _take_queued(ledger, outcome)
+                    continue
                 outcomes.append(outcome)
                 ledger.take(outcome)
                 ledger.write()
@@ -232,6 +242,14 @@ def run_jobs(
         print(f"stopped: {ledger.counts()}; sweep folder: {folder}", flush=True)
         raise Interrupted(signum)
     return outcomes
+
+
+def _take_queued(ledger: Ledger, queued: Queued) -> None:
+    """Keep the ids of jobs in the queue at once: who starts the sweep again needs them."""
+    ledger.queued(queued.ids)
+    ledger.write()
+    if queued.again:
+        print(f"{', '.join(queued.ids)}: {queued.again}", flush=True)
 
 
 def _print_some(lines: Sequence[str], most: int = 5) -> None:
@@ -252,6 +270,7 @@ def _one_by_one(
     for number, job in enumerate(jobs, 1):
         print(f"[{number}/{len(jobs)}] {job.name}", flush=True)
         for outcome in launch(launcher, [job], folder):
+            assert isinstance(outcome, Outcome)
             outcomes.append(outcome)
             ledger.take(outcome)
             ledger.write()
@@ -284,6 +303,7 @@ def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
         for group, text in (
             (status.finished, "finished before"),
             (status.elsewhere, "running in another process"),
+            (status.queued, "in the queue already"),
             (status.begun, "to resume"),
             (status.new, "to start"),
         )
