@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
-	faults fuzz soak clean
+	faults fuzz soak kills clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -103,6 +103,9 @@ fuzz: $(READY) ## 2,000 command lines, prompt files, YAMLs, run folders and path
 
 soak: $(READY) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.soak
+
+kills: $(READY) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
+	$(BIN)/python -m benchmarks.reliability.kills
 
 gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
 	$(BIN)/python -m benchmarks.gpu
