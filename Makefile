@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-slow test-slurm smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	faults fuzz soak kills clean
 
 help: ## list the targets
@@ -35,6 +35,9 @@ test: $(READY) ## set up, then run the tests, all but the slow ones
 
 test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
+
+test-slurm: $(READY) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 4 minutes; unpacks it into .slurm/
+	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
 
 smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep
 	bash .ci/smoke $(BIN)/python
@@ -111,5 +114,5 @@ gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames 
 	$(BIN)/python -m benchmarks.gpu
 
 clean: ## remove what the targets made, outputs/ excepted
-	rm -rf $(VENV) .venv-trl dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-trl .slurm dist build .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
