@@ -1,5 +1,6 @@
 """Is a run that was killed, and resumed, equal to the bit to one that never was?
 
+    make kills
     python -m benchmarks.reliability.kills                      # 50 kills over the small jobs
     python -m benchmarks.reliability.kills --kills 15 --only pendulum clip held
     python -m benchmarks.reliability.kills --slow               # with a compiled job

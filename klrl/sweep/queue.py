@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -146,7 +147,7 @@ class _Queue:
         executor = _executor(self._config, self._folder, "slurm", together)
         for array in arrays:
             try:
-                with executor.batch():
+                with redirect_stderr(StringIO()), executor.batch():  # submitit prints the refusal
                     handles = [executor.submit(InQueue(), job) for job in array]
             except FailedJobError as error:
                 raise ConfigError(
@@ -159,18 +160,20 @@ class _Queue:
 
     def _outcomes(self) -> Iterator[Outcome]:
         """The outcomes that jobs brought back."""
+        there: set[str] = set()
         with suppress(OSError):  # a file system of many machines shows what is new when asked
             os.utime(self._submissions)
+            there = {path.name for path in self._submissions.iterdir()}
         for queue, job in list(self._waiting.items()):
-            outcome = self._outcome(queue, job)
+            outcome = self._outcome(queue, job) if _result(queue) in there else None
             if outcome is not None:
                 del self._waiting[queue]
                 yield outcome
 
     def _outcome(self, queue: str, job: Job) -> Outcome | None:
-        from submitit.core.utils import JobPaths, pickle_load
+        from submitit.core.utils import pickle_load
 
-        path = JobPaths(self._submissions, job_id=queue, task_id=0).result_pickle
+        path = self._submissions / _result(queue)
         if not path.exists():
             return None
         try:
@@ -236,6 +239,11 @@ class _Queue:
 
 
 _CANCELLED = "cancelled in SLURM's queue"
+
+
+def _result(queue: str) -> str:
+    """The file in which submitit brings an outcome."""
+    return f"{queue}_0_result.pkl"
 
 
 def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int = 1) -> Any:
@@ -308,7 +316,9 @@ def _settled(
     known = {entry.queue: entry for entry in before.entries if entry.queue in states}
     here = {job.identity: job for job in jobs}
     adopted: dict[str, str] = {}  # name -> id
-    unwanted, lines = [queue for queue in states if queue not in known], []
+    unknown = states.keys() - known.keys()
+    unwanted = sorted(queue for queue in unknown if states[queue] != "COMPLETING")
+    lines = []
     for queue, entry in known.items():
         job = None if entry.key is None else here.get(entry.key)
         if job is None:

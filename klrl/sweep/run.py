@@ -151,6 +151,7 @@ def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
     """
     sweep = split_overrides(overrides)
     launcher, search = sweep_settings(sweep.own, args)
+    check_queue(launcher)
     return factory("search", search, SWEEP)(sweep, search, launcher, overrides, args)
 
 
@@ -191,10 +192,8 @@ def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None
     """Refuse jobs that a launcher cannot run.
 
     Raises:
-        ConfigError: a job collects in more processes, although jobs already share the cores; or
-            there is no such queue.
+        ConfigError: a job collects in more processes, although jobs already share the cores.
     """
-    check_queue(launcher)
     if launcher.name in ("joblib", "ray"):
         for _, config in checked:
             if config.collector.name == "ray":

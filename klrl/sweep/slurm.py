@@ -26,7 +26,7 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
     """The jobs in the queue whose batch file lies in a folder.
 
     Args:
-        submissions: the folder, absolute.
+        submissions: the folder.
 
     Returns:
         id -> state, as ``{"12_3": "RUNNING"}``; None where SLURM does not answer.
@@ -36,12 +36,10 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
     told = _ask("squeue", "--noheader", "--array", user, "--format=%i|%T|%o")
     if told is None:
         return None
-    jobs = (line.split("|", 2) for line in told.splitlines())
-    return {
-        job[0].strip(): job[1].strip()
-        for job in jobs
-        if len(job) == 3 and Path(job[2].strip()).parent == submissions
-    }
+    jobs = [line.split("|", 2) for line in told.splitlines() if line.count("|") >= 2]
+    files = {file.strip() for *_, file in jobs}
+    own = {file for file in files if Path(file).parent.resolve() == submissions.resolve()}
+    return {job.strip(): state.strip() for job, state, file in jobs if file.strip() in own}
 
 
 def about(job: str) -> dict[str, str]:
@@ -104,7 +102,8 @@ def why_stopped(job: str, restarts: str) -> str:
 
 def refusal(error: BaseException) -> str:
     """What sbatch said, in one line."""
-    said = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines()]
+    lines = [line for line in str(error).splitlines() if not line.startswith("Try ")]
+    said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines]
     return "; ".join(dict.fromkeys(filter(None, map(str.strip, said)))) or type(error).__name__
 
 

@@ -15,7 +15,7 @@ from klrl.base.interrupt import StopRequest
 from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import queue, slurm
-from klrl.sweep.jobs import Job, make_jobs
+from klrl.sweep.jobs import Job, Outcome, Queued, make_jobs
 from klrl.sweep.sweep_file import Entry, SweepFile
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, rows_of
@@ -94,9 +94,11 @@ def test_the_size_of_an_array_is_slurms(text: str, size: int, command) -> None:
 
 def test_what_sbatch_says_is_one_line() -> None:
     said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job failed\n\n"
-    assert slurm.refusal(RuntimeError(said)) == (
-        "invalid partition specified: nope; Batch job failed"
+    assert (
+        slurm.refusal(RuntimeError(said)) == "invalid partition specified: nope; Batch job failed"
     )
+    said = "sbatch: unrecognized option '--qes=a'\nTry \"sbatch --help\" for more information"
+    assert slurm.refusal(RuntimeError(said)) == "unrecognized option '--qes=a'"
 
 
 def test_slurm_where_there_is_none_is_refused(capsys, monkeypatch) -> None:
@@ -167,6 +169,50 @@ def test_a_queue_that_does_not_answer_may_hold_copies(two, monkeypatch) -> None:
     assert "cannot be seen from this machine" in line
     done = SweepFile([], [dataclasses.replace(e, status="finished") for e in before.entries])
     assert queue.settle(FOLDER, jobs, done, LOCAL) == (jobs, [])
+
+
+# ----------------------------------------------------------------- jobs without an outcome
+
+
+@pytest.mark.parametrize(
+    ("state", "starts", "status", "told"),
+    [
+        ("TIMEOUT", [0], None, "ended by SLURM (TIMEOUT), in the queue again, at 64 frames"),
+        ("NODE_FAIL", [64, 64], None, "ended by SLURM (NODE_FAIL), in the queue again"),
+        ("TIMEOUT", [64], "interrupted", "its time limit came before a checkpoint beyond 64"),
+        ("CANCELLED", [0], "interrupted", "cancelled in SLURM's queue"),
+        ("OUT_OF_MEMORY", [0], "failed", "it left the queue without an outcome (SLURM says OUT_OF"),
+        (None, [0], "failed", "it left the queue without an outcome (SLURM has forgotten why)"),
+    ],
+)
+def test_what_becomes_of_a_job_that_slurm_ended(
+    state, starts, status, told, settings, monkeypatch
+) -> None:
+    (job,) = make_jobs(FOLDER, [("job", [], settings())])
+    RunFolder(job.folder).open(job.config)
+    (job.folder / "checkpoints" / "last" / f"frames-{64:012d}").mkdir(parents=True)
+    (FOLDER / queue.SUBMISSIONS).mkdir()
+    for each in starts:
+        queue._note_start(queue.submissions(FOLDER), "12", each)
+    again: list[str] = []
+    monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
+    monkeypatch.setattr(slurm, "state_of", lambda queue: state)
+    monkeypatch.setattr(slurm, "requeue", lambda queue: again.append(queue))
+    waiting = queue._Queue(SLURM, FOLDER)
+    waiting._waiting = {"12": job}
+    assert not list(waiting._ask(stop=False)), "its outcome may come a little later"
+    (event,) = waiting._ask(stop=False)
+    if status is None:
+        assert again == ["12"]
+        assert isinstance(event, Queued)
+        assert event.ids == {"job": "12"}
+        assert event.again.startswith(told)
+    else:
+        assert not again
+        assert not waiting._waiting
+        assert isinstance(event, Outcome)
+        assert (event.status, event.signum) == (status, None)
+        assert str(event.error).startswith(told)
 
 
 # ------------------------------------------------------------------------------- the job's side

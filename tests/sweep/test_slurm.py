@@ -1,4 +1,4 @@
-"""``launcher=submitit`` on a real SLURM: ``make test-slurm`` (``.ci/slurm``) starts one for these."""
+"""``launcher=submitit`` on a real SLURM, which ``make test-slurm`` (``.ci/slurm``) starts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def starts() -> list[Path]:
 
 
 def test_a_preempted_job_goes_on_where_it_was_and_the_sweep_waits_for_it() -> None:
-    process = child(*words("seed=0", "frames=64000", *RARE, cpus=4))
+    process = child(*words("seed=0", "frames=48000", *RARE, cpus=4))
     wait_for(trains("job"))
     for count in range(2):
         wait_for(lambda count=count: len(resumed_at("job")) == count)
@@ -109,13 +109,13 @@ def test_a_preempted_job_goes_on_where_it_was_and_the_sweep_waits_for_it() -> No
         blocker = slurm(
             "sbatch", "--parsable", "--partition=high", "--ntasks=4", "--time=1",
             "--output=/dev/null", "--wrap=sleep 2",
-        )  # fmt: skip
-        wait_for(lambda number=blocker.strip(): number not in queue())
+        ).strip()  # fmt: skip
+        wait_for(lambda blocker=blocker: blocker not in queue())
     said = ends(process, 0)
     run = runs()["job"]
     assert "job: in the queue again, at " in said or len(resumed_at("job")) == 2
-    assert run.manifest["frames"] == 64000
-    assert frames_of(run) == list(range(64, 64001, 64)), "no iteration is lost, none is twice"
+    assert run.manifest["frames"] == 48000
+    assert frames_of(run) == list(range(64, 48001, 64)), "no iteration is lost, none is twice"
     first, second = resumed_at("job")
     assert 0 < first < second
     assert len(run.manifest["resumed"]) == 2
@@ -166,7 +166,7 @@ def test_a_job_that_does_not_advance_is_ended_with_a_line() -> None:
 
 
 def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() -> None:
-    process = child(*words("seed=0,1", "frames=32000", *RARE))
+    process = child(*words("seed=0,1", "frames=19200", *RARE))
     wait_for(trains("seed=1"))
     wait_for(lambda: "queue" in jobs()["seed=1"])
     slurm("scancel", jobs()["seed=1"]["queue"])
@@ -179,10 +179,10 @@ def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() 
     kept = runs()["seed=1"].manifest["frames"]
     assert kept > 0, "it was given time for a checkpoint"
     assert "1 finished before, 1 to resume" in ends(
-        child(*words("seed=0,1", "frames=32000", *RARE)), 0
+        child(*words("seed=0,1", "frames=19200", *RARE)), 0
     )
     assert resumed_at("seed=1") == [kept]
-    assert frames_of(runs()["seed=1"]) == list(range(64, 32001, 64))
+    assert frames_of(runs()["seed=1"]) == list(range(64, 19201, 64))
 
 
 # ------------------------------------------------------------------------------------ sending jobs
@@ -238,8 +238,8 @@ def test_ctrl_c_stops_running_jobs_in_good_order_and_takes_the_others_out() -> N
 
 def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
     """One copy runs, one waits: neither is sent again. Another command's job is left alone."""
-    again = words("seed=0,1", "frames=64000", *RARE, cpus=4)
-    process = child(*words("seed=0,1,2", "frames=64000", *RARE, cpus=4))
+    again = words("seed=0,1", "frames=25600", *RARE, cpus=4)
+    process = child(*words("seed=0,1,2", "frames=25600", *RARE, cpus=4))
     wait_for(trains("seed=0"))
     process.kill()
     process.communicate()
@@ -256,7 +256,7 @@ def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
     assert f"seed=2 is in SLURM's queue too ({ids['seed=2']}): left there" in said
     assert {name: job["queue"] for name, job in jobs().items()} == ids, "none was sent again"
     for name in ("seed=0", "seed=1"):
-        assert frames_of(runs()[name]) == list(range(64, 64001, 64))
+        assert frames_of(runs()[name]) == list(range(64, 25601, 64))
         assert runs()[name].manifest["resumed"] == []
     assert list(queue()) == [ids["seed=2"]]
 
