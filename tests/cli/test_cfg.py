@@ -68,9 +68,8 @@ def test_values_are_hydras_and_every_setting_has_its_comment(capsys, monkeypatch
     theirs = of_hydra(capsys, monkeypatch, *plain, "--cfg", "job")
     assert yaml.safe_load(text) == yaml.safe_load(theirs)
     assert re.sub(r"  # .*", "", text) == re.sub(r"  # .*", "", theirs)
-    text = re.sub(
-        r"^  wrappers:.*\n(?:  - .*\n|    .*\n)+", "", text, flags=re.MULTILINE
-    )  # others' args
+    # The args of wrappers are others', and have no comments.
+    text = re.sub(r"^  wrappers:.*\n(?:  - .*\n|    .*\n)+", "", text, flags=re.MULTILINE)
     settings = [line for line in text.splitlines() if re.match(r" *\w+:", line)]
     for line in settings:
         key, comment = re.match(r" *(\w+):.*?(?:  # (.*))?$", line).groups()
