@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-slow smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
-	faults fuzz soak clean
+.PHONY: help run quick test test-slow test-slurm smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+	faults fuzz soak kills clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -35,6 +35,9 @@ test: $(READY) ## set up, then run the tests, all but the slow ones
 
 test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
+
+test-slurm: $(READY) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 4 minutes; unpacks it into .slurm/
+	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
 
 smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep
 	bash .ci/smoke $(BIN)/python
@@ -104,9 +107,12 @@ fuzz: $(READY) ## 2,000 command lines, prompt files, YAMLs, run folders and path
 soak: $(READY) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.soak
 
+kills: $(READY) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
+	$(BIN)/python -m benchmarks.reliability.kills
+
 gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
 	$(BIN)/python -m benchmarks.gpu
 
 clean: ## remove what the targets made, outputs/ excepted
-	rm -rf $(VENV) .venv-trl dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-trl .slurm dist build .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

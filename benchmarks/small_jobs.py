@@ -189,6 +189,14 @@ LEFT_OUT = {
     "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
     "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
     "loss=klpen_tokens": "is klpen_held with other settings",
+    **dict.fromkeys(
+        (
+            *("env=custom", "actor=custom", "loss=custom", "controller=custom"),
+            *("advantage=custom", "logger=custom", "estimator=custom", "beta_rule=custom"),
+            "divergence=custom",
+        ),
+        "is the user's own code; tests/test_extending.py",
+    ),
     "env=instructions": "needs SmolLM2; tests/language/test_instructions.py",
     **dict.fromkeys(
         (

@@ -20,6 +20,7 @@ __all__ = [
     "load_run",
     "losses",
     "run",
+    "setting",
 ]
 
 __version__ = "0.2.0"
@@ -31,6 +32,7 @@ _WHERE = {
     "load_policy": "klrl.api",
     "load_run": "klrl.api",
     "run": "klrl.api",
+    "setting": "klrl.config.fields",
 }
 
 install()

@@ -31,6 +31,7 @@ from klrl.config.compose import (
     keys,
 )
 from klrl.config.overrides import is_own, key_of, quote_paths, value_of
+from klrl.config.own import complete
 from klrl.config.stored import typed
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
@@ -197,6 +198,7 @@ def run(
     else:
         given = _checked_overrides(overrides, config_dir)
         config = compose(*given, config_dir=config_dir)
+    complete(config)
     check_machine(config, keys(given or ()))
     path = None if folder is None else str(folder)
     return Run(run_in_folder(path, config, given, setting="folder", callbacks=callbacks))

@@ -84,6 +84,10 @@ class Domain:
         """Play a run's policy; see :func:`klrl.train.evaluate.evaluate_run`."""
         return resolve(self.functions["evaluate"])(run, config, **how)
 
+    def film(self, run: Path, config: JobConfig, camera: Any, **how: Any) -> Any:
+        """Film an episode, where a domain has pictures; see :func:`klrl.train.film.film_run`."""
+        return resolve(self.functions["film"])(run, config, camera, **how)
+
 
 CONTROL = Domain(
     CONTROL_NAME,
@@ -102,6 +106,7 @@ CONTROL = Domain(
         "load": "klrl.control.load:trained_actor",
         "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
+        "film": "klrl.control.film:film_trained",
     },
 )
 LANGUAGE = Domain(

@@ -1,1 +1,4 @@
-"""Does klrl keep its promises when disks, files and words are bad? ``make faults fuzz soak``."""
+"""Does klrl keep its promises when disks, files and words are bad, and processes are killed?
+
+``make faults fuzz soak kills``.
+"""

@@ -94,6 +94,23 @@ def in_fork(function: Callable[[], Any], folder: Path, limit: float = LIMIT) -> 
         return Ended(code, _read(out), _read(err), time.monotonic() - begun, hung)
 
 
+def fork(function: Callable[[], Any], folder: Path, output: str) -> int:
+    """Begin to call a function in a fork, and go on; its id.
+
+    Args:
+        function: as for :func:`in_fork`.
+        folder: the working folder.
+        output: the file that takes stdout and stderr.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        written = os.open(output, os.O_WRONLY)
+        _child(function, folder, written, written)
+    return pid
+
+
 def as_process(argv: Sequence[str], folder: Path, limit: float = LIMIT) -> Ended:
     """Run a command line in a process of its own; arguments as :func:`in_fork`."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability.ended import Ended, in_fork
+from benchmarks.reliability.ended import LIMIT, Ended, fork, in_fork
 from benchmarks.reliability.operations import Operations
 
 RUN = Path("run")
@@ -20,25 +22,34 @@ WORDS = (
 FRAMES = 64
 
 
-def klrl(words: Sequence[str], work: Path, operations: Operations | None = None) -> Ended:
+def klrl(
+    words: Sequence[str], work: Path, operations: Operations | None = None, limit: float = LIMIT
+) -> Ended:
     """A command of klrl in a fork.
 
     Args:
         words: its command line.
         work: the working folder.
         operations: counts its file operations.
+        limit: seconds, after which it is killed.
     """
+    return in_fork(partial(_go, words, operations), work, limit)
+
+
+def begin(words: Sequence[str], work: Path) -> int:
+    """The same, which is not waited for: the id of the fork, whose output goes nowhere."""
+    return fork(partial(_go, words), work, os.devnull)
+
+
+def _go(words: Sequence[str], operations: Operations | None = None) -> None:
     from matplotlib.figure import Figure
 
     from klrl.cli.main import main
 
-    def go() -> None:
-        Figure.savefig = stand_in
-        if operations is not None:
-            operations.install()
-        main(words)
-
-    return in_fork(go, work)
+    Figure.savefig = stand_in
+    if operations is not None:
+        operations.install()
+    main(words)
 
 
 def stand_in(figure: Any, path: Path, **options: Any) -> None:

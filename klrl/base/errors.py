@@ -1,5 +1,10 @@
 """The errors that klrl raises. No torch in here: the command line imports them first."""
 
+import traceback
+from pathlib import Path
+
+_KLRL = Path(__file__).parents[1]
+
 
 class ConfigError(ValueError):
     """A setting that cannot be run; the message names the setting, its value and the remedy.
@@ -74,6 +79,27 @@ def in_one_line(error: BaseException, limit: int | None = 200) -> str:
     """An error with its type, its text cut at ``limit`` characters: ``KeyError: 'answer'``."""
     text = " ".join(str(error).split())[:limit]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def with_line(error: BaseException) -> str:
+    """An error of the user's code with its line there: the last outside packages and klrl."""
+    if isinstance(error, SyntaxError):
+        return in_one_line(error)  # its text names the line
+    users = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and "site-packages" not in frame.filename
+        and not _of_python(Path(frame.filename))
+    ]
+    if not users:
+        return in_one_line(error)
+    return f"{in_one_line(error)} (line {users[-1].lineno} of {Path(users[-1].filename).name})"
+
+
+def _of_python(file: Path) -> bool:
+    """Whether a file is klrl's or the standard library's."""
+    return file.is_relative_to(_KLRL) or file.is_relative_to(Path(traceback.__file__).parent)
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from klrl.base.errors import ConfigError, in_one_line
+from klrl.base.errors import ConfigError, with_line
 
 
 @contextmanager
@@ -41,23 +41,26 @@ def import_for_good(*modules: str) -> None:
         gc.freeze()
 
 
-def import_users(setting: str, module: str) -> ModuleType:
-    """A module of the user's: searched for on Python's path, then in the current folder.
+def import_users(setting: str, module: str, folder: str | None = None) -> ModuleType:
+    """A module of the user's: searched for on Python's path, in the current folder, in another.
 
     Args:
         setting: what names it, with its value, for the error: ``env.reward=mine:score``.
         module: its name.
+        folder: searched last, as the one where a run found it.
 
     Raises:
         ConfigError: the import fails.
     """
-    if str(Path.cwd()) not in sys.path:
-        # Unlike python -m, the console script does not search the current folder.
-        sys.path.append(str(Path.cwd()))
+    # Unlike python -m, the console script does not search the current folder.
+    for each in (str(Path.cwd()), folder):
+        if each is not None and each not in sys.path:
+            sys.path.append(each)
+            importlib.invalidate_caches()
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{setting}: importing {module} fails ({in_one_line(error)}); fix it, or "
+            f"{setting}: importing {module} fails ({with_line(error)}); fix it, or "
             "start klrl in the folder that holds it"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from klrl.base.text import warn
 #: A second one of these stops at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
 #: These come in numbers by themselves: SIGHUP from the kernel and the shell when a terminal is
-#: closed, SIGXCPU every second from the soft limit on, SIGUSR1 from a queue before its time limit.
-_NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
+#: closed, SIGXCPU every second from the soft limit on, the others from a queue whose time limit is
+#: near.
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+_NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -25,9 +28,8 @@ Handler = Callable[[int, FrameType | None], object]
 def stop_signals(handler: Handler) -> Iterator[None]:
     """While entered, a handler takes all signals that ask a run to stop.
 
-    A notice that is ignored (as by ``nohup``), or that another library handles (as submitit does
-    to queue a job again), is left alone. Outside the main thread Python delivers no signals, and
-    nothing is changed.
+    A notice that is ignored (as by ``nohup``), or that another library handles, is left alone.
+    Outside the main thread Python delivers no signals, and nothing is changed.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -47,8 +49,12 @@ def _is_free(handler: Any) -> bool:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Whether a signal that follows another is to stop a run without its checkpoint."""
-    return signum in _URGENT and before in _URGENT
+    """Whether a signal that follows another is to stop a run without its checkpoint.
+
+    SLURM sends SIGTERM to a job when its time to end begins, and several times when it is over.
+    """
+    urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
+    return signum in urgent and before in urgent
 
 
 class StopRequest:

@@ -1,4 +1,4 @@
-"""``klrl diff RUN RUN``: settings, versions and metrics of two runs."""
+"""``klrl diff RUN RUN``: settings, versions and metrics of two runs, or whether they are equal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from klrl.cli.wrapper import Parser, execute
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; returns the exit code.
+    """Print what differs between two runs; returns the exit code, 0 whether they differ or not.
 
     Raises:
         ConfigError: a folder holds no readable run.
     """
     args = parser().parse_args(argv)
+
+    if args.bits:
+        from klrl.report.bits import compare_bits
+        from klrl.runs.find import find_manifest
+
+        print(compare_bits(*(find_manifest(run, "RUN") for run in args.runs))[1])
+        return 0
 
     from klrl.report.diff import as_text, compare, read
 
@@ -26,6 +33,12 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    parser.add_argument(
+        "--bits",
+        action="store_true",
+        help="the first iteration and metric that are not equal to the bit, times aside; and "
+        "whether the last checkpoints' parameters are",
+    )
     return parser
 
 

@@ -22,30 +22,38 @@ def evaluate_command(argv: list[str]) -> int:
     from klrl.config.checks import check_device_name
     from klrl.runs.find import find_run
     from klrl.runs.machine import check_device
+    from klrl.runs.video import draw_without_display
 
     folder = find_run(args.run, "RUN")
     check_device_name(args.device)
     check_device(args.device)
 
+    if args.video:
+        draw_without_display()
+
     import torch
 
     from klrl.train.evaluate import evaluate_run
+    from klrl.train.film import check_film, film_run
 
     torch.set_num_threads(1)
-    result = evaluate_run(
-        folder,
-        args.overrides,
-        episodes=args.episodes,
-        sampled=args.sampled,
-        which=args.checkpoint,
-        seed=args.seed,
-        device=args.device,
-    )
-    if args.json:
-        print(json.dumps({**result.row, "episodes": len(result.returns)}))
-    else:
-        task = f" on {' '.join(args.overrides)}" if args.overrides else ""
-        print(f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})")
+    if args.video:
+        check_film(folder)
+    how = {
+        "sampled": args.sampled,
+        "which": args.checkpoint,
+        "seed": args.seed,
+        "device": args.device,
+    }
+    result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
+    task = f" on {' '.join(args.overrides)}" if args.overrides else ""
+    told = [f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})"]
+    row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
+    if args.video:
+        filmed = film_run(folder, args.overrides, **how)
+        told.append(filmed.told)
+        row["video"] = str(filmed.video.mp4)
+    print(json.dumps(row) if args.json else "\n".join(told))
     return 0
 
 
@@ -74,6 +82,9 @@ def parser() -> Parser:
         help="another seed, another set of start states (default 0)",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument(
+        "--video", action="store_true", help="film the first episode: RUN/videos, and the loggers"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,15 @@ from klrl.base.errors import ConfigError
 from klrl.config import conf_dir
 from klrl.config.checks import NoValueError
 from klrl.config.compose import compose, job_config, keys
+from klrl.config.own import help_of, own_parts
 
+#: Settings of ``env=gym`` that an environment of the user's own has others for.
+_OF_GYM = ("id", "kwargs")
+#: What klrl notes of a part of the user's own, which no YAML describes.
+_FOUND = {
+    "source": "a digest over its local files, part of the job's identity; klrl's to set",
+    "version": "of its distribution, where it has one; klrl's to set",
+}
 #: The package of a preset, whose settings may be of any group.
 _GLOBAL = ""
 
@@ -33,9 +42,17 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
         ConfigError: the job is refused, or does not have the part that ``--package`` names. One
             that only lacks values is shown with ``???`` in their place.
     """
+    config = None
     with suppress(NoValueError):
-        job_config(overrides, args.config_dir, args.config_name)
+        config = job_config(overrides, args.config_dir, args.config_name)
     cfg = compose(overrides, args.config_dir, args.config_name)
+    notes = comments(overrides, args.config_dir, args.config_name)
+    if config is not None:
+        for setting, own in own_parts(config):
+            found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}
+            OmegaConf.update(cfg, setting, found, merge=False, force_add=True)
+            notes |= {f"{setting}.{name}": note for name, note in _FOUND.items()}
+            notes |= help_of(setting, own)
     package = None if args.package == "_global_" else args.package
     part = cfg if package is None else OmegaConf.select(cfg, package)
     if part is None:
@@ -45,7 +62,6 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
     if args.resolve:
         OmegaConf.resolve(part)
     text = OmegaConf.to_yaml(part)
-    notes = comments(overrides, args.config_dir, args.config_name)
     if package is None:
         return annotated(text, notes)
     below = f"{package}."

@@ -22,7 +22,7 @@ from klrl.config.choices import (
     factory,
     register_schemas,
 )
-from klrl.config.fields import ChoiceConfig
+from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
 from klrl.config.schemas import (
     ActorConfig,
@@ -36,6 +36,12 @@ from klrl.config.schemas import (
     CNNActorConfig,
     CollectorConfig,
     ControllerConfig,
+    CustomActorConfig,
+    CustomAdvantageConfig,
+    CustomControllerConfig,
+    CustomEnvConfig,
+    CustomLoggerConfig,
+    CustomLossConfig,
     DualControllerConfig,
     EMAReferenceConfig,
     EnvConfig,
@@ -96,6 +102,12 @@ __all__ = [
     "CollectorConfig",
     "Config",
     "ControllerConfig",
+    "CustomActorConfig",
+    "CustomAdvantageConfig",
+    "CustomControllerConfig",
+    "CustomEnvConfig",
+    "CustomLoggerConfig",
+    "CustomLossConfig",
     "DualControllerConfig",
     "EMAReferenceConfig",
     "EnvConfig",
@@ -118,6 +130,7 @@ __all__ = [
     "LossConfig",
     "OptimConfig",
     "OptunaConfig",
+    "OwnPart",
     "PeriodicReferenceConfig",
     "RayCollectorConfig",
     "RayLauncherConfig",

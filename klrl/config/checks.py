@@ -24,6 +24,7 @@ from klrl.config import (
     ChoiceConfig,
     EvalConfig,
     JobConfig,
+    OwnPart,
     RootConfig,
     choice_of,
     choices_for,
@@ -57,7 +58,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
     for name in _NUMBERS:
         if OmegaConf.is_missing(cfg, name):
             raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
-        parts[name] = _checked(name, cfg.get(name), _ROOT[name].metadata)
+        parts[name] = checked_value(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
     _check_together(config)
     return config
@@ -116,7 +117,7 @@ def _root_value(name: str, value: Any, root: DictConfig) -> Any:
         root[name] = value
     except OmegaConfBaseException as error:
         raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
-    return _checked(name, root[name], _ROOT[name].metadata)
+    return checked_value(name, root[name], _ROOT[name].metadata)
 
 
 #: env -> the experiment that it is a part of
@@ -189,7 +190,9 @@ def _object(path: str, node: DictConfig) -> Any:
     value: Any = OmegaConf.to_object(node)
     extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
     if extra:
-        raise ConfigError(f"{path}.{extra[0]}: no such setting; drop it")
+        own = extra[0] == "args" and "custom" in ALL_CHOICES.get(path, ())
+        remedy = f"only {path}=custom reads it; choose that" if own else "no such setting"
+        raise ConfigError(f"{path}.{extra[0]}: {remedy}{', or' if own else ';'} drop it")
     _check_fields(path, value)
     return value
 
@@ -201,18 +204,60 @@ def _check_fields(path: str, value: Any) -> None:
         if str(f.type).startswith("list") and not isinstance(setting, list):
             # An interpolation, as ${kl}, may stand for anything.
             raise ConfigError(f"{path}.{f.name}={setting}: give a list")
-        if is_dataclass(setting):
+        if f.metadata.get("own") and isinstance(setting, list):
+            home = f.metadata.get("home", "")
+            parts = [
+                _own_part(f"{path}.{f.name}[{i}]", each, home) for i, each in enumerate(setting)
+            ]
+            setattr(value, f.name, parts)
+        elif f.metadata.get("own"):
+            setattr(value, f.name, _own_part(f"{path}.{f.name}", setting))
+        elif is_dataclass(setting):
             _check_fields(f"{path}.{f.name}", setting)
-        elif f.metadata.keys() - {"added"}:
-            setattr(value, f.name, _checked(f"{path}.{f.name}", setting, f.metadata))
+        elif f.metadata.keys() - {"added", "free", "help"}:
+            setattr(value, f.name, checked_value(f"{path}.{f.name}", setting, f.metadata))
+
+
+def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
+    """A part of the user's own: from its target, or from its settings.
+
+    Args:
+        key: its setting.
+        value: target, or a mapping of it and ``args``.
+        home: the module of a target that names none.
+    """
+    if value is None or isinstance(value, OwnPart):
+        return value
+    settings: Any = {"target": value} if isinstance(value, str) else value
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{key}={value}: give {key}.target=package.module:Name")
+    known = [f.name for f in fields(OwnPart)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{key}.{name}: no such setting; it has target, args and path")
+    part = OwnPart(**{str(name): each for name, each in settings.items()})
+    if home and isinstance(part.target, str) and ":" not in part.target:
+        part.target = f"{home}:{part.target}"
+    if not isinstance(part.args, dict):
+        raise ConfigError(f"{key}.args={part.args}: give a dictionary")
+    return part
 
 
 #: Integers of torch and numpy are smaller.
 _TOO_LARGE = 2**63
 
 
-def _checked(key: str, value: Any, rule: Any) -> Any:
-    """The value, a whole float as an int; raises ConfigError where it breaks the rule."""
+def checked_value(key: str, value: Any, rule: Any) -> Any:
+    """A value that keeps its rule, a whole float as an int.
+
+    Args:
+        key: the setting.
+        value: its value.
+        rule: as :func:`klrl.config.fields.number` or ``choice`` declares it.
+
+    Raises:
+        ConfigError: it breaks the rule.
+    """
     if not rule or (value is None and rule.get("optional", True)):
         return value
     if "allowed" in rule:
@@ -258,12 +303,14 @@ def check_device_name(device: str) -> None:
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
-    """Refuse ``kl.name=legacy``: a name is set by the choice.
+    """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files.
 
     Raises:
         ConfigError: with the choice to make instead.
     """
     for key in overridden:
         group, _, name = key.partition(".")
+        if group in ALL_CHOICES and name.rpartition(".")[2] in ("source", "version"):
+            raise ConfigError(f"{key}: klrl finds it out; drop it")
         if group in ALL_CHOICES and name == NAME:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")

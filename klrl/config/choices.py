@@ -80,6 +80,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
         "gym": Choice(schemas.EnvConfig, _control("klrl.control.env:gym")),
+        "custom": Choice(schemas.CustomEnvConfig, _control("klrl.control.env:custom")),
         "sort_digits": Choice(
             schemas.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
         ),
@@ -99,6 +100,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
             schemas.ActorConfig, _control("klrl.control.actor:categorical_agent")
         ),
         "cnn": Choice(schemas.CNNActorConfig, _control("klrl.control.actor:cnn_agent")),
+        "custom": Choice(schemas.CustomActorConfig, _control("klrl.control.own:custom_agent")),
         "causal_lm": Choice(schemas.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },
     # (config) -> ReferenceRule
@@ -124,10 +126,12 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "adaptive": Choice(schemas.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
         "dual": Choice(schemas.DualControllerConfig, _both("klrl.kl.controllers:dual")),
         "held": Choice(schemas.HeldControllerConfig, _both("klrl.kl.controllers:held")),
+        "custom": Choice(schemas.CustomControllerConfig, _both("klrl.kl.controllers:custom")),
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
         "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
+        "custom": Choice(schemas.CustomAdvantageConfig, _control("klrl.control.advantage:custom")),
         "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
     },
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
@@ -135,6 +139,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "klpen": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
         "klpen_held": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
         "clip": Choice(schemas.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
+        "custom": Choice(schemas.CustomLossConfig, _both("klrl.losses.own:custom")),
     },
     # (job, the domain's steps) -> a learner
     "learner": {
@@ -173,10 +178,21 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "logger": {
         "wandb": Choice(
             schemas.WandbConfig,
-            _both("klrl.runs.loggers:wandb_run"),
+            _both("klrl.runs.wandb_logger:wandb_run"),
             free=("*",),
             package="wandb",
             remedy="pip install wandb, or choose logger=none",
+        ),
+        "tensorboard": Choice(
+            schemas.LoggerConfig,
+            _both("klrl.runs.loggers:tensorboard_run"),
+            free=("*",),
+            package="tensorboard",
+            remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
+        ),
+        "csv": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
+        "custom": Choice(
+            schemas.CustomLoggerConfig, _both("klrl.runs.own_logger:custom_run"), free=("*",)
         ),
         "none": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
@@ -184,11 +200,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
 
 #: Groups of a sweep; no job reads them.
 SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
-    # (config, jobs, folder) -> outcomes
+    # (config, jobs, folder) -> outcomes, and that jobs are in a queue
     "launcher": {
         "local": _sweep(sweep.LauncherConfig, "klrl.sweep.launchers:local"),
         "joblib": _sweep(sweep.JoblibConfig, "klrl.sweep.launchers:joblib", "joblib"),
-        "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.launchers:submitit", "submitit"),
+        "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.queue:submitit", "submitit"),
         "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.launchers:ray", "ray"),
     },
     # (sweep, config, launcher, overrides, args) -> exit code

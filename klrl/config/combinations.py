@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from klrl.config import CONTROL, LANGUAGE
-from klrl.config.rules import actor, controller, kl, loss, rollout
+from klrl.config.rules import actor, controller, kl, logger, loss, rollout
 
 Check = Callable[[Any], None]
 _BOTH: Sequence[Check] = (
@@ -26,6 +26,7 @@ _BOTH: Sequence[Check] = (
     kl.check_reward_weight,
     controller.check_start,
     controller.check_unit,
+    logger.check_also,
 )
 #: domain -> its checks; the first that fails is reported
 CHECKS: Mapping[str, Sequence[Check]] = {
@@ -33,10 +34,11 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         loss.check_minibatches_of_frames,
         loss.check_mask_truncated,
         loss.check_learner_of_frames,
-        rollout.check_wrappers,
         rollout.check_workers,
+        rollout.check_window,
         kl.check_ray_step,
         actor.check_hidden,
+        actor.check_own,
         *_BOTH,
     ),
     LANGUAGE: (

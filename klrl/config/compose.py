@@ -21,8 +21,9 @@ from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
-from klrl.config.explain import explain, not_an_override
+from klrl.config.explain import check_one_choice, explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
+from klrl.config.own import complete
 from klrl.config.rules.unread import check_all_read
 
 
@@ -88,10 +89,12 @@ def check_config_dir(folder: str | None) -> None:
         raise ConfigError(f"--config-dir {folder}: no such folder; give an existing one")
 
 
+_OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own_\w+)[.=]")
+
+
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
     """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
-    open_keys = ("env.kwargs.", "env.kwargs=", "env.template_kwargs.", "env.template_kwargs=")
-    return [f"++{each}" if each.startswith(open_keys) else each for each in overrides]
+    return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 
 
 def compose(
@@ -153,6 +156,7 @@ class Composer:
         Raises:
             ConfigError: Hydra, OmegaConf or YAML refused an override; says why in one line.
         """
+        check_one_choice(overrides)
         try:
             return self._merged(overrides)
         except (*_REFUSALS, OSError) as error:
@@ -174,6 +178,7 @@ class Composer:
         except (OmegaConfBaseException, ValueError) as error:
             raise explain(error, overrides, self._from[0]) from error
         check_all_read(config, given)
+        complete(config)
         return config
 
     def _composed(self, chosen: tuple[str, ...]) -> DictConfig:

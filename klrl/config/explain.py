@@ -191,10 +191,14 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
+#: The choice of a part of the user's own, whose settings nobody means by a wrong word.
+_OWN = "custom"
+
+
 def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
     """A hint at the settings of other groups with the same last part; empty without any."""
     name = key.rpartition(".")[2]
-    same = [setting for setting in settings().values() if setting.name == name]
+    same = [s for s in settings().values() if s.name == name and s.schemas != (_OWN,)]
     close = difflib.get_close_matches(key, [setting.key for setting in same], n=1, cutoff=0.8)
     hints = [
         _with_its_choices(setting, overrides, config_dir)
@@ -208,7 +212,7 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
 def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: str | None) -> str:
     """``controller.target (controller=adaptive, dual or held)``; the key alone where it is read."""
     current = chosen(setting.group, overrides, config_dir)
-    having = readers(setting, config_dir)
+    having = [choice for choice in readers(setting, config_dir) if choice != _OWN]
     if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
         return setting.key
     *others, last = having
@@ -218,3 +222,20 @@ def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: st
 
 def _listed(group: str, names: Sequence[str]) -> str:
     return " and ".join(f"{group}={name}" for name in names)
+
+
+def check_one_choice(overrides: Sequence[str]) -> None:
+    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win.
+
+    Raises:
+        ConfigError: with the choice to make instead.
+    """
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        first, *others = [each.strip() for each in value.strip("[]").split(",")]
+        if group not in ALL_GROUPS or value[:1] != "[" or not others:
+            continue
+        remedy = f"as in {group}={first}"
+        if group == "logger":
+            remedy += f" logger.also=[{','.join(others)}]"
+        raise ConfigError(f"{override}: give one choice, {remedy}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from omegaconf import MISSING
 
@@ -48,3 +48,59 @@ def added(setting: Any, before: Any) -> Any:
     """
     metadata = {**setting.metadata, "added": before}
     return field(default=before, metadata=metadata)
+
+
+#: What a range says of a value where the declaration does not.
+OPEN_RANGE: dict[str, Any] = {
+    **dict.fromkeys(("ge", "gt", "le")),
+    **{"whole": False, "optional": True},
+}
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    allowed: tuple[str, ...] = (),
+    help: str = "",
+) -> Any:
+    """Declare an argument of a part of your own, in the dataclass beside it (docs/extending.md).
+
+    Args:
+        default: its value; without one it must be given.
+        ge: the least value.
+        gt: a bound below every value.
+        le: the largest value.
+        allowed: a closed list of values.
+        help: what it is, for ``--cfg job``.
+    """
+    metadata: dict[str, Any] = {**OPEN_RANGE, "ge": ge, "gt": gt, "le": le, "help": help}
+    if allowed:
+        metadata = {"allowed": allowed, "optional": default is None, "help": help}
+    if isinstance(default, list | dict | set):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class OwnPart:
+    """A part from outside klrl: what it is called, and with what (docs/extending.md).
+
+    ``path``, ``source`` and ``version`` are klrl's to set; see :mod:`klrl.config.own`.
+    """
+
+    target: Optional[str] = None  # noqa: UP045
+    args: dict[str, Any] = field(default_factory=dict)
+    path: Optional[str] = field(default=None, metadata={"free": True})  # noqa: UP045
+    source: Optional[str] = None  # noqa: UP045
+    version: Optional[str] = None  # noqa: UP045
+
+
+def own_part() -> Any:
+    """Declare a part of the user's own within a group: null, a target, or target and args.
+
+    ``checks.py`` makes an :class:`OwnPart` of it.
+    """
+    return added(field(metadata={"own": True}), None)

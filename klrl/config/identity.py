@@ -42,8 +42,9 @@ def canonical(config: JobConfig) -> dict[str, Any]:
     """The settings that change a job's results, in a canonical form.
 
     Left out: the registry's free settings, and a later setting while it has the value that keeps
-    the earlier behaviour (``added`` in :mod:`klrl.config.fields`), and how a run is evaluated that
-    never is. A whole number is the same as an int and as a float.
+    the earlier behaviour (``added`` in :mod:`klrl.config.fields`), where a part of the user's own
+    was found (its source counts), and how a run is evaluated that never is. A whole number is the
+    same as an int and as a float.
     """
     settings: dict[str, Any] = {}
     for f in dataclasses.fields(config):
@@ -60,7 +61,8 @@ def canonical(config: JobConfig) -> dict[str, Any]:
 
 def _canonical(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        values = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
+        counted = [f for f in dataclasses.fields(value) if not f.metadata.get("free")]
+        values = {f: getattr(value, f.name) for f in counted}
         return {f.name: _canonical(v) for f, v in values.items() if not _as_before(f, v)}
     if isinstance(value, dict):
         return {str(key): _canonical(each) for key, each in value.items()}

@@ -12,6 +12,9 @@ from klrl.base.errors import ConfigError
 PLACEMENTS = ("reward", "loss", "split")
 #: How it is estimated. The formulas: :mod:`klrl.kl.estimators`.
 ESTIMATORS = ("k1", "k2", "k3", "exact")
+#: A function of the user's (``kl.own_estimator``, ``kl.own_divergence``). The estimator is charged
+#: as k2 is: sampled, in the reward only as what it is, without the gradient of a KL.
+OWN = "custom"
 #: Which divergence of policy and reference is charged. The formulas: :mod:`klrl.kl.divergences`.
 DIVERGENCES = ("reverse", "forward", "js")
 
@@ -51,6 +54,8 @@ def verdict(placement: str, estimator: str) -> Gradient:
     """
     if placement not in VERDICTS:
         raise ConfigError(f"kl.placement={placement}: choose one of {', '.join(PLACEMENTS)}")
+    if estimator == OWN:
+        return VERDICTS[placement]["k2"]
     if estimator not in VERDICTS[placement]:
         raise ConfigError(f"kl.estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
     return VERDICTS[placement][estimator]
@@ -68,6 +73,11 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
         ConfigError: an unknown name, a biased pair, or a split that would count a step twice.
     """
     gradient = verdict(placement, estimator)
+    if estimator == OWN and gradient is Gradient.WRONG and not allow_biased:
+        raise ConfigError(
+            "kl.estimator=custom: in the reward only k1 has the gradient of the KL (docs/kl.md); "
+            "use kl.placement=loss, or set kl.allow_biased=true"
+        )
     if gradient is Gradient.WRONG and not allow_biased:
         raise ConfigError(
             f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL, "
@@ -97,7 +107,7 @@ def check_divergence(divergence: str, placement: str, estimator: str) -> None:
         ConfigError: an unknown name, a divergence in the reward, or one that is to be sampled by an
             estimator of the reverse KL.
     """
-    if divergence not in DIVERGENCES:
+    if divergence not in (*DIVERGENCES, OWN):
         raise ConfigError(f"kl.divergence={divergence}: choose one of {', '.join(DIVERGENCES)}")
     if divergence == "reverse":
         return

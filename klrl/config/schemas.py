@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, added, choice, number
-from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
+from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
 
 # ----------------------------------------------------------- control: environment, network, rollout
 
@@ -27,10 +27,20 @@ class EnvConfig(ChoiceConfig):
     reward_scale: float = number(gt=0)
     normalize_reward: bool = added(field(), False)
     step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
-    # Any: a name, or a mapping of a name and arguments.
-    wrappers: list[Any] = field(default_factory=list, metadata={"added": []})
+    # Any: an OwnPart each.
+    wrappers: list[Any] = field(
+        default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
+    )
     observation_keys: Optional[list[str]] = added(field(), None)  # noqa: UP045
     action_mask: str = added(choice("auto", "info", "none"), "auto")
+
+
+@dataclass
+class CustomEnvConfig(OwnPart, EnvConfig):
+    """Copies of an environment of the user's own; ``id`` is its target."""
+
+    id: str = ""
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -48,6 +58,15 @@ class GaussianActorConfig(ActorConfig):
     """The same with a standard deviation to start from (Box actions)."""
 
     init_std: float = number(gt=0)
+
+
+@dataclass
+class CustomActorConfig(OwnPart, GaussianActorConfig):
+    """A policy network of the user's own, and its critic, own or klrl's MLP."""
+
+    distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
+    # Any: an OwnPart, or None.
+    own_critic: Any = own_part()
 
 
 @dataclass
@@ -212,11 +231,14 @@ class LegacyKLConfig(KLConfig):
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-prob retrieval twice, then the KL computation."""
 
-    estimator: str = choice(*ESTIMATORS)
+    estimator: str = choice(*ESTIMATORS, OWN)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = MISSING
-    divergence: str = added(choice(*DIVERGENCES), "reverse")
+    divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
     samples_mc_js: int = added(number(ge=2), 16)
+    # Any: an OwnPart, or None.
+    own_estimator: Any = own_part()
+    own_divergence: Any = own_part()
 
 
 @dataclass
@@ -266,6 +288,11 @@ class HeldControllerConfig(TargetControllerConfig):
     limit: float = number(gt=0)
 
 
+@dataclass
+class CustomControllerConfig(OwnPart, ControllerConfig):
+    """A controller of the user's own."""
+
+
 # ----------------------------------------- both domains: advantage, policy loss, learner, optimiser
 
 
@@ -276,6 +303,11 @@ class AdvantageConfig(ChoiceConfig):
     gamma: float = number(ge=0, le=1)
     lmbda: float = number(ge=0, le=1)
     reward_weight: float = added(number(ge=0), 1.0)
+
+
+@dataclass
+class CustomAdvantageConfig(OwnPart, AdvantageConfig):
+    """An estimate of the user's own."""
 
 
 #: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
@@ -315,7 +347,7 @@ class KLPENConfig(LossConfig):
     beta: float = number(ge=0)
     increment: float = number(ge=1)
     decrement: float = number(gt=0, le=1)
-    beta_rule: str = choice("doubling", "proportional", "forward")
+    beta_rule: str = choice("doubling", "proportional", "forward", "custom")
     gain: float = number(gt=0)
     line_search: str = choice("none", "back", "both")
     max_alpha: float = added(number(ge=1), 2.0)
@@ -323,6 +355,8 @@ class KLPENConfig(LossConfig):
     beta_max: float = number(gt=0)
     kl_old: str = choice("exact", "sampled")
     samples_mc_kl: int = number(ge=1)
+    # Any: an OwnPart, or None.
+    own_beta_rule: Any = own_part()
 
 
 @dataclass
@@ -332,6 +366,11 @@ class ClipConfig(LossConfig):
     clip_epsilon: float = number(gt=0)
     clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     target_kl: Optional[float] = number(gt=0)  # noqa: UP045
+
+
+@dataclass
+class CustomLossConfig(OwnPart, LossConfig):
+    """A policy loss of the user's own, beside the terms that all losses share."""
 
 
 @dataclass
@@ -368,7 +407,9 @@ class AdamWConfig(OptimConfig):
 
 @dataclass
 class LoggerConfig(ChoiceConfig):
-    """``metrics.jsonl`` alone."""
+    """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
+
+    also: list[str] = field(default_factory=list, metadata={"added": []})
 
     def offline(self) -> LoggerConfig:
         """The same logger, sending nothing over the network."""
@@ -387,6 +428,11 @@ class WandbConfig(LoggerConfig):
     def offline(self) -> WandbConfig:
         """Wandb's records stay in the run folder."""
         return replace(self, mode="offline")
+
+
+@dataclass
+class CustomLoggerConfig(OwnPart, LoggerConfig):
+    """``metrics.jsonl`` and a logger of the user's own."""
 
 
 @dataclass

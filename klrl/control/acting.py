@@ -63,6 +63,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
     """Whether :class:`NumpyActing` can evaluate a network."""
     known: tuple[type, ...] = (nn.Linear, *_NUMPY)
     plain = isinstance(net.normalizer, ObservationNormalizer | nn.Identity)
+    plain = plain and isinstance(net.head, nn.Linear) and len(net.trunk) > 0
     return plain and all(isinstance(layer, known) for layer in net.trunk)
 
 
@@ -83,7 +84,7 @@ class NumpyActing:
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .], already scaled where the scale is the same in every state."""
         self._refresh()
-        noise = self._family.act_noise((steps, copies), self._net.head.out_features)
+        noise = self._family.act_noise((steps, copies), self._net.outputs)
         if self._net.log_std is not None:
             noise = noise * self._net.log_std.detach().exp()
         self._noise = noise.numpy()
@@ -117,6 +118,7 @@ class NumpyActing:
     def _refresh(self) -> None:
         """Take new views of the parameters: an optimiser or a checkpoint may have moved them."""
         net, normalizer = self._net, self._net.normalizer
+        assert isinstance(net.head, nn.Linear)  # runs_in_numpy
         layers = [*linears(net.trunk), net.head]
         activations = [_NUMPY[type(x)] for x in net.trunk if not isinstance(x, nn.Linear)]
         self._layers = [
@@ -163,7 +165,7 @@ class TorchActing:
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .]."""
-        noise = self._family.act_noise((steps, copies), self._net.head.out_features)
+        noise = self._family.act_noise((steps, copies), self._net.outputs)
         self._noise = noise.to(self._device)
 
     @torch.inference_mode()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import accumulate
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
-from klrl.config import AdvantageConfig
+from klrl.base.errors import ConfigError
+from klrl.config import AdvantageConfig, CustomAdvantageConfig
+from klrl.config.own import make_own, told
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.reward_norm import RewardNormalizer
+from klrl.kl.charge import KL_KEY
 from klrl.train.advantage import weighted_reward
 
 
@@ -46,12 +51,7 @@ def gae(
     @torch.no_grad()
     def estimate(batch: TensorDictBase) -> TensorDictBase:
         after = batch.get("next")
-        charged = after.get("reward")
-        raw = after.get(RAW_REWARD_KEY, charged)
-        # Recorded rewards are neither weighted nor scaled.
-        reward = weighted_reward(charged, raw, config.reward_weight) * reward_scale
-        if normalizer is not None:
-            reward = reward * normalizer.update(reward, after.get("done"))
+        reward = learned_reward(batch, config, reward_scale, normalizer)
         value = value_of(batch.get("observation"))
         value_after = _values_after(batch, value, value_of)
         alive = (~after.get("terminated")).to(value.dtype)
@@ -64,6 +64,106 @@ def gae(
         return batch
 
     return estimate
+
+
+def learned_reward(
+    batch: TensorDictBase,
+    config: AdvantageConfig,
+    reward_scale: float,
+    normalizer: RewardNormalizer | None = None,
+) -> Tensor:
+    """The reward [N, T, 1] that is learned from: charged with the KL, weighted, scaled.
+
+    Args:
+        batch: a rollout; its recorded rewards stay as they are.
+        config: the advantage group, for ``reward_weight``.
+        reward_scale: factor on the shaped reward.
+        normalizer: another one, which follows the rewards: to be called once per rollout.
+    """
+    after = batch.get("next")
+    charged = after.get("reward")
+    raw = after.get(RAW_REWARD_KEY, charged)
+    reward = weighted_reward(charged, raw, config.reward_weight) * reward_scale
+    if normalizer is not None:
+        reward = reward * normalizer.update(reward, after.get("done"))
+    return reward
+
+
+def custom(
+    config: CustomAdvantageConfig,
+    critic: TensorDictModule,
+    reward_scale: float,
+    normalizer: RewardNormalizer | None = None,
+) -> Callable[[TensorDictBase], TensorDictBase]:
+    """``advantage=custom``: a function of the user's, tried once; arguments as :func:`gae`.
+
+    Raises:
+        ConfigError: it cannot be made, raises, or does not write what the learner reads.
+    """
+    given = {"config": config, "critic": critic, "reward_scale": reward_scale}
+
+    def made(normalizer: RewardNormalizer | None) -> Callable[[TensorDictBase], Any]:
+        estimate = make_own("advantage", config, {**given, "normalizer": normalizer})
+        if not callable(estimate):
+            raise ConfigError(
+                f"advantage.target={config.target}: made {type(estimate).__name__}; return a "
+                "function of the rollout"
+            )
+        return estimate
+
+    trial, batch = made(deepcopy(normalizer)), _made_up(critic)
+    with told("advantage", config), torch.no_grad():
+        trial(batch)
+    for key in ("advantage", "value_target", "state_value"):
+        _require_written(f"advantage.target={config.target}", batch, key)
+    own = made(normalizer)
+
+    @torch.no_grad()
+    def estimate(batch: TensorDictBase) -> TensorDictBase:
+        own(batch)
+        return batch
+
+    return estimate
+
+
+def _made_up(critic: TensorDictModule) -> TensorDict:
+    """A rollout [2, 3] of made-up numbers, with an end of each kind."""
+    generator = torch.Generator().manual_seed(0)
+    like = next(critic.parameters())
+
+    def normal(*width: int) -> Tensor:
+        return torch.randn(2, 3, *width, generator=generator).to(like)
+
+    terminated, truncated = (torch.zeros(2, 3, 1, dtype=torch.bool) for _ in range(2))
+    terminated[0, 1], truncated[1, 0] = True, True
+    no, width = torch.zeros_like(terminated), critic.module.inputs
+    after = {
+        "observation": normal(width),
+        **{key: normal(1) for key in ("reward", RAW_REWARD_KEY, KL_KEY)},
+        "terminated": terminated,
+        "truncated": truncated,
+        "done": terminated | truncated,
+    }
+    root = {
+        "observation": normal(width),
+        "action_log_prob": normal(),
+        **dict.fromkeys(("done", "terminated", "truncated"), no),
+        "next": after,
+    }
+    return TensorDict(root, [2, 3], device=like.device)
+
+
+def _require_written(text: str, batch: TensorDictBase, key: str) -> None:
+    value = batch.get(key, None)
+    if value is None:
+        raise ConfigError(f"{text}: wrote no {key}; write it into the rollout, [N, T, 1]")
+    if value.shape != (2, 3, 1) or value.dtype != torch.float32:
+        raise ConfigError(
+            f"{text}: wrote {key} of shape {tuple(value.shape)}, {value.dtype}; give [N, T, 1] = "
+            "(2, 3, 1), float32"
+        )
+    if not value.isfinite().all():
+        raise ConfigError(f"{text}: wrote {key} that is not finite")
 
 
 def _values_after(

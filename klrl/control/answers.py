@@ -36,6 +36,18 @@ def require_observation(observation: Any, shape: Sequence[int], name: str = "obs
         raise Misfit(f"{name} has shape {array.shape}, its space {tuple(shape)}")
 
 
+def require_picture(picture: Any) -> np.ndarray:
+    """Require an RGB picture, uint8 [height, width, 3].
+
+    Raises:
+        Misfit: it is none.
+    """
+    array = _array("picture", picture)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
+        raise Misfit(f"picture is {array.dtype} {array.shape}, not uint8 (height, width, 3)")
+    return array
+
+
 def require_number(reward: Any) -> float:
     """A reward: one real number, in an array of one too.
 

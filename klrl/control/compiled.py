@@ -36,7 +36,7 @@ from torch import Tensor
 from klrl.base.cache import Untrusted, cache_dir, check_digest, private_folder, write_digest
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
-from klrl.config import Config, LossConfig
+from klrl.config import Config, LossConfig, OwnPart
 from klrl.control.cuda_graph import capture
 from klrl.control.step import Problem, Step, eager_step, pure_step
 
@@ -47,7 +47,7 @@ AUTO_STEPS = 10_000
 #: values.
 NOT_COMPILED = {
     *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
-    *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl"),
+    *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
 }
 
 #: The files that a step is made of.
@@ -97,6 +97,13 @@ def choose(asked: str, config: Config, device: torch.device, package: Callable[[
         device: where its update runs.
         package: tells where the step's package would lie; called for auto and aot on a CPU.
     """
+    own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
+    if getattr(config.kl, "placement", "reward") != "reward":
+        names = ("estimator", "divergence")
+        own += [f"kl.{name}" for name in names if getattr(config.kl, name, "") == "custom"]
+    if own and asked != "jit":
+        # A package is told from another by settings and klrl's sources, not by the user's.
+        return Choice("false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)")
     mode = decide(config, device, asked)
     if device.type != "cpu":
         return Choice(mode)

@@ -22,7 +22,7 @@ from torch.distributions import Distribution, Independent
 from torch.nn.functional import pad, softplus
 from torchrl.modules import IndependentNormal, TanhNormal
 
-from klrl.kl.divergences import js_draws, over_actions, require_known, standard_error
+from klrl.kl.divergences import Which, js_draws, over_actions, require_known, standard_error
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -46,13 +46,13 @@ class Family(Protocol):
     def kl(self, p: Params, q: Params) -> Tensor:
         """KL(p || q) in closed form, shape [...]."""
 
-    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+    def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
         """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only where it is sampled."""
 
-    def divergence_noise(self, name: str, params: Params, samples: int) -> Tensor | None:
+    def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
         """What :meth:`divergence` needs drawn, [..., samples, A]; None for a closed form or sum."""
 
-    def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+    def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
         """Standard error of a :meth:`divergence` that needs noise, shape [...]."""
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
@@ -102,32 +102,33 @@ class Normal:
         spread = (variance_ratio - 1) - variance_ratio.log()
         return 0.5 * torch.addcmul(spread, shift, shift).sum(-1)
 
-    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), KL(q || p), or the js of the joint Gaussians: the mean over draws of both."""
+    def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+        """KL(p || q), KL(q || p); js or the user's own by draws of the joint Gaussians."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
             return self.kl(q, p)
-        require_known(name)
+        if isinstance(name, str):
+            require_known(name)
         assert noise is not None, "no closed form: give divergence_noise(...)"
-        return self._js_draws(p, q, noise).mean(-1)
+        return self._draws(name, p, q, noise).mean(-1)
 
-    def divergence_noise(self, name: str, params: Params, samples: int) -> Tensor | None:
-        """Standard normals [..., samples, A] for js."""
-        return _normals(params, samples) if name == "js" else None
+    def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
+        """Standard normals [..., samples, A] for js, and for the user's own."""
+        return None if name in ("reverse", "forward") else _normals(params, samples)
 
-    def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+    def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
         """Over the pairs of draws, which are independent of each other."""
-        return standard_error(self._js_draws(p, q, noise))
+        return standard_error(self._draws(name, p, q, noise))
 
-    def _js_draws(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+    def _draws(self, name: Which, p: Params, q: Params, noise: Tensor) -> Tensor:
         """[..., samples]; one noise makes a draw of each. The slope of a tanh would cancel."""
         p, q = ({key: value.unsqueeze(-2) for key, value in x.items()} for x in (p, q))
         at_p, at_q = (
             Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)
             for draw in (Normal.act(self, p, noise), Normal.act(self, q, noise))
         )
-        return js_draws(at_p, at_q)
+        return js_draws(at_p, at_q) if isinstance(name, str) else name(at_p)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """sum_i 1/2 + log(2 pi) / 2 + log sigma_i."""
@@ -229,15 +230,15 @@ class Categorical:
         log_p, log_q = _log_p(p), _log_p(q)
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+    def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
         """KL(p || q), KL(q || p) or js, sums over the actions."""
         return self.kl(p, q) if name == "reverse" else over_actions(name, _log_p(p), _log_p(q))
 
-    def divergence_noise(self, name: str, params: Params, samples: int) -> Tensor | None:
+    def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
         """None: all are sums."""
         return None
 
-    def divergence_error(self, p: Params, q: Params, noise: Tensor) -> Tensor:
+    def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
         """0: nothing is sampled."""
         return p["logits"].new_zeros(p["logits"].shape[:-1])
 
@@ -300,8 +301,8 @@ class MultiCategorical(Categorical):
         """sum_i KL(p_i || q_i), as for every pair of products."""
         return super().kl(self._each(p), self._each(q)).sum(-1)
 
-    def divergence(self, name: str, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KLs add up over the factors; the js does not: it is summed over all joint actions."""
+    def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
+        """KLs add up over the factors; others do not: they are summed over all joint actions."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":

@@ -35,7 +35,7 @@ class Encoders(nn.Module):
         self, layout: Layout, width: int, activation: str, cnn: str | None, scale: float
     ) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.in_features = layout, layout.size
         read = [entry for entry in layout.entries if entry.kind != "mask"]
         several = len(read) > 1
         self.encoders = nn.ModuleDict()

@@ -9,8 +9,10 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -31,7 +33,7 @@ from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, Tr
 
 from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import CONTROL, EnvConfig, factory
+from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
 from klrl.control.action_space import conversion, require_served, told
 from klrl.control.answers import (
     FLAGS,
@@ -40,9 +42,11 @@ from klrl.control.answers import (
     require_flag,
     require_number,
     require_observation,
+    require_picture,
 )
 from klrl.control.answers import told as fault
-from klrl.control.gym_make import make_wrapped
+from klrl.control.env_proof import Way, prove, take_up
+from klrl.control.gym_make import make_gym, make_one
 from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 
@@ -60,7 +64,27 @@ def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) ->
 def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
     """``env=gym``; arguments as :func:`make_copies`."""
     copies = num_envs or config.num_envs
-    return VectorGymEnv.of(config, copies, seed=seed)
+    return VectorGymEnv(
+        config.id,
+        copies,
+        seed=seed,
+        step_timeout=config.step_timeout,
+        make=lambda: make_one(config),
+        action_mask=config.action_mask,
+    )
+
+
+def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
+    """``env=custom``; arguments as :func:`make_copies`."""
+    return VectorGymEnv(
+        config.id,
+        num_envs or config.num_envs,
+        seed=seed,
+        step_timeout=config.step_timeout,
+        make=lambda: make_one(config),
+        setting=f"env.target={config.target}",
+        action_mask=config.action_mask,
+    )
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
@@ -102,8 +126,8 @@ class VectorGymEnv(EnvBase):
         kwargs: arguments of ``gymnasium.make``.
         seed: seed of the first reset; copy i is seeded with seed + i.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
-        wrappers: ``env.wrappers``.
-        keys: ``env.observation_keys``.
+        make: makes a copy; default ``gymnasium.make`` of the id.
+        setting: that names the environment, for errors; default ``env.id=...``.
         action_mask: ``env.action_mask``.
 
     Attributes:
@@ -124,20 +148,25 @@ class VectorGymEnv(EnvBase):
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         step_timeout: float | None = None,
-        wrappers: Sequence[Any] = (),
-        keys: Sequence[str] | None = None,
+        make: Callable[[], gymnasium.Env] | None = None,
+        setting: str | None = None,
         action_mask: str = "auto",
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
         self.num_copies = num_envs
         self._next_seed: int | None = seed
-        copies = [make_wrapped(env_id, kwargs or {}, wrappers, keys) for _ in range(num_envs)]
+        self._setting = setting or f"env.id={env_id}"
+        make = make or partial(make_gym, env_id, kwargs or {})
+        copies = [make() for _ in range(num_envs)]
         spaces = copies[0].observation_space, copies[0].action_space
         self.layout = layout_of(env_id, *spaces, action_mask)
         self.notes = [line for line in (_seen(env_id, spaces[0], self.layout), told(spaces[1]))
                       if line is not None]  # fmt: skip
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
+        self._make = lambda: _make_flat(make(), self.layout)
+        self._way: Way | None = None
+        self._new = True
         #: Of ``observation``, wherever it is stored.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
@@ -148,20 +177,6 @@ class VectorGymEnv(EnvBase):
         self._step_timeout = step_timeout
         self._place = _Place()
 
-    @classmethod
-    def of(cls, config: EnvConfig, num_envs: int, *, seed: int = 0) -> VectorGymEnv:
-        """That many copies of the env group's environment."""
-        return cls(
-            config.id,
-            num_envs,
-            kwargs=dict(config.kwargs),
-            seed=seed,
-            step_timeout=config.step_timeout,
-            wrappers=config.wrappers,
-            keys=config.observation_keys,
-            action_mask=config.action_mask,
-        )
-
     def _set_specs(self) -> None:
         n = self.num_copies
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
@@ -169,7 +184,7 @@ class VectorGymEnv(EnvBase):
         self.observation_spec = Composite(
             observation=Unbounded(shape=(n, *observation.shape), dtype=dtype), shape=(n,)
         )
-        self.action_spec = Composite(action=_action_spec(self.env_id, action, n), shape=(n,))
+        self.action_spec = Composite(action=_action_spec(self._setting, action, n), shape=(n,))
         self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
         flag = Categorical(2, dtype=torch.bool, shape=(n, 1))
         self.done_spec = Composite(
@@ -190,6 +205,26 @@ class VectorGymEnv(EnvBase):
             env = env.env
         return None
 
+    @property
+    def pictures_per_second(self) -> float:
+        """The speed at which its pictures are to be shown."""
+        return float(self._envs[0].metadata.get("render_fps", 30))
+
+    def picture(self) -> np.ndarray:
+        """The first copy as it is now, uint8 [height, width, 3]; made with an rgb_array mode.
+
+        Raises:
+            EnvError: it raised, or drew something else.
+        """
+        drawn: list[np.ndarray] = []
+
+        def draw() -> None:
+            self._place.copy = 0
+            drawn.append(require_picture(self._envs[0].render()))
+
+        self._call_copies(draw, "picture after step")
+        return drawn[0]
+
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
     ) -> np.ndarray:
@@ -208,6 +243,8 @@ class VectorGymEnv(EnvBase):
 
     def _reset_copies(self, mask: np.ndarray | None, seeds: Sequence[int] | None) -> None:
         first, self._next_seed = self._next_seed, None
+        if self._new:  # to set an attribute takes 2 us
+            self._new = False
         if seeds is None and first is not None:
             seeds = range(first, first + self.num_copies)
         shape = self._observations.shape[1:]
@@ -279,7 +316,7 @@ class VectorGymEnv(EnvBase):
             raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
     def _where(self, what: str) -> str:
-        return f"env.id={self.env_id}: {what} {self._place.step} of copy {self._place.copy}"
+        return f"{self._setting}: {what} {self._place.step} of copy {self._place.copy}"
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -338,6 +375,53 @@ class VectorGymEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self._next_seed = seed
+
+    # ------------------------------------------------------------------------------- its state
+
+    def keep_state(self) -> Way:
+        """Have the copies' state at hand from now on; to be called before their first reset.
+
+        Returns:
+            How they are saved, by a proof with other copies.
+        """
+        if self._way is None:
+            self._way = prove(self._make, self._step_timeout)
+            self._envs = [self._way.keep(env) for env in self._envs]
+        return self._way
+
+    def copies_state(self) -> torch.Tensor | None:
+        """The state of all copies [bytes], JSON in uint8; None where a copy cannot be saved."""
+        copies = [None if self._way is None else self._way.read(env) for env in self._envs]
+        if None in copies:
+            return None
+        text = json.dumps({"next_seed": self._next_seed, "copies": copies})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_copies_state(self, state: torch.Tensor) -> None:
+        """Go on from :meth:`copies_state`.
+
+        Raises:
+            Exception: it is not one of these copies, or whatever the environment raises; the copies
+                are as they were made.
+        """
+        saved = json.loads(state.cpu().numpy().tobytes())
+        if not self._new:
+            self._make_anew()
+        try:
+            for env, of_copy in zip(self._envs, saved["copies"], strict=True):
+                within(self._step_timeout, partial(take_up, env, of_copy))
+        except BaseException:
+            self._make_anew()
+            raise
+        self._next_seed, self._new = saved["next_seed"], False
+
+    def _make_anew(self) -> None:
+        """Replace the copies by new ones."""
+        for env in self._envs:
+            env.close()
+        made = [self._make() for _ in range(self.num_copies)]
+        self._envs = made if self._way is None else [self._way.keep(env) for env in made]
+        self._new = True
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import Config, EnvConfig
 from klrl.control.acting import Acting, make_acting
 from klrl.control.actor import Agent
-from klrl.control.env import VectorGymEnv
+from klrl.control.env import VectorGymEnv, make_copies
 from klrl.control.load import trained_agent
 from klrl.domains import CONTROL
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
@@ -60,17 +60,18 @@ def _scores(
     copies = min(episodes, MAX_COPIES)
     if not copies:
         return
-    env = VectorGymEnv.of(config, copies)
+    env = make_copies(config, seed=0, num_envs=copies)
+    assert isinstance(env, VectorGymEnv)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
     if sampled:
-        noise = _Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)
+        noise = Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)
     try:
         while seeds:
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
             acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
-            scores, steps = _play(env, acting, seeds[:wave], limit, noise)
+            scores, steps = play(env, acting, seeds[:wave], limit, noise)
             yield scores
             seeds = seeds[wave:]
             left = None if left is None else left - steps
@@ -93,13 +94,28 @@ def _wave(episodes: int, left: int | None, longest: int | None) -> tuple[int, in
     return episodes, MAX_STEPS if left is None else min(MAX_STEPS, left // max(episodes, 1))
 
 
-def _play(
-    env: VectorGymEnv, acting: Acting, seeds: Sequence[int], limit: int, noise: _Noise | None
+def play(
+    env: VectorGymEnv,
+    acting: Acting,
+    seeds: Sequence[int],
+    limit: int,
+    noise: Noise | None,
+    watch: Callable[[], None] = lambda: None,
 ) -> tuple[Scores, int]:
-    """One episode from each seed, in the first copies; their scores, and the steps they took."""
+    """One episode from each seed, in the first copies; their scores, and the steps they took.
+
+    Args:
+        env: is reset and stepped.
+        acting: the policy.
+        seeds: of the start states.
+        limit: steps after which an episode is cut off.
+        noise: of sampled actions; None: the mode.
+        watch: called in every state, the first and the last included.
+    """
     playing = np.arange(env.num_copies) < len(seeds)
     ended, total, steps = np.zeros_like(playing), np.zeros(env.num_copies), 0
     observation = env.reset_native(playing, [*seeds, *[0] * (env.num_copies - len(seeds))])
+    watch()
     for step in range(limit):
         if noise is not None and step % _NOISE_STEPS == 0:
             noise.draw(acting)
@@ -108,6 +124,7 @@ def _play(
         observation, reward, terminated, truncated = env.step_native(action, playing)
         total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]
         steps += int(playing.sum())
+        watch()
         done = playing & (terminated | truncated)
         ended |= done
         playing &= ~done
@@ -116,7 +133,7 @@ def _play(
     return Scores(total[ended].tolist(), cut=int(playing.sum())), steps
 
 
-class _Noise:
+class Noise:
     """The noise of sampled actions, from a generator of its own.
 
     Args:

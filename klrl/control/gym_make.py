@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
+from klrl.config.own import make_own, require
+
+
+def make_one(config: EnvConfig) -> gymnasium.Env:
+    """One copy of the environment that the env group describes, in its wrappers.
+
+    Of its observation there are the keys of ``env.observation_keys``, where that is given.
+
+    Raises:
+        ConfigError: it or a wrapper is the user's own, and raises or is no Gymnasium environment;
+            no such key.
+        gymnasium.error.Error, TypeError, ValueError, ModuleNotFoundError: as :func:`make_gym`.
+    """
+    env = _bare(config)
+    for i, part in enumerate(config.wrappers):
+        env = _in_wrapper(env, f"env.wrappers[{i}]", part)
+    keys = config.observation_keys
+    return env if keys is None else _with_keys(config.id, env, keys)
+
+
+def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
+    if str(part.target).startswith("gymnasium."):
+        # YAML has no tuples, and Gymnasium's wrappers ask for them.
+        args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
+        part = replace(part, args=args)
+    try:
+        made = make_own(setting, part, {"env": env})
+    except ConfigError as error:
+        cause = error.__cause__
+        if isinstance(cause, gymnasium.error.DependencyNotInstalled):
+            raise ConfigError(
+                f"{setting}: {part.target}: {first_line(cause)}; pip install 'klrl[pixels]'"
+            ) from cause
+        raise
+    what = "name a gymnasium.Wrapper, or a function that returns an environment in one"
+    wrapped: gymnasium.Env = require(setting, part, made, gymnasium.Env, what)
+    return wrapped
+
+
+def _bare(config: EnvConfig) -> gymnasium.Env:
+    if isinstance(config, CustomEnvConfig):
+        what = "return a gymnasium.Env; wrap another library's environment in one"
+        made = require("env", config, make_own("env", config, {}), gymnasium.Env, what)
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(made, space, None), gymnasium.Space):
+                raise ConfigError(
+                    f"env.target={config.target}: has no {space}; set one in its __init__"
+                )
+        return made
+    return make_gym(config.id, config.kwargs)
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
@@ -31,65 +82,6 @@ def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     if "mujoco" in str(gymnasium.spec(name).entry_point):
         _route_mujoco_warnings()
     return gymnasium.make(env_id, **kwargs)
-
-
-def make_wrapped(
-    env_id: str,
-    kwargs: Mapping[str, Any],
-    wrappers: Sequence[Any] = (),
-    keys: Sequence[str] | None = None,
-) -> gymnasium.Env:
-    """:func:`make_gym` in its wrappers, and of its observation the chosen keys.
-
-    Args:
-        env_id: an id, or ``module:id``.
-        kwargs: arguments of the environment.
-        wrappers: ``env.wrappers``, the innermost first; a name of ``gymnasium.wrappers``,
-            ``module:name``, or a mapping of ``name`` and the wrapper's arguments.
-        keys: ``env.observation_keys``, of a Dict; None for all.
-
-    Raises:
-        ConfigError: no such wrapper or key, or the wrapper does not take the environment.
-        gymnasium.error.Error, TypeError, ValueError, ModuleNotFoundError: as :func:`make_gym`.
-    """
-    env = make_gym(env_id, kwargs)
-    for wrapper in wrappers:
-        env = _in_wrapper(env, wrapper)
-    return env if keys is None else _with_keys(env_id, env, keys)
-
-
-def _in_wrapper(env: gymnasium.Env, given: Any) -> gymnasium.Env:
-    settings = {"name": given} if isinstance(given, str) else dict(given)
-    name = settings.pop("name")
-    # YAML has no tuples, and Gymnasium's wrappers ask for them.
-    arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-    wrapper = _wrapper(name)
-    try:
-        return wrapper(env, **arguments)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            f"env.wrappers: {name}: {first_line(error)}; pip install 'klrl[pixels]'"
-        ) from error
-    except Exception as error:  # someone else's code: it may raise anything
-        raise ConfigError(
-            f"env.wrappers: {name} refuses the environment or its arguments: "
-            f"{first_line(error) or type(error).__name__}; fix env.wrappers"
-        ) from error
-
-
-def _wrapper(name: str) -> Any:
-    module, _, attribute = name.rpartition(":")
-    try:
-        found = importlib.import_module(module or "gymnasium.wrappers")
-        return getattr(found, attribute)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"env.wrappers: {name}: {error}; install it or fix its name") from error
-    except AttributeError as error:
-        close = difflib.get_close_matches(attribute, dir(found), n=1)
-        hint = f"did you mean {close[0]}?" if close else "see the names there"
-        raise ConfigError(
-            f"env.wrappers: {module or 'gymnasium.wrappers'} has no {attribute}; {hint}"
-        ) from error
 
 
 def _with_keys(env_id: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasium.Env:

@@ -16,6 +16,7 @@ from klrl.control.distributions import Family
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
+from klrl.kl.own import chosen_divergence, chosen_estimator
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
 from klrl.transforms.legacy import KLRewardTransform
@@ -79,8 +80,8 @@ def retrieve(
     config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
     """``kl=retrieve``: log-probs of both, then the KL; arguments as :func:`make_reference_kl`."""
-    divergence = Divergence(config.divergence, config.samples_mc_js)
-    how = (config.estimator, config.placement)
+    divergence = Divergence(chosen_divergence(config), config.samples_mc_js)
+    how = (chosen_estimator(config), config.placement)
     if config.placement == "loss":
         return ReferenceKL(config.coef, *how, divergence=divergence)
     if not divergence.is_reverse:  # annotate() writes it into the batch
@@ -106,7 +107,7 @@ def retrieve(
             REF_LOG_PROB_KEY,
             kl_key=KL_KEY,
             coef=config.coef,
-            estimator=config.estimator,
+            estimator=how[0],
             raw_reward_key=RAW_REWARD_KEY,
         )
         transform, coef = Compose(*retrieved, computation), (computation, "coef")
@@ -156,7 +157,7 @@ def annotate(
         noise = family.divergence_noise(divergence.name, policy, divergence.samples)
         batch.set(DIVERGENCE, family.divergence(divergence.name, policy, ref, noise))
         if noise is not None:
-            batch.set(ERROR, family.divergence_error(policy, ref, noise))
+            batch.set(ERROR, family.divergence_error(policy, ref, noise, divergence.name))
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:

@@ -12,7 +12,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
-from klrl.config import Config, JobConfig, choice_of
+from klrl.config import Config, CustomEnvConfig, JobConfig, choice_of
+from klrl.config.own import complete_part, restore
 from klrl.config.stored import renamed
 from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
@@ -28,6 +29,8 @@ _PATH = "reference.path"
 
 #: The settings of another task.
 _TASK = ("env.id", "env.kwargs")
+#: Those of the user's own.
+_OWN_TASK = ("env.args",)
 
 
 def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
@@ -67,6 +70,7 @@ def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
     """Networks of the shape that :func:`describe_policy` describes, with fresh weights."""
     settings = renamed({"actor": described["actor"]})["actor"]
     actor: Any = choice_of("actor", settings["name"]).schema(**settings)
+    restore(actor)
     return make_agent(actor, env, normalize=described["normalize"], separate=False)
 
 
@@ -107,11 +111,14 @@ def load_reference(
 
 def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
     """:func:`klrl.runs.other_task.config_on_task` of a control run."""
-    checked = allowed(overrides, _TASK)
+    keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
+    checked = allowed(overrides, keys)
     # Another environment does not take this one's arguments.
     reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
-    config = stored_config(run, [*reset, *checked], changeable=_TASK)
+    config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)
+    if isinstance(config.env, CustomEnvConfig):
+        complete_part("env", config.env)
     check_env(config.env, config.actor, frozenset())
     kind, task = policy_kind(stored.env, stored.actor), policy_kind(config.env, stored.actor)
     for name, own, others in kind.differences(task):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,14 @@ class PolicyNet(nn.Module):
         init_std: a Gaussian's initial standard deviation; None for a categorical.
         masked: how many of an observation's numbers, the last ones, say which of the K actions can
             be taken; 0 for all. An excluded one has probability 0.
+
+    Attributes:
+        inputs: length D of an observation.
+        outputs: as given.
     """
+
+    head: nn.Module
+    log_std: nn.Parameter | None
 
     def __init__(
         self,
@@ -125,6 +133,7 @@ class PolicyNet(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer, self.trunk, self.masked = normalizer, trunk, masked
+        self.inputs, self.outputs = _inputs(trunk), outputs
         # A gain of .01 starts with nearly the same action in all states (Andrychowicz et al. 2021).
         self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
         if init_std is None:
@@ -143,11 +152,15 @@ class PolicyNet(nn.Module):
     def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
         """The parameters from the trunk's output [..., H]; of the observation the mask alone."""
         out = self.head(hidden)
-        if self.masked:
-            out = out.masked_fill(observation[..., -self.masked :] == 0, EXCLUDED)
         if self.log_std is None:
-            return (out,)
+            return (self.allowed(out, observation),)
         return out, self.log_std.exp().expand_as(out)
+
+    def allowed(self, logits: Tensor, observation: Tensor) -> Tensor:
+        """The logits, without those that the observation's mask excludes."""
+        if not self.masked:
+            return logits
+        return logits.masked_fill(observation[..., -self.masked :] == 0, EXCLUDED)
 
 
 class ValueNet(nn.Module):
@@ -157,13 +170,19 @@ class ValueNet(nn.Module):
         normalizer: applied to the observation.
         trunk: hidden layers, the policy's own where they are shared.
         detach_trunk: keep the critic's gradient out of the trunk.
+
+    Attributes:
+        inputs: length D of an observation.
     """
+
+    head: nn.Module
 
     def __init__(
         self, normalizer: nn.Module, trunk: nn.Sequential, detach_trunk: bool = False
     ) -> None:
         super().__init__()
         self.normalizer, self.trunk, self.detach_trunk = normalizer, trunk, detach_trunk
+        self.inputs = _inputs(trunk)
         self.head = orthogonal(nn.Linear(_width(trunk), 1), 1.0)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -177,6 +196,12 @@ class ValueNet(nn.Module):
     def of_features(self, hidden: Tensor) -> Tensor:
         """The state value [..., 1] from the trunk's output [..., H]."""
         return self.head(hidden.detach() if self.detach_trunk else hidden)
+
+
+def _inputs(trunk: nn.Sequential) -> int:
+    """Of its first layer, or of its encoders: the length D of an observation."""
+    widths: list[Any] = [m.in_features for m in trunk if hasattr(m, "in_features")]
+    return int(widths[0])
 
 
 def _width(trunk: nn.Sequential) -> int:
@@ -208,7 +233,8 @@ class Networks(nn.Module):
 
     def in_order(self) -> list[nn.Parameter]:
         """Each parameter once; matching layers of the trunks are adjacent: one view covers both."""
-        pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=True)
+        # The user's own networks have no trunk.
+        pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
         return list({id(p): p for p in parameters}.values())
 
@@ -251,7 +277,8 @@ class PairedNetworks:
 def can_be_paired(networks: Networks) -> bool:
     """Whether matching layers of two separate trunks are adjacent in memory."""
     policy, value = networks.policy.trunk, networks.value.trunk
-    if policy is value or not _is_mlp(policy):
+    alike = len(policy) == len(value) > 0 and _is_mlp(policy) and _is_mlp(value)
+    if policy is value or not alike:
         return False
     pairs = zip(policy.parameters(), value.parameters(), strict=True)
     parameters = [p for pair in pairs for p in pair]

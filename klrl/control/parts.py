@@ -19,6 +19,7 @@ from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
 from klrl.control.record import rewards_of
+from klrl.control.resumption import RunningEpisodes
 from klrl.control.reward_norm import RewardNormalizer
 from klrl.control.rollout import RolloutContext, make_rollout
 from klrl.control.update import ControlSteps
@@ -55,6 +56,7 @@ class ControlParts(Parts):
             config.env, seed=0, num_envs=1 if config.collector.elsewhere else None
         )
         self.longest_episode = getattr(self._copies, "longest_episode", None)
+        self._episodes = RunningEpisodes()
         self.agent = make_agent(
             config.actor,
             self._copies,
@@ -130,21 +132,38 @@ class ControlParts(Parts):
         return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
-        """The collector, whose environments are seeded for this iteration."""
+        """The collector; its environments go on as loaded, or are seeded for this iteration."""
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
-        copies: EnvBase | None = self._copies
-        if self.config.collector.elsewhere:
+        elsewhere = self.config.collector.elsewhere
+        if elsewhere:
             self._copies.close()
-            copies = None
-        else:
-            self._copies.seed_first_reset(seed)
+        copies: EnvBase | None = None if elsewhere else self._copies
+        self._episodes.prove(copies)
+
+        def reseed() -> None:
+            if copies is not None:
+                copies.seed_first_reset(seed)
+
+        reseed()
         context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
-        return make_rollout(context)
+        rollout = self._episodes.begin(iteration, lambda: make_rollout(context), reseed, say)
+        if self._episodes.new and self._reward_normalizer is not None:
+            self._reward_normalizer.begin_episodes()
+        return rollout
+
+    @property
+    def resume(self) -> str:
+        """How the running episodes are saved."""
+        return self._episodes.way.tier
 
     def components(self) -> dict[str, Any]:
-        """Networks, optimiser, and what else there is: reference, scale of rewards."""
-        components = {"agent": self.agent.modules, "optimizer": self.learner.steps.optimizer}
+        """Networks, optimiser, rollout, and what else there is: reference, scale of rewards."""
+        components = {
+            "agent": self.agent.modules,
+            "optimizer": self.learner.steps.optimizer,
+            "rollout": self._episodes,
+        }
         if self.reference is not None:
             components["reference"] = self.reference.module
         if self._reward_normalizer is not None:

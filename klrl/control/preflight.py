@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
-from klrl.config import CONTROL, ActorConfig, CNNActorConfig, Config, EnvConfig
+from klrl.config import (
+    CONTROL,
+    ActorConfig,
+    CNNActorConfig,
+    Config,
+    CustomActorConfig,
+    CustomEnvConfig,
+    EnvConfig,
+    OwnPart,
+)
 from klrl.config.choices import choices_for
+from klrl.config.own import told
+from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.runs.find import other_runs
 from klrl.runs.resume import stored_config
 
@@ -22,8 +35,9 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     if config.collector.elsewhere:
         check_ray_address()
     check_env(config.env, config.actor, overridden)
-    if getattr(config.kl, "divergence", "reverse") == "js":
-        _check_joint_actions(config.env)
+    divergence = getattr(config.kl, "divergence", "reverse")
+    if divergence in ("js", "custom"):
+        _check_joint_actions(config.env, divergence)
     if not resumed:
         for setting, path, run in other_runs(config):
             _check_same_kind(setting, path, config, run)
@@ -31,16 +45,49 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
+    try:
+        _check_env(env, _standing_for(actor), overridden)
+    except ConfigError as error:
+        raise ConfigError(_in_own_settings(str(error), env, actor)) from error
+
+
+def _standing_for(actor: ActorConfig) -> ActorConfig:
+    """klrl's actor with the distribution of the user's own."""
+    if not isinstance(actor, CustomActorConfig):
+        return actor
+    name = "mlp" if actor.distribution == "auto" else actor.distribution
+    return replace(actor, name=name)
+
+
+def _in_own_settings(text: str, env: EnvConfig, actor: ActorConfig) -> str:
+    """An error of the checks below, where the user's own parts have settings of other names."""
+    if isinstance(env, CustomEnvConfig):
+        text = text.replace(f"env.id={env.id}", f"env.target={env.target}")
+        text = text.replace(f"env.kwargs={env.kwargs}", f"env.args={env.args}")
+        text = text.replace("env.kwargs", "env.args")
+    image = f"actor={_standing_for(actor).name}: an MLP reads no images"
+    if isinstance(actor, CustomActorConfig) and text.startswith(image):
+        return text.replace(image, "actor=custom: a network of your own reads no images")
+    if isinstance(actor, CustomActorConfig):
+        text = text.replace("actor=mlp", "actor.distribution=auto").replace("or mlp", "or auto")
+        text = text.replace("actor=", "actor.distribution=")
+    return text
+
+
+def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     from klrl.control.action_space import is_discrete, require_served
     from klrl.control.observation import Packed, check_images, layout_of, require_actor
 
-    _check_id(env.id)
+    if not isinstance(env, CustomEnvConfig):
+        _check_id(env.id)
     copy = _make(env)
     space = copy.action_space
     discrete = is_discrete(space)
     require_served(env.id, space)
     layout = layout_of(env.id, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
+    if isinstance(env, CustomEnvConfig):
+        _check_answers(env, copy)
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
@@ -67,7 +114,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
 _MOST_JOINT = 4096
 
 
-def _check_joint_actions(env: EnvConfig) -> None:
+def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
     """KLs add up over a product's factors; the js is a sum over all joint actions."""
     from klrl.control.action_space import joint_actions
 
@@ -76,8 +123,9 @@ def _check_joint_actions(env: EnvConfig) -> None:
     copy.close()
     if count is not None and count > _MOST_JOINT:
         raise ConfigError(
-            f"kl.divergence=js: env.id={env.id} has {count} joint actions, and the js is summed "
-            f"over all of them, at most {_MOST_JOINT}; choose kl.divergence=forward or reverse"
+            f"kl.divergence={divergence}: env.id={env.id} has {count} joint actions, and the "
+            f"{divergence} is summed over all of them, at most {_MOST_JOINT}; choose "
+            "kl.divergence=forward or reverse"
         )
 
 
@@ -103,7 +151,8 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     from klrl.control.observation import layout_of
 
     copy = _make(env)
-    chosen = "normal" if actor.name in ("mlp", "cnn") else actor.name
+    name = _standing_for(actor).name
+    chosen = "normal" if name in ("mlp", "cnn") else name
     family = FAMILIES.get(type(copy.action_space), chosen)
     layout = layout_of(env.id, copy.observation_space, copy.action_space, env.action_mask)
     seen: Any = gymnasium.spaces.flatdim(copy.observation_space) if layout is None else layout.names
@@ -147,6 +196,53 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
             f"{first_line(error)}; fix env.kwargs"
         ) from error
+
+
+def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
+    """Reset and step an environment of the user's own: its answers must fit its spaces."""
+    space, actions = copy.observation_space, copy.action_space
+    actions.seed(0)
+
+    def play() -> Any:
+        with told("env", env):
+            return copy.reset(seed=0), copy.step(actions.sample())
+
+    try:
+        reset, step = within(env.step_timeout, play)
+    except TookTooLong:
+        return  # the check of a step says so
+    text = f"env.target={env.target}"
+    if not (isinstance(reset, tuple) and len(reset) == 2):
+        raise ConfigError(f"{text}: reset returned {type(reset).__name__}; give observation, info")
+    if not (isinstance(step, tuple) and len(step) == 5):
+        raise ConfigError(
+            f"{text}: step returned {type(step).__name__}; give observation, reward, terminated, "
+            "truncated, info"
+        )
+    try:
+        for observation in (reset[0], step[0]):
+            _require_contained(space, observation)
+        reward = require_number(step[1])
+        require_flag("terminated", step[2])
+        require_flag("truncated", step[3])
+    except Misfit as error:
+        raise ConfigError(f"{text}: {error}; mend the environment") from error
+    if not math.isfinite(reward):
+        raise ConfigError(f"{text}: the first reward is {reward}; give finite numbers")
+
+
+def _require_contained(space: Any, observation: Any) -> None:
+    """An observation of the kind and shape that its space promises, all numbers finite."""
+    import gymnasium
+    import numpy as np
+
+    if not isinstance(space, gymnasium.spaces.Box):
+        if not space.contains(observation):
+            raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
+        return
+    require_observation(observation, space.shape)
+    if not np.isfinite(np.asarray(observation)).all():
+        raise Misfit("an observation is not finite")
 
 
 def _check_bounds(env_id: str, actor: ActorConfig, space: Any) -> None:
@@ -197,10 +293,10 @@ def _install(extra: str) -> str:
 def _make(env: EnvConfig) -> Any:
     import gymnasium
 
-    from klrl.control.gym_make import make_wrapped
+    from klrl.control.gym_make import make_one
 
     try:
-        return make_wrapped(env.id, env.kwargs, env.wrappers, env.observation_keys)
+        return make_one(env)
     except ConfigError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -236,6 +332,10 @@ def _network(actor: ActorConfig) -> str:
     words = f"hidden={actor.hidden} activation={actor.activation} share_trunk={actor.share_trunk}"
     if isinstance(actor, CNNActorConfig):
         words += f" arch={actor.arch} scale={actor.scale:g}"
+    if isinstance(actor, CustomActorConfig):
+        critic: OwnPart = actor.own_critic or OwnPart()
+        words += f" target={actor.target} args={actor.args}"
+        words += f" own_critic.target={critic.target} own_critic.args={critic.args}"
     return words
 
 

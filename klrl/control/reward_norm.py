@@ -43,7 +43,7 @@ class RewardNormalizer:
             done: [N, T, 1], whether an episode ended after the frame.
         """
         rows = reward[..., 0].tolist()
-        if len(self._sums) != len(rows):  # the first one, or after a resume
+        if len(self._sums) != len(rows):  # the first one
             self._sums = [0.0] * len(rows)
         decays = (self._gamma * (~done[..., 0]).double()).tolist()
         if not self._begun and not reward.any():
@@ -56,7 +56,7 @@ class RewardNormalizer:
         return self.scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, variance, count; sums begin anew, as episodes do on resume."""
+        """Mean, variance, count, and the sums of running episodes."""
         moments = self._moments
         return {
             "mean": float(moments.mean),
@@ -64,6 +64,7 @@ class RewardNormalizer:
             "count": float(moments.count),
             "scale": self.scale,
             "begun": self._begun,
+            "sums": list(self._sums),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -71,6 +72,11 @@ class RewardNormalizer:
         self._moments.mean, self._moments.var = np.float64(state["mean"]), np.float64(state["var"])
         self._moments.count, self.scale = float(state["count"]), float(state["scale"])
         self._begun = bool(state["begun"])
+        self._sums = list(state.get("sums", []))  # klrl 0.2 did not save them
+
+    def begin_episodes(self) -> None:
+        """Forget the sums: all rows begin new episodes."""
+        self._sums = []
 
 
 def _discounted(rewards: list[float], decays: list[float], before: float) -> list[float]:

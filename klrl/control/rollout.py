@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from klrl.config import CONTROL, Config, factory
 from klrl.control.actor import Agent
-from klrl.control.env import transformed
-from klrl.control.vector import VectorRollout, make_plan
+from klrl.control.env import VectorGymEnv, transformed
+from klrl.control.vector import VectorRollout, entries_of, make_plan, named
 from klrl.train.loop import Rollout
 
 
@@ -103,6 +104,7 @@ class TorchRLRollout:
     ) -> None:
         from torchrl.collectors import Collector  # which imports all of TorchRL's
 
+        self._base = env.base_env
         self._collector = Collector(
             env,
             actor,
@@ -123,3 +125,38 @@ class TorchRLRollout:
     def close(self) -> None:
         """Close the collector and its environment."""
         self._collector.shutdown()
+
+    def restart(self) -> None:
+        """Begin new episodes with the next rollout."""
+        self._collector._make_carrier()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next rollout starts from; empty if that cannot be saved.
+
+        The collector's own holds neither its carrier, which is what the policy sees next with the
+        sums of running episodes, nor the environment.
+        """
+        copies = self._base.copies_state() if isinstance(self._base, VectorGymEnv) else None
+        if copies is None:
+            return {}
+        carrier = self._collector._carrier
+        return {
+            "copies": copies,
+            "carrier": entries_of({key: carrier.get(key) for key in carrier.keys(True, True)}),
+            "trajectories": self._collector._traj_pool.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`.
+
+        Raises:
+            Exception: it is not one of this environment, or whatever that raises.
+        """
+        self._base.set_copies_state(state["copies"])
+        before = self._collector._carrier
+        carrier = TensorDict({}, before.batch_size, before.device, before.names)
+        for key, value in named(state["carrier"]):
+            now = before.get(key, None)  # a policy on a GPU has its carrier's parts in two places
+            carrier.set(key, value.to("cpu" if now is None else now.device))
+        self._collector._carrier = carrier
+        self._collector._traj_pool.load_state_dict(state["trajectories"])

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
-from klrl.control.networks import linears
 from klrl.control.score import draw
 from klrl.control.step import Adam, Columns, Problem
 from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss
 from klrl.train.learner import Coefficients, Steps
 
@@ -38,7 +38,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         self,
         config: Config,
         agent: Agent,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         mode: str = "false",
         divergence: Divergence = REVERSE,
     ) -> None:
@@ -153,8 +153,8 @@ class ControlSteps(Steps[Frames, Tensor]):
 def one_frame(agent: Agent) -> TensorDict:
     """A rollout [1, 1] laid out as every annotated one of this policy; its numbers mean nothing."""
     family = agent.family
-    weight = agent.policy_net.head.weight
-    observation = weight.new_zeros(1, 1, linears(agent.policy_net.trunk)[0].in_features)
+    weight = next(agent.policy_net.parameters())
+    observation = weight.new_zeros(1, 1, agent.policy_net.inputs)
     if agent.layout is not None:
         dtype = torch.uint8 if agent.layout.dtype == "uint8" else weight.dtype
         observation = weight.new_zeros(1, 1, agent.layout.size, dtype=dtype)

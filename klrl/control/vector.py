@@ -8,7 +8,9 @@ evaluated once for the whole rollout. The batch equals that of ``collector=torch
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,6 +84,17 @@ def _acts_on_batches(transform: Transform) -> bool:
     )
 
 
+def entries_of(held: Mapping[Any, Tensor]) -> list[tuple[tuple[str, ...], Tensor]]:
+    """Entries by key, nested keys too, as a checkpoint holds them."""
+    return [(key if isinstance(key, tuple) else (key,), value) for key, value in held.items()]
+
+
+def named(entries: Iterable[tuple[tuple[str, ...], Tensor]]) -> Iterator[tuple[Any, Tensor]]:
+    """The same back."""
+    for key, value in entries:
+        yield key if len(key) > 1 else key[0], value
+
+
 class VectorRollout:
     """Rollouts of ``steps`` steps of every copy.
 
@@ -109,7 +122,7 @@ class VectorRollout:
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
         #: Entries of the last step that the next rollout starts from; 0 where an episode ended.
-        self._carried: dict[str, Tensor] = {}
+        self._carried: dict[Any, Tensor] = {}
 
     def collect(self) -> TensorDictBase:
         """The next rollout, [N, T].
@@ -128,6 +141,35 @@ class VectorRollout:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+    def restart(self) -> None:
+        """Begin new episodes with the next rollout."""
+        self._observation, self._carried = None, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next rollout starts from; empty before the first, or if it cannot be saved."""
+        copies = None if self._observation is None else self._base.copies_state()
+        if self._observation is None or copies is None:
+            return {}
+        return {
+            "copies": copies,
+            "observation": torch.from_numpy(self._observation),
+            "trajectories": torch.from_numpy(self._trajectories),
+            "next_trajectory": self._next_trajectory,
+            "carried": entries_of(self._carried),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`.
+
+        Raises:
+            Exception: it is not one of this environment, or whatever that raises.
+        """
+        self._base.set_copies_state(state["copies"])
+        self._observation = state["observation"].cpu().numpy()
+        self._trajectories = state["trajectories"].cpu().numpy()
+        self._next_trajectory = int(state["next_trajectory"])
+        self._carried = dict(named(state["carried"]))
 
     # ---------------------------------------------------------------------------- simulators
 

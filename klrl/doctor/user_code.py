@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from klrl.base.errors import ConfigError, LossError, in_one_line
+from klrl.base.errors import ConfigError, LossError, with_line
 from klrl.base.imports import import_users
 from klrl.doctor.problems import DOUBLE, MakeNetwork
 
@@ -62,7 +61,7 @@ def _import_file(setting: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{setting}: importing {path} fails ({_with_line(error)}); fix it"
+            f"{setting}: importing {path} fails ({with_line(error)}); fix it"
         ) from error
     return module
 
@@ -132,21 +131,4 @@ def told(setting: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise LossError(f"{setting}: raised {_with_line(error)}") from error
-
-
-def _with_line(error: BaseException) -> str:
-    """An error with the line of the user's code: the last frame outside packages and the doctor."""
-    if isinstance(error, SyntaxError):
-        return in_one_line(error)  # its text names the line
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [
-        frame
-        for frame in frames
-        if Path(frame.filename).parent != Path(__file__).parent
-        and not frame.filename.startswith("<")
-        and "site-packages" not in frame.filename
-    ]
-    if not users:
-        return in_one_line(error)
-    return f"{in_one_line(error)} (line {users[-1].lineno} of {Path(users[-1].filename).name})"
+        raise LossError(f"{setting}: raised {with_line(error)}") from error

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from klrl.config.placement import PLACEMENTS
 from klrl.kl.coefficient import coefficient
 from klrl.kl.divergences import REVERSE, Divergence
-from klrl.kl.estimators import as_mask, estimate_kl
+from klrl.kl.estimators import Estimator, as_mask, estimate_kl
 
 #: Where the KL stands below "next" in every batch, in nats, without its coefficient.
 KL_KEY = "kl_penalty"
@@ -25,7 +25,7 @@ class ReferenceKL(nn.Module):
     Args:
         coef: reward per nat, at the start; or where a transform keeps it, that module and the name
             of its buffer.
-        estimator: what is charged: k1, k2, k3 or exact.
+        estimator: what is charged: k1, k2, k3, exact or a function of the log-ratio.
         placement: where: reward, loss or split.
         transform: charges the reward of a batch or of an environment's steps; None where nothing
             is charged there, or another function does it.
@@ -37,7 +37,7 @@ class ReferenceKL(nn.Module):
     def __init__(
         self,
         coef: float | tuple[nn.Module, str],
-        estimator: str,
+        estimator: Estimator,
         placement: str,
         transform: nn.Module | None = None,
         *,
@@ -73,7 +73,7 @@ class ReferenceKL(nn.Module):
         return self.placement != "loss"
 
     @property
-    def loss_estimator(self) -> str | None:
+    def loss_estimator(self) -> Estimator | None:
         """What the loss charges; None where it charges nothing."""
         return None if self.placement == "reward" else self.estimator
 
@@ -83,7 +83,7 @@ class ReferenceKL(nn.Module):
 
 
 def sampled_kl(
-    estimator: str,
+    estimator: Estimator,
     log_prob: Tensor,
     ref_log_prob: Tensor,
     exact: Tensor | None = None,
@@ -92,7 +92,7 @@ def sampled_kl(
     """KL(pi_old || pi_ref) of every step of a rollout, in nats; 0 outside the mask.
 
     Args:
-        estimator: k1, k2, k3 or exact.
+        estimator: k1, k2, k3, exact or a function of the log-ratio.
         log_prob: log pi_old of what was done, any shape.
         ref_log_prob: log pi_ref of it, the same shape.
         exact: the closed form, the same shape; ``exact`` needs it.

@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from klrl.base.errors import ConfigError
 from klrl.config import (
     AdaptiveControllerConfig,
     ControllerConfig,
+    CustomControllerConfig,
     DualControllerConfig,
     HeldControllerConfig,
     ScheduleControllerConfig,
 )
+from klrl.config.own import make_own, require, told
 
 
 class HasCoef(Protocol):
@@ -75,11 +78,11 @@ class FixedKLController:
         if not math.isfinite(kl):
             warnings.warn(f"KL(policy||reference)={kl}: coef stays at {self.coef}", stacklevel=2)
             return self.coef
-        self._move(float(kl), n)
+        self.move(float(kl), n)
         return self.coef
 
-    def _move(self, kl: float, n: int) -> None:
-        """Change :attr:`coef`."""
+    def move(self, kl: float, n: int) -> None:
+        """Change :attr:`coef` after an iteration; arguments as :meth:`update`, all finite."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -113,7 +116,8 @@ class ScheduledKLController(FixedKLController):
         self.start, self.end, self.frames, self.shape = self.coef, float(end), frames, shape
         self.seen = 0
 
-    def _move(self, kl: float, n: int) -> None:
+    def move(self, kl: float, n: int) -> None:
+        """A step along the line or the cosine."""
         self.seen += n
         share = min(self.seen / self.frames, 1.0)
         if self.shape == "cosine":
@@ -181,7 +185,8 @@ class AdaptiveKLController(_MultipliedKLController):
             raise ValueError(f"horizon={horizon}: give frames > 0, or None for ten updates")
         self.horizon = horizon
 
-    def _move(self, kl: float, n: int) -> None:
+    def move(self, kl: float, n: int) -> None:
+        """Multiply by 1 + e n / horizon."""
         error = _clip(kl / self.target - 1, -0.2, 0.2)
         horizon = 10 * n if self.horizon is None else self.horizon
         self._multiply(1 + _clip(error * n / horizon, -0.2, 0.2))
@@ -209,7 +214,8 @@ class DualKLController(_MultipliedKLController):
         super().__init__(coef, target, coef_min, coef_max)
         self.lr = lr
 
-    def _move(self, kl: float, n: int) -> None:
+    def move(self, kl: float, n: int) -> None:
+        """Multiply by exp(lr (KL / target - 1))."""
         step = self.lr * (kl / self.target - 1)
         # A KL far above its target would overflow exp; no bound is further away than e^50.
         self._multiply(math.exp(_clip(step, -50.0, 50.0)))
@@ -263,7 +269,8 @@ class HeldKLController(_MultipliedKLController):
         self.rising: list[float] = []  # the last KLs, while frozen
         self.error = 0.0  # x of the update before
 
-    def _move(self, kl: float, n: int) -> None:
+    def move(self, kl: float, n: int) -> None:
+        """A step of the PI law, once the KL has risen."""
         before, self.error = self.error, self._error(kl)
         if self.frozen:
             before = self.error if self.updates == 0 else before
@@ -327,3 +334,30 @@ def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLControl
         config.coef_min,
         config.coef_max,
     )
+
+
+def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
+    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once on a copy.
+
+    Raises:
+        ConfigError: it is no controller, raises, or gives no coefficient >= 0.
+    """
+    start = coef if isinstance(coef, float | int) else coef.coef
+    what = "derive it from klrl.kl.controllers.FixedKLController"
+
+    def made(coef: Coef) -> FixedKLController:
+        given = {"coef": coef, "frames": frames}
+        return require(
+            "controller", config, make_own("controller", config, given), FixedKLController, what
+        )
+
+    trial = made(Number(start))
+    with told("controller", config):
+        moved = trial.update(0.01)
+        trial.load_state_dict(trial.state_dict())
+    if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
+        raise ConfigError(
+            f"controller.target={config.target}: kl.coef={moved!r} after a KL of .01 nats; give a "
+            "number >= 0"
+        )
+    return made(coef)

@@ -15,7 +15,9 @@ that is a penalty per step, and not the js of whole episodes or responses.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,16 +29,21 @@ from klrl.config.placement import DIVERGENCES
 LARGEST_JS = math.log(2)
 
 
+#: Which one: its name; or a function f of l = log pi - log pi_ref for E_pi[f(l)], the user's own.
+Which: TypeAlias = str | Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Divergence:
     """Which divergence a run charges.
 
     Attributes:
-        name: reverse, forward or js.
-        samples: draws per state from each of the two, where js has neither closed form nor sum.
+        name: reverse, forward or js; or a function of the log-ratio.
+        samples: draws per state (js: from each of the two) where it is neither a closed form nor a
+            sum.
     """
 
-    name: str = "reverse"
+    name: Which = "reverse"
     samples: int = 16
 
     @property
@@ -48,11 +55,11 @@ class Divergence:
 REVERSE = Divergence()
 
 
-def over_actions(name: str, log_p: Tensor, log_q: Tensor) -> Tensor:
+def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     """A divergence of two categoricals, by a sum over all actions or the whole vocabulary.
 
     Args:
-        name: reverse, forward or js.
+        name: reverse, forward or js; or a function of the log-ratio.
         log_p: log pi, normalised, [..., K]; an action that pi forbids is -inf.
         log_q: log pi_ref, the same shape.
 
@@ -62,6 +69,9 @@ def over_actions(name: str, log_p: Tensor, log_q: Tensor) -> Tensor:
     Raises:
         ValueError: an unknown name.
     """
+    if not isinstance(name, str):
+        forbidden = log_p == -torch.inf
+        return expected(log_p, name((log_p - log_q).masked_fill(forbidden, 0.0)))
     if name == "reverse":
         return expected(log_p, log_p - log_q)
     if name == "forward":

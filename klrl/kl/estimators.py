@@ -6,6 +6,7 @@ All in nats. The action was sampled from pi; r = log pi(a|s) - log pi_ref(a|s).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from tensordict.nn import CompositeDistribution
@@ -30,12 +31,27 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+#: One of them by name, ``exact``, or a function of the user's: r -> nats, elementwise.
+Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
+
+
+def function_of(estimator: Estimator) -> Callable[[Tensor], Tensor]:
+    """The function of the log-ratio that an estimator is.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if not isinstance(estimator, str):
+        return estimator
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
+    return ESTIMATORS[estimator]
 
 
 def estimate_kl(
     log_prob: Tensor,
     ref_log_prob: Tensor,
-    estimator: str = "k1",
+    estimator: Estimator = "k1",
     mask: Tensor | None = None,
 ) -> Tensor:
     """Estimate KL(pi || pi_ref) elementwise from log-probs of actions sampled from pi.
@@ -43,7 +59,7 @@ def estimate_kl(
     Args:
         log_prob: log pi(a|s), any shape, nats.
         ref_log_prob: log pi_ref(a|s), the same shape.
-        estimator: k1, k2 or k3.
+        estimator: k1, k2, k3 or a function of the log-ratio.
         mask: the same shape, bool or 0 and 1; False positions give 0, whatever they hold.
 
     Returns:
@@ -52,19 +68,18 @@ def estimate_kl(
     Raises:
         ValueError: an unknown estimator, or shapes that differ.
     """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
+    function = function_of(estimator)
     if log_prob.shape != ref_log_prob.shape:
         raise ValueError(
             f"log_prob {tuple(log_prob.shape)} and ref_log_prob {tuple(ref_log_prob.shape)}: "
             "shapes must match"
         )
     if mask is None:
-        return ESTIMATORS[estimator](log_prob - ref_log_prob)
+        return function(log_prob - ref_log_prob)
     mask = as_mask(mask, log_prob)
     # Padding may hold -inf or NaN; it must not reach the result, nor its gradient.
     log_prob, ref_log_prob = (x.masked_fill(~mask, 0.0) for x in (log_prob, ref_log_prob))
-    return ESTIMATORS[estimator](log_prob - ref_log_prob)
+    return function(log_prob - ref_log_prob)
 
 
 def as_mask(mask: Tensor, value: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from klrl.config import (
     factory,
 )
 from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
-from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.measure import mean_charged, mean_kl
+from klrl.kl.own import chosen_divergence, chosen_estimator
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
 from klrl.language.batch import (
     LOG_PROBS,
@@ -101,8 +102,9 @@ def legacy(config: LegacyKLConfig) -> ReferenceKL:
 
 def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
     """``kl=retrieve``."""
-    divergence = Divergence(config.divergence)
-    return ReferenceKL(config.coef, config.estimator, config.placement, divergence=divergence)
+    divergence = Divergence(chosen_divergence(config))
+    estimator = chosen_estimator(config)
+    return ReferenceKL(config.coef, estimator, config.placement, divergence=divergence)
 
 
 @torch.no_grad()
@@ -122,7 +124,7 @@ def annotate(
         divergence: which is charged.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    names = {EXACT: "reverse"}
+    names: dict[tuple[str, str], Which] = {EXACT: "reverse"}
     if not divergence.is_reverse:
         names[DIVERGENCE] = divergence.name
     scored = log_probs_and_divergences(policy, reference, tokens, mask, list(names.values()))

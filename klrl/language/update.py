@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
 from klrl.kl.divergences import REVERSE, Divergence
-from klrl.kl.estimators import estimate_kl, masked_mean
+from klrl.kl.estimators import Estimator, estimate_kl, masked_mean
 from klrl.language.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -61,7 +61,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         policy: Policy,
         layout: Layout,
         reference: Reference | None = None,
-        estimator: str | None = None,
+        estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
     ) -> None:
         self.config, self.policy, self.layout, self.reference = config, policy, layout, reference

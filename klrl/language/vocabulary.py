@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from klrl.kl.divergences import expected, over_actions
+from klrl.kl.divergences import Which, expected, over_actions
 from klrl.language.causal_lm import Head
 from klrl.language.mixed import weights_cast_once
 
@@ -110,7 +110,7 @@ def log_probs_and_divergences(
     reference: NextTokens,
     tokens: Tensor,
     mask: Tensor,
-    names: Sequence[str] = ("reverse",),
+    names: Sequence[Which] = ("reverse",),
 ) -> Tensor:
     """Both log-probs, and divergences over the whole vocabulary, with each head applied once.
 

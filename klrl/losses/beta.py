@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 
+from klrl.base.errors import ConfigError
 from klrl.config import KLPENConfig
+from klrl.config.own import make_own, require, told
 
 
 class BetaRule:
@@ -112,10 +115,36 @@ def step(kl: float, dtarg: float, config: KLPENConfig) -> float:
     return factor(kl, dtarg, config.increment, config.decrement)
 
 
-BETA_RULES: dict[str, type[DoublingBeta] | type[ForwardBeta]] = {
+def own_beta_rule(config: KLPENConfig) -> BetaRule:
+    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once on a copy.
+
+    Raises:
+        ConfigError: it is none, raises, or gives no coefficient >= 0.
+    """
+    setting, part = "loss.own_beta_rule", config.own_beta_rule
+    given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
+    what = "derive it from klrl.losses.beta.BetaRule"
+
+    def made() -> BetaRule:
+        return require(setting, part, make_own(setting, part, given), BetaRule, what)
+
+    trial = made()
+    with told(setting, part):
+        moved = trial.update(2 * config.dtarg)
+        trial.load_state_dict(trial.state_dict())
+    if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
+        raise ConfigError(
+            f"{setting}.target={part.target}: beta={moved!r} after a KL of 2 loss.dtarg; give a "
+            "number >= 0"
+        )
+    return made()
+
+
+BETA_RULES: dict[str, Callable[[KLPENConfig], BetaRule]] = {
     "doubling": DoublingBeta,
     "proportional": ProportionalBeta,
     "forward": ForwardBeta,
+    "custom": own_beta_rule,
 }
 
 

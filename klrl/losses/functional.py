@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
-from klrl.kl.estimators import ESTIMATORS, as_mask, masked_mean, sequence_mean
+from klrl.kl.estimators import Estimator, as_mask, function_of, masked_mean, sequence_mean
 
 #: Of an advantage's spread.
 _FLOOR = 1e-6
@@ -61,7 +61,7 @@ def clipped_surrogate(
 
 
 def reference_kl(
-    estimator: str, log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor
+    estimator: Estimator, log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor
 ) -> Tensor:
     """KL(pi_theta || pi_ref) of the loss from actions of pi_old, [B]; its gradient is the KL's.
 
@@ -70,7 +70,7 @@ def reference_kl(
     forward KL (docs/kl.md).
 
     Args:
-        estimator: k1, k2 or k3.
+        estimator: k1, k2 or k3; or a function f of r: w f(r), whose gradient is that of E_pi[f].
         log_prob: log pi_theta(a|s) [B].
         old_log_prob: log pi_old(a|s) [B].
         ref_log_prob: log pi_ref(a|s) [B].
@@ -78,7 +78,7 @@ def reference_kl(
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
         ratio = ratio.detach()
-    return ratio * ESTIMATORS[estimator](log_prob - ref_log_prob)
+    return ratio * function_of(estimator)(log_prob - ref_log_prob)
 
 
 def critic_loss(

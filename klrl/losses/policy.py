@@ -17,6 +17,7 @@ from torch import Tensor
 from klrl.config import ClipConfig, KLPENConfig, LossConfig
 from klrl.kl.charge import penalized
 from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
 
@@ -105,7 +106,7 @@ class PolicyLoss(ABC):
             ``policy_entropy``, which are only observed.
     """
 
-    kl_old: str
+    kl_old: str = "measured"
     target_kl: float | None = None
     line_search: str = "none"
     max_alpha: float = 1.0
@@ -115,7 +116,7 @@ class PolicyLoss(ABC):
     def __init__(
         self,
         config: LossConfig,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
         reward_scale: float = 1.0,
     ) -> None:
@@ -240,9 +241,9 @@ class PolicyLoss(ABC):
         log_probs = scored.log_prob, scored.old_log_prob, scored.ref_log_prob
         return terms.reference_kl(self.reference_estimator, *log_probs)
 
-    @abstractmethod
     def beta_rule(self) -> BetaRule:
-        """What moves beta, new."""
+        """What moves beta, new; by default a fixed 0: no KL(old||new) is charged."""
+        return BetaRule()
 
     @abstractmethod
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
@@ -263,7 +264,7 @@ class KLPENLoss(PolicyLoss):
     def __init__(
         self,
         config: KLPENConfig,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
         reward_scale: float = 1.0,
     ) -> None:
@@ -286,21 +287,16 @@ class ClipLoss(PolicyLoss):
     """min(w A, clip(w) A) (Schulman et al. 2017, eq. 7)."""
 
     config: ClipConfig
-    kl_old = "measured"
 
     def __init__(
         self,
         config: ClipConfig,
-        reference_estimator: str | None = None,
+        reference_estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,
         reward_scale: float = 1.0,
     ) -> None:
         super().__init__(config, reference_estimator, divergence, reward_scale)
         self.target_kl = config.target_kl
-
-    def beta_rule(self) -> BetaRule:
-        """A fixed 0: no KL(old||new) is charged."""
-        return BetaRule()
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """The clipped surrogate."""

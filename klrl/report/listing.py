@@ -20,7 +20,7 @@ from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import BrokenRun, RunFolder, read_settings
 from klrl.runs.returns import final_return
 from klrl.runs.rows import parse_row
-from klrl.sweep.ledger import SWEEP_FILE
+from klrl.sweep.sweep_file import SWEEP_FILE
 
 #: The state of a sweep is the first of these that one of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import in_one_line
-from klrl.sweep.ledger import SWEEP_FILE
+from klrl.sweep.sweep_file import SWEEP_FILE
 
 
 @dataclass(frozen=True)

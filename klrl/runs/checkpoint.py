@@ -9,7 +9,7 @@ so that a run whose newest entry was damaged later goes on from the one before.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,7 +28,9 @@ Say = Callable[[str], None]
 
 #: How many entries are kept, and which components they leave out.
 _KEPT = {"last": 2, "best": 1}
-_LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer"}}
+_LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout"}}
+#: Components that entries of earlier versions lack; without them a run begins new episodes.
+_MAY_LACK = {"rollout"}
 
 
 class Counters:
@@ -168,6 +170,26 @@ def load_component(
     return entry.frames
 
 
+def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str, str]] | None:
+    """SHA-256 of the tensors of components, in a run's newest entry.
+
+    Args:
+        run: the run folder.
+        which: last or best.
+        names: of the components; those without tensors are left out.
+
+    Returns:
+        The frames of the entry, and name -> SHA-256; None without a whole entry of this format.
+    """
+    for path in _candidates(run / "checkpoints" / which):
+        try:
+            entry = _checked(path)
+        except DamagedEntry:
+            continue
+        return (entry.frames, entry.digests(names)) if isinstance(entry, Entry) else None
+    return None
+
+
 # ---------------------------------------------------------------------------------------- reading
 
 
@@ -200,6 +222,8 @@ def _load(
 
 
 def _restore(component: Any, state: Any, place: str, name: str) -> None:
+    if state is None and name in _MAY_LACK:
+        return
     if state is None:
         raise ConfigError(f"{place}: the checkpoint does not fit this run: it has no '{name}'")
     try:

@@ -139,6 +139,11 @@ class Entry:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise ValueError("its SHA-256 is another")
 
+    def digests(self, components: Iterable[str]) -> dict[str, str]:
+        """SHA-256 of the components' tensors, as :meth:`check` found them."""
+        named = {name: self._files.get(f"{name}.safetensors") for name in components}
+        return {name: told[1] for name, told in named.items() if told is not None}
+
     def state(self, component: str, device: torch.device) -> Any:
         """A component's state, with its tensors on a device; None where the entry has none.
 

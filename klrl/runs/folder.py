@@ -25,6 +25,7 @@ from klrl.base.errors import first_line
 from klrl.base.files import replace_file
 from klrl.config import JobConfig
 from klrl.config.identity import identity
+from klrl.config.own import manifest_of
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, lives_here, owning, process_start, read_owner
@@ -50,7 +51,7 @@ _SILENT = 600
 #: Entries of the manifest that are read, and what they are.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
-    **dict.fromkeys(("status", "started", "klrl"), (str, "text")),
+    **dict.fromkeys(("status", "started", "klrl", "resume"), (str, "text")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
@@ -200,6 +201,13 @@ class RunFolder:
         written = self.metrics if self.metrics.exists() else self._manifest
         return "running" if time.time() - written.stat().st_mtime < _SILENT else "interrupted"
 
+    @property
+    def checkpointed(self) -> int:
+        """Frames (language: samples) of the newest checkpoint; 0 without one."""
+        entries = self.checkpoints.glob("last/frames-*")
+        numbers = (entry.name.removeprefix("frames-") for entry in entries)
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Own the folder, see :func:`klrl.runs.owner.owning`; within that, nothing more happens."""
@@ -248,6 +256,7 @@ class RunFolder:
             # A resumed run has rows of both: it is none of those that today's numbers give.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
+            **({"own": own} if (own := manifest_of(config)) else {}),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": _versions(),

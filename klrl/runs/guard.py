@@ -21,10 +21,11 @@ class Guard:
 
     Args:
         note: takes a part's name and its error, for the manifest.
+        instead: what klrl does where a part has failed.
     """
 
-    def __init__(self, note: Callable[[str, str], Any]) -> None:
-        self._note = note
+    def __init__(self, note: Callable[[str, str], Any], instead: str = "training goes on") -> None:
+        self._note, self._instead = note, instead
         self._failed: set[str] = set()
         self._lock = threading.Lock()  # the progress prints from a thread of its own
 
@@ -54,13 +55,13 @@ class Guard:
         """Whether a part has failed."""
         return part in self._failed
 
-    def failed(self, part: str, error: Exception, instead: str = "training goes on") -> None:
+    def failed(self, part: str, error: Exception, instead: str | None = None) -> None:
         """Tell and note a failure, once per part.
 
         Args:
             part: what failed.
             error: why.
-            instead: what the run does now.
+            instead: what klrl does now, if not the usual.
         """
         with self._lock:
             if part in self._failed:
@@ -69,7 +70,8 @@ class Guard:
             line = in_one_line(error)
             if part not in STREAMS:  # those say so themselves
                 with suppress(OSError, ValueError):
-                    print(f"klrl: {part}: {line}; {instead}", file=sys.stderr, flush=True)
+                    told = f"klrl: {part}: {line}; {instead or self._instead}"
+                    print(told, file=sys.stderr, flush=True)
             with suppress(OSError, ValueError):  # as on a full disk: training finds out by itself
                 self._note(part, line)
 

@@ -1,26 +1,42 @@
-"""Loggers of rows besides ``metrics.jsonl``: wandb if chosen."""
+"""Loggers of rows besides ``metrics.jsonl``: several at once, wandb's in a file of its own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from klrl.base.errors import Interrupted
-from klrl.config import LoggerConfig, WandbConfig
+from klrl.config import LoggerConfig, choice_of, factory
 from klrl.domains import Domain
 from klrl.runs.guard import Guard
-from klrl.runs.machine import wandb_mode
-from klrl.runs.metrics import Row, metrics_of
+from klrl.runs.metrics import Row
 
-#: Seconds that wandb's server has to take a new run, and at the end what was not yet uploaded.
-_INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
+if TYPE_CHECKING:
+    from torchrl.record.loggers.common import Logger as TorchRLLogger
 
 #: The responses of an iteration that go to ``samples.jsonl``, one mapping each.
 Samples = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Video:
+    """An episode that was filmed.
+
+    Attributes:
+        name: as ``videos/last``.
+        mp4: the film, for loggers that play it; None without an encoder.
+        gif: the same, smaller.
+        size: of the GIF: width and height in pixels.
+    """
+
+    name: str
+    mp4: Path | None
+    gif: Path
+    size: tuple[int, int]
 
 
 class Logger(Protocol):
@@ -38,44 +54,8 @@ class Logger(Protocol):
     def log_samples(self, samples: Samples) -> None:
         """Log responses, to be shown with the next row."""
 
-
-class WandbLogger:
-    """Rows against the domain's axis in a wandb run."""
-
-    part = "wandb"
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        self._table: dict[str, Any] = {}
-
-    def log(self, row: Row) -> None:
-        """Log one row, and the last table of responses with it."""
-        self._run.log({**row, **self._table})
-        self._table = {}
-
-    def log_samples(self, samples: Samples) -> None:
-        """Make a table of responses, which is logged with the next row."""
-        import wandb
-
-        names = list(samples[0])
-        rows = [[_cell(sample[name]) for name in names] for sample in samples]
-        self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
-
-
-def _cell(value: Any) -> Any:
-    """A table's cell; lists become text, since a column has one type."""
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _define(run: Any, domain: Domain) -> None:
-    """Set the x-axis of every metric, and hide the charts of counts, which are straight lines.
-
-    The last line is for what klrl does not declare, as the table of responses.
-    """
-    for metric in metrics_of(domain).values():
-        step = None if metric.name == domain.axis else domain.axis
-        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
-    run.define_metric("*", step_metric=domain.axis)
+    def log_video(self, video: Video, at: int) -> None:
+        """Log a film of the policy as it was at a position on the domain's axis."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +69,8 @@ class Opened:
         run_id: wandb's id; a resumed run has the same, so that wandb continues it.
         domain: the run's.
         guard: calls the logger, which may fail without ending the run.
+        rows: those of a run that trains, so far; None for a finished run, to which a video is
+            added.
     """
 
     folder: Path
@@ -97,6 +79,23 @@ class Opened:
     run_id: str
     domain: Domain
     guard: Guard
+    rows: Callable[[], Sequence[Row]] | None = None
+
+
+@contextmanager
+def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """The chosen logger, and those of ``logger.also``."""
+    with ExitStack() as stack:
+        loggers: list[Logger] = []
+        for each in (config, *(_beside(name) for name in config.also)):
+            run = factory("logger", each, opened.domain.name)
+            loggers += stack.enter_context(run(each, opened))
+        yield loggers
+
+
+def _beside(name: str) -> LoggerConfig:
+    """The settings of a logger of ``logger.also``, which has none of its own."""
+    return cast("LoggerConfig", choice_of("logger", name).schema(name=name))
 
 
 @contextmanager
@@ -106,79 +105,117 @@ def no_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
 
 
 @contextmanager
-def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
-    """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
+def tensorboard_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``."""
+    with _in_folder("tensorboard", _TensorboardLogger, opened) as loggers:
+        yield loggers
 
-    Without a server the run is logged offline; where wandb fails altogether, nowhere.
+
+@contextmanager
+def csv_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=csv``: TorchRL's CSVLogger, a file for each metric in ``csv/scalars``."""
+    with _in_folder("csv", _CSVLogger, opened) as loggers:
+        yield loggers
+
+
+@contextmanager
+def _in_folder(
+    part: str, make: Callable[[Opened], _TorchRLLogger], opened: Opened
+) -> Iterator[Sequence[Logger]]:
+    """A logger of TorchRL's that writes into the run folder.
+
+    TorchRL's cannot take back the rows that a resumed run trains again. So the folder is written
+    anew from ``metrics.jsonl``, which was cut at the checkpoint; it may also be of a run that had
+    no such logger before.
+    """
+
+    def begin() -> _TorchRLLogger:
+        if opened.rows is not None:
+            shutil.rmtree(opened.folder / part, ignore_errors=True)
+        logger = make(opened)
+        for row in opened.rows() if opened.rows is not None else ():
+            logger.log(row)
+        return logger
+
+    logger = opened.guard.call(part, begin)
+    try:
+        yield () if logger is None else (logger,)
+    finally:
+        if logger is not None:
+            opened.guard.call(part, logger.close)
+
+
+class _TorchRLLogger:
+    """A logger of TorchRL's, one scalar per metric.
 
     Args:
-        config: the logger group.
-        opened: the run; wandb writes below ``wandb/`` in its folder.
+        logger: TorchRL's.
+        axis: the metric that is the x-axis.
     """
-    run = opened.guard.call(WandbLogger.part, _open_run, config, opened)
-    # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
-    code = 1
-    try:
-        yield () if run is None else (WandbLogger(run),)
-        code = 0
-    except Interrupted as stop:
-        code = stop.exit_code
-        raise
-    finally:
-        if run is not None:
-            opened.guard.call(WandbLogger.part, run.finish, exit_code=code)
-        if opened.guard.has_failed(WandbLogger.part):
-            _let_go()
+
+    part: str
+
+    def __init__(self, logger: TorchRLLogger, axis: str) -> None:
+        self._logger, self._axis, self._at = logger, axis, 0
+
+    def log(self, row: Row) -> None:
+        """Log each metric against the domain's axis."""
+        self._at = int(row[self._axis])
+        for name, value in row.items():
+            if value is not None:
+                self._logger.log_scalar(name, value, step=self._at)
+
+    def log_samples(self, samples: Samples) -> None:
+        """Not shown; ``samples.jsonl`` has them."""
+
+    def log_video(self, video: Video, at: int) -> None:
+        """Not shown; it lies in the run folder."""
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._logger.shutdown()
 
 
-def _open_run(config: WandbConfig, opened: Opened) -> Any:
-    """A wandb run with its metrics defined; offline if the server does not take it."""
-    mode = wandb_mode(config.mode)
-    try:
-        run = _init(config, opened, mode)
-    except Exception as error:
-        if mode != "online":
-            raise
-        _let_go()
-        opened.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
-        run = _init(config, opened, "offline")
-    _define(run, opened.domain)
-    return run
+class _CSVLogger(_TorchRLLogger):
+    """TorchRL's, whose folder of videos would take tensors only."""
+
+    part = "csv"
+
+    def __init__(self, opened: Opened) -> None:
+        from torchrl.record.loggers.csv import CSVLogger
+
+        super().__init__(CSVLogger(self.part, log_dir=str(opened.folder)), opened.domain.axis)
 
 
-def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
-    import wandb
+class _TensorboardLogger(_TorchRLLogger):
+    """TorchRL's, with the run's settings and, for language, responses as text."""
 
-    folder, group = opened.folder, opened.group
-    return wandb.init(
-        project=config.project,
-        entity=config.entity,
-        tags=list(config.tags),
-        group=group,
-        job_type="train",
-        name=f"{group}/{folder.name}" if group else folder.name,
-        id=opened.run_id,
-        resume="allow",
-        # Absolute: wandb's one service per process may have started in another folder.
-        dir=str(folder.resolve()),
-        config=opened.settings,
-        mode=mode,
-        settings=wandb.Settings(
-            silent=True,
-            console="off",
-            init_timeout=_INIT_SECONDS,
-            finish_timeout=_FINISH_SECONDS,
-            finish_timeout_raises=True,
-        ),
-    )
+    part = "tensorboard"
 
+    def __init__(self, opened: Opened) -> None:
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
 
-def _let_go() -> None:
-    """End wandb's service, or what is left of it.
+        logger = TensorboardLogger(self.part, log_dir=str(opened.folder))
+        super().__init__(logger, opened.domain.axis)
+        if opened.rows is not None:
+            self._text("settings", json.dumps(opened.settings, indent=2, default=str))
 
-    Else it keeps the run's id, and at exit wandb prints a traceback if its service was killed.
-    """
-    import wandb
+    def log_samples(self, samples: Samples) -> None:
+        """Show responses beside the row before."""
+        self._text("samples_shown", json.dumps(list(samples), indent=2, default=str))
 
-    with suppress(Exception):
-        wandb.teardown()
+    def log_video(self, video: Video, at: int) -> None:
+        """Show the GIF; TorchRL's ``log_video`` would encode it again, and needs moviepy."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        width, height = video.size
+        image = Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=video.gif.read_bytes()
+        )
+        summary = Summary(value=[Summary.Value(tag=video.name, image=image)])
+        self._logger.experiment.file_writer.add_summary(summary, at)
+
+    def _text(self, name: str, text: str) -> None:
+        """As a block of Markdown that keeps its lines."""
+        block = "\n".join(f"    {line}" for line in text.splitlines())
+        self._logger.experiment.add_text(name, block, self._at)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from klrl.base.errors import ConfigError
-from klrl.config import GROUPS, JobConfig, LanguageConfig, WandbConfig, choice_of
+from klrl.config import (
+    GROUPS,
+    CustomLoggerConfig,
+    JobConfig,
+    LanguageConfig,
+    WandbConfig,
+    choice_of,
+)
 from klrl.domains import domain_of
 
 if TYPE_CHECKING:
@@ -119,8 +126,14 @@ def check_machine(
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)
+    for name in config.logger.also:
+        check_package("logger", name)
     if config.logger.name == "wandb":
         check_wandb(cast("WandbConfig", config.logger))
+    if isinstance(config.logger, CustomLoggerConfig):
+        from klrl.runs.own_logger import check_logger
+
+        check_logger(config.logger)
     domain_of(config).preflight(config, overridden, resumed=resumed)
     check_device(config.device)
 

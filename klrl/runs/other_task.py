@@ -14,6 +14,9 @@ from klrl.config.overrides import key_of
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
+#: Settings that hold others.
+_OPEN = ("env.kwargs", "env.args")
+
 
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     """The settings of a run with another task in place of its own.
@@ -42,6 +45,6 @@ def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):
-            shown = ", ".join(f"{k}.*" if k == "env.kwargs" else k for k in keys)
+            shown = ", ".join(f"{k}.*" if k in _OPEN else k for k in keys)
             raise ConfigError(f"{override}: evaluation keeps it; give KEY=VALUE of {shown}")
     return sorted(overrides, key=lambda override: not override.startswith("env.id="))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from klrl.base.errors import OwnerError, in_one_line
-from klrl.config import JobConfig, factory
+from klrl.config import JobConfig
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
 from klrl.runs.guard import Guard
-from klrl.runs.loggers import Logger, Opened, Samples
+from klrl.runs.loggers import Logger, Opened, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
 from klrl.runs.returns import told_evaluation, with_error
@@ -153,11 +154,11 @@ def recording(
     samples = _SamplesFile(files.samples, domain.axis, after, lengths.get(files.samples.name))
     total = config.iterations * config.frames_per_iteration
     settings, guard = dataclasses.asdict(config), files.guard
-    opened = Opened(files.path, settings, group, wandb_id, domain, guard)
-    logger = factory("logger", config.logger, config.domain)
+    so_far = partial(read_rows, files.metrics)
+    opened = Opened(files.path, settings, group, wandb_id, domain, guard, so_far)
     try:
         with (
-            logger(config.logger, opened) as loggers,
+            open_loggers(config.logger, opened) as loggers,
             Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress,
         ):
             yield Recorder(files, metrics, samples, loggers, progress, guard)

@@ -21,8 +21,9 @@ from klrl.config.stored import typed
 from klrl.runs.find import check_not_running, find_run
 from klrl.runs.folder import settings_text
 
-#: Settings that a resume may change; all others define the run.
-CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every")
+#: Settings that a resume may change; all others define the run. Micro-batches share out memory:
+#: whoever ran out of it goes on with more of them.
+CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:

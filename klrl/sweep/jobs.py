@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity, settings_hash
+from klrl.config.overrides import job_name
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
 from klrl.runs.resume import stored_config
+from klrl.sweep.sweep_file import SweepFile
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Job:
         group: the sweep's name, for wandb.
         cwd: the folder that relative paths among the settings start from.
         host: the machine whose preflight check the job has passed.
+        note: why its folder is not called by its name; empty where it is.
+        queued: the id of its copy that is in SLURM's queue already; None without one.
     """
 
     name: str
@@ -38,6 +42,8 @@ class Job:
     group: str
     cwd: Path
     host: str
+    note: str = ""
+    queued: str | None = None
 
     @property
     def identity(self) -> Identity:
@@ -70,19 +76,36 @@ class Outcome:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Queued:
+    """Jobs are in SLURM's queue.
+
+    Attributes:
+        ids: name -> id there.
+        again: why they came back; empty where they are there for the first time.
+    """
+
+    ids: Mapping[str, str]
+    again: str = ""
+
+
 @dataclass
 class JobStatus:
-    """The jobs of a sweep by status; ``elsewhere``: running in another process."""
+    """The jobs of a sweep by status.
+
+    ``elsewhere``: running in another process; ``queued``: in SLURM's queue already.
+    """
 
     finished: list[Job] = field(default_factory=list)
     elsewhere: list[Job] = field(default_factory=list)
     begun: list[Job] = field(default_factory=list)
     new: list[Job] = field(default_factory=list)
+    queued: list[Job] = field(default_factory=list)
 
     @property
     def open(self) -> list[Job]:
         """The jobs to run now, those that were begun first."""
-        return [*self.begun, *self.new]
+        return [*self.queued, *self.begun, *self.new]
 
 
 def recorded_identity(run: RunFolder) -> Identity:
@@ -120,10 +143,13 @@ def status_of(jobs: Iterable[Job]) -> JobStatus:
     result = JobStatus()
     for job in jobs:
         run = RunFolder(job.folder)
-        if not run.exists:
-            result.new.append(job)
-        elif (status := run.status) == "finished":
+        status = run.status if run.exists else None
+        if status == "finished":
             result.finished.append(job)
+        elif job.queued:
+            result.queued.append(job)
+        elif status is None:
+            result.new.append(job)
         elif status == "running":
             result.elsewhere.append(job)
         else:
@@ -132,25 +158,33 @@ def status_of(jobs: Iterable[Job]) -> JobStatus:
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Give each job its folder: the one that already holds its identity, else one of its name.
+    """Give each job its folder: the one that holds its identity, or is to, else one of its name.
+
+    Where another job has that name, the folder's name says in what they differ.
 
     Args:
         folder: the sweep's.
         named: name, overrides and checked settings of each job; a repeated job counts once.
 
     Raises:
-        ConfigError: the folder of a job's name holds a job with other settings.
+        ConfigError: the folder of a job's name holds the job with other numerics, or the sweep's
+            files cannot be read.
     """
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}
+    for entry in SweepFile.read(folder).entries:  # jobs that have not begun, and may be in a queue
+        path = folder / entry.folder
+        if entry.key is not None and path not in taken and entry.key not in known:
+            known[entry.key], taken[path] = path, entry.key
     jobs: dict[Identity, Job] = {}
     for name, overrides, config in named:
         key = identity(config)
         if key in jobs:
             continue
-        path = known.get(key, folder / name)
-        if taken.setdefault(path, key) != key:
-            raise ConfigError(f"{path}: {_conflict(path, key, config)}")
+        path, note = known.get(key, folder / name), ""
+        if taken.get(path, key) != key:
+            path, note = _own_folder(path, key, config, taken)
+        taken[path] = key
         jobs[key] = Job(
             name=path.name,
             folder=path.resolve(),
@@ -159,35 +193,48 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
             group=folder.name,
             cwd=Path.cwd(),
             host=platform.node(),
+            note=note,
         )
     return list(jobs.values())
 
 
-def _conflict(path: Path, requested: Identity, config: JobConfig) -> str:
-    """How the job in a folder differs from the one of the same name that is requested."""
+def _own_folder(
+    path: Path, key: Identity, config: JobConfig, taken: Mapping[Path, Identity]
+) -> tuple[Path, str]:
+    """A folder for a job whose name is another's, and a line that says so.
+
+    Raises:
+        ConfigError: the other one has the same settings, and other numerics.
+    """
     run = RunFolder(path)
-    if not run.exists:
-        return "two jobs of this sweep would share it; run one of them in another sweep=NAME"
-    stored = recorded_identity(run)
-    if stored.settings == requested.settings:
-        return (
-            f"holds this job as klrl {run.manifest.get('klrl')} ran it, and this version computes "
-            f"other numbers (numerics {stored.numerics}, now {requested.numerics}); give another "
-            "sweep=NAME, or move that folder away"
+    if taken[path].settings == key.settings:
+        version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"
+        raise ConfigError(
+            f"{path}: holds this job as {version} ran it, and this version computes other numbers "
+            f"(numerics {taken[path].numerics}, now {key.numerics}); give another sweep=NAME, or "
+            "move that folder away"
         )
+    other = "other settings"
     try:
-        changed = ", ".join(_differences(path, config)) or "other settings"
+        changed = _differences(path, config) if run.exists else {}
     except ConfigError:
-        changed = "other settings, which cannot be read"
-    return f"holds a job with {changed}; give another sweep=NAME, or move that folder away"
+        changed, other = {}, "other settings, which cannot be read"
+    both = [f"{name}={old} (not {new})" for name, (old, new) in changed.items()]
+    new = [f"{name}={new}" for name, (_, new) in changed.items()]
+    own = path.with_name(job_name([path.name, *new], [path.name.partition("=")[0], *changed]))
+    if not changed or own in taken or own.exists():
+        own = path.with_name(f"{path.name}-{key.settings}")
+    other = ", ".join(both) or other
+    return own, f"{path} holds a job with {other}; this one is another, in {own.name}"
 
 
-def _differences(path: Path, config: JobConfig) -> list[str]:
+def _differences(path: Path, config: JobConfig) -> dict[str, tuple[Any, Any]]:
+    """Up to three settings in which the job in a folder and another differ: key -> both values."""
     both = stored_config(path), config
     stored, new = map(flat_settings, both)
     ignored = ("logger", *([] if any(each.eval.on for each in both) else ["eval."]))
     keys = [k for k in new | stored if new.get(k) != stored.get(k) and not k.startswith(ignored)]
-    return [f"{key}={stored.get(key)} (not {new.get(key)})" for key in sorted(keys)[:3]]
+    return {key: (stored.get(key), new.get(key)) for key in sorted(keys)[:3]}
 
 
 def flat_settings(config: JobConfig) -> dict[str, Any]:

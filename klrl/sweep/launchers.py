@@ -1,35 +1,27 @@
 """Where the jobs of a sweep run. To add a launcher: a function here, its line in the registry.
 
-A launcher takes jobs and yields each one's outcome as it ends. The generator is closed early when
-a second signal stops the sweep.
+A launcher takes jobs and yields each one's outcome as it ends; one with a queue also that jobs are
+in it. The generator is closed early when a second signal stops the sweep. ``launcher=submitit`` is
+in ``queue.py``.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from klrl.base.errors import in_one_line
-from klrl.config import (
-    SWEEP,
-    JoblibConfig,
-    LauncherConfig,
-    RayLauncherConfig,
-    SubmititConfig,
-    factory,
-)
-from klrl.sweep.jobs import Job, Outcome, status_of
+from klrl.config import SWEEP, JoblibConfig, LauncherConfig, RayLauncherConfig, factory
+from klrl.sweep.jobs import Job, Outcome, Queued, status_of
 from klrl.sweep.worker import run_job, run_logged
 
 #: Seconds between polls of jobs in other processes.
 _POLL = 0.2
 
 
-def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome | Queued]:
     """Run jobs with the chosen launcher.
 
     Args:
@@ -77,67 +69,6 @@ def _died(job: Job) -> Outcome:
     return Outcome(
         job.name, "failed", f"its process died (killed, or out of memory?); see {job.log.name}"
     )
-
-
-def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
-    """``launcher=submitit``: by SLURM's queue, or submitit's local executor.
-
-    A job that is preempted is queued again.
-    """
-    from submitit import AutoExecutor
-
-    executor = AutoExecutor(folder=folder / ".submitit", cluster=config.cluster)
-    executor.update_parameters(name=f"klrl-{folder.name}", **_submitit_parameters(config))
-    names = {}
-    with executor.batch():
-        for job in jobs:
-            names[job.name] = (executor.submit(_Requeued(), job), job)
-    running = dict(names)
-    try:
-        while running:
-            for name, (handle, job) in list(running.items()):
-                if handle.done():
-                    del running[name]
-                    yield _result_of(handle, job)
-            time.sleep(_POLL)
-    finally:
-        for handle, _ in running.values():
-            handle.cancel(check=False)
-
-
-class _Requeued:
-    """``run_logged`` for submitit: after a preemption or a time limit the job resumes."""
-
-    def __call__(self, job: Job) -> Outcome:
-        return run_logged(job)
-
-    def checkpoint(self, job: Job) -> Any:
-        """What submitit queues in its place; the job resumes from its run folder."""
-        import submitit
-
-        return submitit.helpers.DelayedSubmission(self, job)
-
-
-def _submitit_parameters(config: SubmititConfig) -> dict[str, Any]:
-    given = {
-        "timeout_min": config.timeout_min,
-        "cpus_per_task": config.cpus_per_task,
-        "gpus_per_node": config.gpus_per_node,
-        "mem_gb": config.mem_gb,
-        "slurm_partition": config.partition,
-        "slurm_array_parallelism": config.array_parallelism,
-        "slurm_additional_parameters": dict(config.slurm) or None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _result_of(handle: Any, job: Job) -> Outcome:
-    from submitit.core.utils import FailedJobError, UncompletedJobError
-
-    try:
-        return handle.result()
-    except (FailedJobError, UncompletedJobError) as error:
-        return Outcome(job.name, "failed", in_one_line(error))
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from klrl import __version__
-from klrl.base.files import replace_file
 from klrl.base.text import text_table
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import RunFolder
@@ -18,8 +15,7 @@ from klrl.runs.progress import duration
 from klrl.runs.returns import final_return, last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome
-
-SWEEP_FILE = "sweep.json"
+from klrl.sweep.sweep_file import Entry, SweepFile
 
 
 class Ledger:
@@ -29,14 +25,22 @@ class Ledger:
         folder: the sweep's.
         argv: its command line, behind ``klrl``.
         jobs: all of them; more may be added.
+
+    Attributes:
+        before: what ``sweep.json`` held already, and keeps.
+
+    Raises:
+        ConfigError: ``sweep.json`` cannot be read.
     """
 
     def __init__(self, folder: Path, argv: Sequence[str], jobs: Sequence[Job]) -> None:
-        self._path = folder / SWEEP_FILE
+        self._folder = folder
+        self.before = SweepFile.read(folder)
         self._command = shlex.join(["python", "-m", "klrl", *argv])
         self.jobs = {job.name: job for job in jobs}
         self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
         self._seconds: dict[str, float] = {}
+        self._queue: dict[str, str | None] = {e.name: e.queue for e in self.before.entries}
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Add jobs, as a search makes them."""
@@ -51,6 +55,10 @@ class Ledger:
         self._status[outcome.name] = outcome.status, outcome.error
         self._seconds[outcome.name] = outcome.seconds
 
+    def queued(self, ids: Mapping[str, str]) -> None:
+        """Store the ids of jobs, by name, in SLURM's queue."""
+        self._queue |= ids
+
     def status(self, name: str) -> str:
         """The status of a job; waiting where none is stored."""
         return self._status[name][0]
@@ -58,18 +66,19 @@ class Ledger:
     def write(self) -> None:
         """Replace ``sweep.json`` in one step."""
         entries = [
-            {
-                "name": job.name,
-                "folder": job.folder.name,
-                "overrides": list(job.overrides),
-                "identity": job.identity.settings,
-                "status": self._status[job.name][0],
-                "error": self._status[job.name][1],
-            }
+            Entry(
+                name=job.name,
+                folder=job.folder.name,
+                overrides=list(job.overrides),
+                identity=job.identity.settings,
+                numerics=job.identity.numerics,
+                status=self._status[job.name][0],
+                error=self._status[job.name][1],
+                queue=self._queue.get(job.name),
+            )
             for job in self.jobs.values()
         ]
-        contents = {"klrl": __version__, "command": self._command, "jobs": entries}
-        replace_file(self._path, json.dumps(contents, indent=1) + "\n")
+        self.before.write(self._folder, self._command, entries)
 
     def table(self) -> str:
         """One line per job, those that did not finish last."""

@@ -19,9 +19,10 @@ from klrl.config.overrides import SweepOverrides, expand, job_name, split_overri
 from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import Job, JobStatus, Outcome, make_jobs, status_of
+from klrl.sweep.jobs import Job, JobStatus, Outcome, Queued, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
+from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.stop import passed_on
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
     """
     sweep = split_overrides(overrides)
     launcher, search = sweep_settings(sweep.own, args)
+    check_queue(launcher)
     return factory("search", search, SWEEP)(sweep, search, launcher, overrides, args)
 
 
@@ -207,16 +209,24 @@ def run_jobs(
     """Run the jobs that are not finished; print and record each outcome as it comes.
 
     Raises:
+        ConfigError: the launcher's queue refuses them, or does not answer.
         Interrupted: a signal came.
     """
+    jobs, settled = settle(folder, jobs, ledger.before, launcher)
     status = status_of(jobs)
     _record(ledger, status)
     print(_opening(folder, status, jobs), flush=True)
+    _print_some(settled)
+    _print_some([job.note for job in status.new if job.note])
     todo = {job.name: job for job in status.open}
     outcomes: list[Outcome] = []
     if launcher.name != "local":  # in processes of their own
-        with passed_on(folder, lambda: list(todo.values())) as signals:
+        by_queue = uses_slurm(launcher)
+        with passed_on(folder, lambda: list(todo.values()), by_queue) as signals:
             for outcome in launch(launcher, status.open, folder):
+                if isinstance(outcome, Queued):
+                    _take_queued(ledger, outcome)
+                    continue
                 outcomes.append(outcome)
                 ledger.take(outcome)
                 ledger.write()
@@ -233,6 +243,21 @@ def run_jobs(
     return outcomes
 
 
+def _take_queued(ledger: Ledger, queued: Queued) -> None:
+    """Keep the ids of jobs in the queue at once: who starts the sweep again needs them."""
+    ledger.queued(queued.ids)
+    ledger.write()
+    if queued.again:
+        print(f"{', '.join(queued.ids)}: {queued.again}", flush=True)
+
+
+def _print_some(lines: Sequence[str], most: int = 5) -> None:
+    """Print lines of a kind, and of many only the first."""
+    shown = [*lines[:most], *([f"... and {len(lines) - most} more"] if len(lines) > most else [])]
+    for line in shown:
+        print(line, flush=True)
+
+
 def _one_by_one(
     launcher: LauncherConfig,
     jobs: Sequence[Job],
@@ -244,6 +269,7 @@ def _one_by_one(
     for number, job in enumerate(jobs, 1):
         print(f"[{number}/{len(jobs)}] {job.name}", flush=True)
         for outcome in launch(launcher, [job], folder):
+            assert isinstance(outcome, Outcome)
             outcomes.append(outcome)
             ledger.take(outcome)
             ledger.write()
@@ -276,6 +302,7 @@ def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
         for group, text in (
             (status.finished, "finished before"),
             (status.elsewhere, "running in another process"),
+            (status.queued, "in the queue already"),
             (status.begun, "to resume"),
             (status.new, "to start"),
         )

@@ -18,7 +18,9 @@ from klrl.sweep.worker import STOP_FILE
 
 
 @contextmanager
-def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[int]]:
+def passed_on(
+    folder: Path, jobs: Callable[[], Sequence[Job]], by_queue: bool = False
+) -> Iterator[list[int]]:
     """While entered, the first signal asks the running jobs to stop.
 
     A second Ctrl-C or SIGTERM stops at once.
@@ -26,6 +28,7 @@ def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[
     Args:
         folder: the sweep's.
         jobs: those that may be running.
+        by_queue: they are in a queue, which passes the signal on.
 
     Yields:
         The signals received so far.
@@ -40,15 +43,17 @@ def passed_on(folder: Path, jobs: Callable[[], Sequence[Job]]) -> Iterator[list[
             return
         with suppress(OSError):  # as on a full disk; the jobs are to stop all the same
             (folder / STOP_FILE).touch()
-        pids = [pid for job in jobs() if (pid := _pid(job)) is not None]
+        pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
+        which = "the queue's" if by_queue else len(pids)
         warn(
-            f"\nstopping {len(pids)} jobs after their iteration, with checkpoints; a second "
+            f"\nstopping {which} jobs after their iteration, with checkpoints; a second "
             "Ctrl-C or SIGTERM stops at once"
         )
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
+    (folder / STOP_FILE).unlink(missing_ok=True)  # of a sweep that was killed while it stopped
     try:
         with stop_signals(ask):
             yield received

@@ -21,7 +21,7 @@ from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
 from klrl.runs.owner import OWNER_FILE, OwnedElsewhere
-from klrl.sweep.jobs import Job, Outcome
+from klrl.sweep.jobs import Job, Outcome, recorded_identity
 
 #: While it is in the sweep's folder, waiting jobs do not begin.
 STOP_FILE = ".stop"
@@ -78,6 +78,13 @@ def _run(job: Job) -> int | None:
     near = job.folder.is_relative_to(job.cwd)
     files = RunFolder(job.folder.relative_to(job.cwd) if near else job.folder, job.overrides)
     with files.owned():
+        if files.exists and recorded_identity(files) != job.identity:
+            raise ConfigError(
+                f"{job.folder}: holds another job by now; start the sweep again, and this one gets "
+                "its own"
+            )
+        if files.exists and files.status == "finished":  # while this copy waited in a queue
+            return None
         resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
         if files.exists and not resume:
             for path in set(job.folder.iterdir()) - {job.log, job.folder / OWNER_FILE}:

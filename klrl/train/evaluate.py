@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
+from klrl.base.text import warn
 from klrl.config.checks import check_device_name
+from klrl.config.own import changed_sources
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
@@ -169,6 +171,8 @@ def evaluate_run(
             raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
+    for line in changed_sources(config, ("env", "actor")):
+        warn(line)
     domain = domain_of(config)
     return domain.evaluate(
         folder,

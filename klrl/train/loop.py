@@ -19,6 +19,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, KLPENConfig, factory
 from klrl.config.identity import NUMERICS
+from klrl.config.own import check_sources
 from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
@@ -116,6 +117,11 @@ class Parts(ABC):
         A KL in the loss is multiplied by it too.
         """
         return 1.0
+
+    @property
+    def resume(self) -> str:
+        """What a resumed run does with what runs: goes on to the bit (exact), replays, anew."""
+        return "exact"
 
     def callbacks(self) -> Sequence[Callback]:
         """Hooks of the domain's own."""
@@ -342,6 +348,7 @@ class Training:
         steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
+        files.update(resume=self.parts.resume)
         self._tell("started")
         return rollout
 
@@ -406,6 +413,7 @@ def start(
                 raise ConfigError(
                     f"folder={files.path}: holds a run already; give another, or resume it"
                 )
+            check_sources(config)
             torch.set_num_threads(config.threads)
             training = Training(config, files.manifest if resume else None)
             training.train(files, group=group, resume=resume, callbacks=callbacks)

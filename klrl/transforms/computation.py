@@ -11,7 +11,7 @@ from torchrl.data import Composite, Unbounded
 
 from klrl.kl.charge import shaped
 from klrl.kl.coefficient import KeepsCoefficient, one_spelling
-from klrl.kl.estimators import ESTIMATORS, estimate_kl
+from klrl.kl.estimators import Estimator, estimate_kl, function_of
 from klrl.kl.policies import Key, as_key
 from klrl.kl.shapes import like_reward
 from klrl.transforms.base import (
@@ -59,7 +59,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         coef: reward per nat; :attr:`coef` may be moved later.
         coeff: the other spelling of ``coef``, TorchRL's.
         padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
-        estimator: k1, k2 or k3.
+        estimator: k1, k2, k3 or a function of the log-ratio.
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
         per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
@@ -84,7 +84,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         coef: float | Tensor = 1.0,
         coeff: float | Tensor | None = None,
         padding_side: str = "left",
-        estimator: str = "k1",
+        estimator: Estimator = "k1",
         raw_reward_key: Key | None = None,
         reward_key: Key | None = None,
         per_token: bool | None = None,
@@ -94,8 +94,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         self.gen_key, self.ref_key = as_key(gen_log_probs_full_key), as_key(ref_log_probs_full_key)
         if self.gen_key == self.ref_key:
             raise ValueError(f"both log-probs are read from {self.gen_key}: give two keys")
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
+        function_of(estimator)
         self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
         written = [key for key in (self.kl_key, self.raw_key) if key is not None]
         super().__init__(
@@ -289,7 +288,7 @@ def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Te
 
 
 def token_kl(
-    gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: str
+    gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: Estimator
 ) -> list[Tensor]:
     """KL estimate of every token, [T_i] nats; zero outside the mask, whatever the log-probs."""
     masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]

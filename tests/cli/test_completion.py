@@ -17,7 +17,7 @@ from klrl.cli.main import COMMANDS
 from klrl.config import conf_dir
 from tests.report.toys import write_run, write_sweep
 
-ESTIMATORS = ["exact", "k1", "k2", "k3"]
+ESTIMATORS = ["custom", "exact", "k1", "k2", "k3"]
 
 
 def yamls(group: str) -> list[str]:

@@ -23,6 +23,7 @@ TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somew
 #: Choices that ask for a setting.
 ASKING = {
     ("env", "gym"): ["env.id=CartPole-v1"],
+    ("env", "custom"): ["env.target=gymnasium.envs.classic_control.cartpole:CartPoleEnv"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
     ("actor", "cnn"): ["env=catch"],
     ("actor", "categorical"): ["env=cartpole"],

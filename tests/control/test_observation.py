@@ -15,7 +15,7 @@ from klrl.config import ActorConfig, CNNActorConfig, EnvConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
 from klrl.control.encoders import Embedding, Images, nature
-from klrl.control.env import VectorGymEnv, make_env
+from klrl.control.env import VectorGymEnv, make_copies, make_env
 from klrl.control.observation import Entry, Layout, layout_of
 from klrl.control.preflight import check_env
 from klrl.control.rollout import TorchRLRollout, native_rollout
@@ -325,10 +325,13 @@ def test_layouts_that_are_refused(observation, action, how, named) -> None:
             "gymnasium.wrappers has no FrameStackObservatio; did you mean FrameStackObservation",
         ),
         (
-            ["env=cartpole", "env.wrappers=[{name: FrameStackObservation, size: 4}]"],
-            "FrameStackObservation refuses the environment or its arguments: .*size",
+            ["env=cartpole", "env.wrappers=[{target: FrameStackObservation, args: {size: 4}}]"],
+            r"env.wrappers\[0\].target=gymnasium.wrappers:FrameStackObservation: asks for",
         ),
-        (["env=cartpole", "env.wrappers=[a.b:C]"], "No module named 'a'; install it"),
+        (
+            ["env=cartpole", "env.wrappers=[a.b:C]"],
+            r"env.wrappers\[0\].target=a.b:C: .* module named 'a'",
+        ),
         (["env=cartpole", "env.observation_keys=[a]"], "is a Box, which has no keys; drop it"),
         (
             ["env=gym", f"env.id={T}/Keyed-v0", "env.observation_keys=[brigth]"],
@@ -338,30 +341,35 @@ def test_layouts_that_are_refused(observation, action, how, named) -> None:
     ids=range(9),
 )
 def test_settings_that_are_refused(words, named) -> None:
-    config = compose(*words)
-    with pytest.raises(ConfigError, match=named) as refused:
+    def check() -> None:
+        config = compose(*words)
         check_env(config.env, config.actor, frozenset())
+
+    with pytest.raises(ConfigError, match=named) as refused:
+        check()
     assert "\n" not in str(refused.value)
 
 
 def test_a_wrapper_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"env.wrappers: 3 is none; give a name"):
+    with pytest.raises(ConfigError, match=r"env.wrappers\[0\]=3: give .*.target="):
         compose("env=cartpole", "env.wrappers=[3]")
 
 
 def test_gymnasiums_wrappers_are_applied_from_the_inside() -> None:
     """Frames of a grey Catch, stacked: what the same wrappers give by hand."""
     words = [
-        "GrayscaleObservation", {"name": "ReshapeObservation", "shape": [21, 84]},
-        {"name": "FrameStackObservation", "stack_size": 3},
-    ]  # fmt: skip
+        "GrayscaleObservation",
+        "{target: ReshapeObservation, args: {shape: [21, 84]}}",
+        "{target: gymnasium.wrappers:FrameStackObservation, args: {stack_size: 3}}",
+    ]
     wrappers = gymnasium.wrappers
     colour = wrappers.TransformObservation(
         Catch(), lambda x: x.repeat(3, -1), spaces.Box(0, 255, (42, 42, 3), np.uint8)
     )
     gymnasium.registry.pop("klrl-test/Colour-v0", None)
     gymnasium.register("klrl-test/Colour-v0", lambda: colour)
-    env = VectorGymEnv("klrl-test/Colour-v0", 1, wrappers=words)
+    config = compose("env.id=klrl-test/Colour-v0", f"env.wrappers=[{','.join(words)}]", "actor=cnn")
+    env = make_copies(config.env, seed=0, num_envs=1)
     assert env.layout.images[0].pixels == (3, 21, 84)
     twin = wrappers.TransformObservation(
         Catch(), lambda x: x.repeat(3, -1), spaces.Box(0, 255, (42, 42, 3), np.uint8)

@@ -70,8 +70,8 @@ def test_a_broken_estimator_is_found(monkeypatch, capsys, name: str) -> None:
 
 
 def test_a_broken_controller_is_found(monkeypatch) -> None:
-    move = AdaptiveKLController._move
-    monkeypatch.setattr(AdaptiveKLController, "_move", lambda self, kl, n: move(self, -kl, n))
+    move = AdaptiveKLController.move
+    monkeypatch.setattr(AdaptiveKLController, "move", lambda self, kl, n: move(self, -kl, n))
     assert {line.name for line in off(examine())} == {"adaptive, KL = 1.1 target"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -9,8 +11,10 @@ from tensordict import TensorDict
 from klrl.__main__ import compose
 from klrl.base.errors import ConfigError
 from klrl.config.checks import to_config
+from klrl.runs.resume import stored_config
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
+from tests.runs.commands import rows_of
 
 COMMON = ("actor.dtype=float64", "learner.minibatches=1", "kl.coef=0.3")
 COEFFICIENTS = Coefficients(lr=0.0, beta=0.7, kl_ref=0.3)
@@ -129,6 +133,15 @@ def test_a_run_in_parts_is_the_run(job) -> None:
     assert ends[0][1] > 1e-6
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.integration
+def test_a_run_that_ran_out_of_memory_goes_on_in_parts(exits) -> None:
+    assert exits("hydra.run.dir=run")[0] == 0
+    before = len(rows_of(Path("run")))
+    assert exits("resume=run", "frames=64", "learner.micro_batch=1")[0] == 0
+    assert len(rows_of(Path("run"))) > before
+    assert stored_config(Path("run")).learner.micro_batch == 1
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """``klrl.report.diff``: what differs between two run folders made by hand."""
 
 import pytest
+import torch
 
 from klrl.cli.diff import main
+from klrl.runs.checkpoint import Checkpoints
 from klrl.runs.metrics import METRICS
 from tests.report.toys import rows_of, write_run
+from tests.runs.saves import Held
 
 
 def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
@@ -45,6 +48,58 @@ def test_metrics_stand_in_the_order_in_which_klrl_declares_them(tmp_path, capsys
     names = [line.split()[0] for line in table]
     assert names[-1] == "users/own"
     assert names[:-1] == [name for name in METRICS if name in names]
+
+
+def bits(capsys, first, second) -> str:
+    main([str(first), str(second), "--bits"])
+    return capsys.readouterr().out.rstrip("\n")
+
+
+def test_bits_names_the_first_iteration_and_metric_that_differ(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    rows = [{**row, "time/iteration": 9.0} for row in rows_of()]
+    write_run(tmp_path / "b", rows=rows)
+    equal = bits(capsys, tmp_path / "a", tmp_path / "b")
+    assert equal == (
+        "equal to the bit: 20 rows; parameters not compared: "
+        f"{tmp_path / 'a'} has no whole checkpoint of this format"
+    )
+    rows[11]["kl/ref/coef"] = 0.1 + 2**-56
+    rows[11]["loss/own"] = 1.0
+    rows[14]["reward/episode"] = 7.0
+    write_run(tmp_path / "c", rows=rows)
+    told = bits(capsys, tmp_path / "a", tmp_path / "c")
+    assert told == "iteration 12: kl/ref/coef is 0.1 and 0.10000000000000002"
+    del rows[11]["kl/ref/coef"]
+    write_run(tmp_path / "d", rows=rows)
+    told = bits(capsys, tmp_path / "a", tmp_path / "d")
+    assert told == "iteration 12: kl/ref/coef is 0.1 and not there"
+    write_run(tmp_path / "e", rows=rows_of()[:7])
+    told = bits(capsys, tmp_path / "e", tmp_path / "a")
+    assert told == "row 8: only the second run has it, the first has 7"
+
+
+def test_bits_compares_the_parameters_of_the_last_checkpoints(tmp_path, capsys, monkeypatch):
+    weights = torch.arange(4.0)
+    for name, changed, step in (("a", 0, 64), ("b", 0, 64), ("c", 2**-24, 64), ("d", 0, 128)):
+        run = write_run(tmp_path / name)
+        agent = {"weight": weights + torch.tensor([changed, 0, 0, 0])}
+        Checkpoints(run / "checkpoints", {"agent": Held(agent)}).save("last", step, {})
+    told = {name: bits(capsys, tmp_path / "a", tmp_path / name) for name in "bcd"}
+    assert told["b"].startswith("equal to the bit: 20 rows; parameters at 64, SHA-256 ")
+    assert told["c"] == "rows are equal, the agent of the last checkpoints (64) is not"
+    assert told["d"] == "rows are equal, the last checkpoints are of 64 and 128"
+
+
+def test_bits_of_a_run_without_rows_is_refused(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    (write_run(tmp_path / "b") / "metrics.jsonl").unlink()
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "a"), str(tmp_path / "b"), "--bits"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "metrics.jsonl: No such file or directory; give another run" in error
 
 
 @pytest.mark.parametrize("other, told", [("c", "no such folder"), ("empty", "no manifest.json")])

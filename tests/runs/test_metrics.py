@@ -30,10 +30,11 @@ from klrl.language.rollout import GOLD
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
-from klrl.runs.loggers import Opened, wandb_run
+from klrl.runs.loggers import Opened
 from klrl.runs.metrics import METRICS, PANELS, Metric, heading, metric_of, metrics_of
 from klrl.runs.progress import Progress
 from klrl.runs.record import recording, summary
+from klrl.runs.wandb_logger import wandb_run
 from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
 from klrl.train.evaluate import Evaluation

@@ -192,8 +192,8 @@ klrl.run(*sys.argv[1:], folder="next")
 UNREACHABLE = """
 import sys
 from klrl.__main__ import main
-from klrl.runs import loggers
-loggers._INIT_SECONDS = 3.0
+from klrl.runs import wandb_logger
+wandb_logger._INIT_SECONDS = 3.0
 main(sys.argv[1:])
 """
 

@@ -131,7 +131,7 @@ def test_a_second_signal_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) == before
 
 
-NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
+NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @pytest.mark.parametrize("signum", NOTICES)

@@ -8,7 +8,7 @@ import pytest
 
 from klrl.base.errors import NonFiniteError
 from klrl.domains import CONTROL
-from klrl.runs.loggers import wandb_mode
+from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import metrics_of
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, make_jobs
 from klrl.sweep.launchers import launch
 from klrl.sweep.run import command_of
+from klrl.sweep.worker import run_job
 from tests.conftest import QUICK
 from tests.runs.commands import child
 
@@ -83,11 +85,11 @@ def test_a_job_whose_stored_settings_are_broken_is_told_in_a_line(settings, text
     run = RunFolder(Path("outputs/a/job"))
     run.open(settings("seed=1"))
     (run.path / ".hydra" / "config.yaml").write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])
-    assert str(refused.value) == (
-        "outputs/a/job: holds a job with other settings, which cannot be read; give another "
-        "sweep=NAME, or move that folder away"
+    (job,) = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])
+    assert job.name == f"job-{job.identity.settings}"
+    assert job.note == (
+        "outputs/a/job holds a job with other settings, which cannot be read; this one is another, "
+        f"in {job.name}"
     )
 
 
@@ -178,17 +180,93 @@ def test_the_logger_is_no_part_of_the_identity(capfd) -> None:
     assert "1 job, 1 finished before" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("change", ["kl.coef=0.7", "frames=192"])
-def test_other_settings_under_the_same_name_are_refused(capsys, change: str) -> None:
+@pytest.mark.parametrize(("change", "was"), [("kl.coef=0.7", "0.1"), ("frames=192", "128")])
+def test_other_settings_under_the_same_name_are_another_job(capfd, change: str, was: str) -> None:
+    """Its folder is its own, whichever of both is asked for, and the other is left as it was."""
     assert sweep("seed=0,1") == 0
-    capsys.readouterr()
-    assert sweep("seed=0,1", change) == 2
-    told = capsys.readouterr().err
-    key, _, value = change.partition("=")
-    assert f"holds a job with {key}=" in told
-    assert f"(not {value})" in told
-    assert "give another sweep=NAME" in told
+    before = {name: changed(run) for name, run in jobs_of().items()}
+    capfd.readouterr()
+    for expected in ("2 to start", "2 finished before"):
+        assert sweep("seed=0,1", change) == 0
+        told_now = capfd.readouterr().out
+        assert f"2 jobs, {expected}" in told_now
+        key, _, value = change.partition("=")
+        line = f"outputs/a/seed=0 holds a job with {key}={was} (not {value}); this one is another"
+        assert (line in told_now) == (expected == "2 to start")
+    after = jobs_of()
+    assert sorted(after) == sorted([*before, *(f"{name},{change}" for name in before)])
+    assert {name: changed(after[name]) for name in before} == before
     assert stored_config(Path("outputs/a/seed=0")).frames == 128
+    if key == "frames":
+        assert after["seed=0,frames=192"].manifest["frames"] == 192
+        assert len(read_rows(after["seed=0,frames=192"].metrics)) == 3, "nothing was resumed"
+
+
+def test_a_run_that_was_resumed_to_more_frames_is_not_the_sweeps_job_any_more(capfd) -> None:
+    assert sweep("seed=0") == 0
+    with suppress(SystemExit):
+        main(["resume=outputs/a/job", "frames=192"])
+    assert sweep("seed=0") == 0
+    assert "outputs/a/job holds a job with frames=192 (not 128)" in capfd.readouterr().out
+    assert {name: run.manifest["frames"] for name, run in jobs_of().items()} == {
+        "job": 192,
+        "job,frames=128": 128,
+    }
+
+
+def test_sweep_json_keeps_every_job_and_every_command() -> None:
+    """Those that never began too, and their names: a queue may still begin them."""
+    assert sweep("seed=0,1") == 0
+    first = json.loads(Path("outputs/a/sweep.json").read_text())
+    left = {**first["jobs"][1], "identity": "0" * 12, "folder": "seed=2", "name": "seed=2"}
+    left |= {"status": "waiting", "queue": "7_1", "overrides": ["seed=2"]}
+    first["jobs"].append(left)
+    Path("outputs/a/sweep.json").write_text(json.dumps(first))
+    assert sweep("seed=1,2") == 0
+    kept = json.loads(Path("outputs/a/sweep.json").read_text())
+    jobs = {job["folder"]: job for job in kept["jobs"]}
+    (own,) = jobs.keys() - {"seed=0", "seed=1", "seed=2"}
+    assert own == f"seed=2-{jobs[own]['identity']}"
+    assert jobs["seed=2"] == left
+    assert jobs["seed=0"] == first["jobs"][0]
+    assert jobs["seed=1"]["status"] == jobs[own]["status"] == "finished"
+    assert [command.split()[-1] for command in kept["commands"]] == ["seed=0,1", "seed=1,2"]
+    assert kept["command"] == kept["commands"][-1]
+    for run in jobs_of().values():
+        assert jobs[run.path.name]["numerics"] == run.manifest["numerics"]
+
+
+def test_a_broken_list_of_jobs_is_told_and_nothing_is_lost(capsys) -> None:
+    assert sweep("seed=0") == 0
+    path = Path("outputs/a/sweep.json")
+    path.write_text('{"jobs": 3}')
+    assert sweep("seed=0") == 2
+    assert "sweep.json: the list of jobs is broken" in capsys.readouterr().err
+    assert path.read_text() == '{"jobs": 3}'
+
+
+def test_a_folder_that_another_job_took_meanwhile_is_left_alone(settings) -> None:
+    """A job may wait for hours in a queue."""
+    job = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])[0]
+    run = RunFolder(job.folder)
+    run.open(settings("seed=1"))
+    before = (job.folder / "manifest.json").read_bytes()
+    outcome = run_job(job)
+    assert (outcome.status, outcome.error) == (
+        "refused",
+        f"{job.folder}: holds another job by now; start the sweep again, and this one gets its own",
+    )
+    assert (job.folder / "manifest.json").read_bytes() == before
+
+
+def test_a_job_that_was_finished_meanwhile_is_not_run_again() -> None:
+    assert sweep("seed=0") == 0
+    run = RunFolder(Path("outputs/a/job"))
+    before = changed(run)
+    config = stored_config(run.path)
+    (job,) = make_jobs(Path("outputs/a"), [("job", [], config)])
+    assert run_job(job).status == "finished"
+    assert changed(run) == before
 
 
 def test_a_release_orphans_no_sweep_but_other_numerics_do(capsys) -> None:
@@ -315,7 +393,6 @@ def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, si
 
 def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
     import klrl.train.loop
-    from klrl.base.errors import ConfigError
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise ConfigError("late: refused")

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from klrl.base.errors import ConfigError
-from klrl.config import Config, JobConfig, LanguageConfig, SortDigitsConfig
+from klrl.config import (
+    Config,
+    CustomActorConfig,
+    JobConfig,
+    LanguageConfig,
+    SortDigitsConfig,
+)
 
 #: Two layers of it have 4e9 weights between them.
 _WIDEST = 65_536
@@ -46,4 +52,12 @@ def check_lora(c: LanguageConfig) -> None:
     if targets != "all-linear" and not listed:
         raise ConfigError(
             f"actor.lora.target_modules={targets}: give names as in [q_proj,v_proj], or all-linear"
+        )
+
+
+def check_own(c: Config) -> None:
+    """Networks of the user's own share nothing."""
+    if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:
+        raise ConfigError(
+            "actor.share_trunk=true: networks of your own share nothing; set it to false"
         )

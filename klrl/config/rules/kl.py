@@ -15,13 +15,18 @@ from klrl.config import (
     RayCollectorConfig,
     RetrieveKLConfig,
 )
-from klrl.config.placement import check_divergence, check_placement
+from klrl.config.placement import OWN, check_divergence, check_placement
 from klrl.config.schemas import SHAPED
 
 
 def check_charged(c: JobConfig) -> None:
     """Estimator, divergence and placement go together."""
     if isinstance(c.kl, RetrieveKLConfig):
+        for name in ("estimator", "divergence"):
+            if getattr(c.kl, name) == OWN and getattr(c.kl, f"own_{name}") is None:
+                raise ConfigError(
+                    f"kl.{name}=custom: which one? add kl.own_{name}.target=package.module:name"
+                )
         check_divergence(c.kl.divergence, c.kl.placement, c.kl.estimator)
         check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
 

@@ -40,6 +40,10 @@ def check_beta(c: JobConfig) -> None:
     loss = c.loss
     if not isinstance(loss, KLPENConfig):
         return
+    if loss.beta_rule == "custom" and loss.own_beta_rule is None:
+        raise ConfigError(
+            "loss.beta_rule=custom: which one? add loss.own_beta_rule.target=package.module:Name"
+        )
     if loss.beta_min > loss.beta_max:
         raise ConfigError(
             f"loss.beta_min={loss.beta_min:g}: above loss.beta_max={loss.beta_max:g}; swap them"

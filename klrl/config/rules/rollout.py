@@ -31,15 +31,13 @@ def check_workers(c: Config) -> None:
         )
 
 
-def check_wrappers(c: Config) -> None:
-    """Each is a name, or a mapping that has one."""
-    for wrapper in c.env.wrappers:
-        name = wrapper.get("name") if isinstance(wrapper, dict) else wrapper
-        if not isinstance(name, str) or not name.rpartition(":")[2].isidentifier():
-            raise ConfigError(
-                f"env.wrappers: {wrapper} is none; give a name of gymnasium.wrappers, module:name, "
-                "or {name: ResizeObservation, shape: [84, 84]}"
-            )
+def check_window(c: Config) -> None:
+    """A window for each copy, closed with the copies of an evaluation, would end the run."""
+    if c.env.kwargs.get("render_mode") == "human":
+        raise ConfigError(
+            "env.kwargs.render_mode=human: training opens no windows; drop it, "
+            "klrl evaluate RUN --video films the trained policy"
+        )
 
 
 def check_reward(c: LanguageConfig) -> None:

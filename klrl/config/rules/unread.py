@@ -32,11 +32,27 @@ _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entr
 _unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
 _grouped = "advantage=group has no critic; drop it or choose advantage=gae"
 _full = "actor.lora.r=0 has no adapters; set actor.lora.r"
+_own_rule = "only loss.beta_rule=custom reads it; set that, or drop it"
 _UNREAD_BOTH = (
     Unread(
+        "kl.own_estimator",
+        lambda c: getattr(c.kl, "estimator", "custom") != "custom",
+        "only kl.estimator=custom reads it; set that, or drop it",
+    ),
+    Unread(
+        "kl.own_divergence",
+        lambda c: getattr(c.kl, "divergence", "custom") != "custom",
+        "only kl.divergence=custom reads it; set that, or drop it",
+    ),
+    Unread(
+        "loss.own_beta_rule",
+        lambda c: getattr(c.loss, "beta_rule", "custom") != "custom",
+        _own_rule,
+    ),
+    Unread(
         "kl.samples_mc_js",
-        lambda c: getattr(c.kl, "divergence", "js") != "js",
-        "only kl.divergence=js draws samples; drop it or set that",
+        lambda c: getattr(c.kl, "divergence", "js") not in ("js", "custom"),
+        "only kl.divergence=js draws samples, and custom; drop it or set one of them",
     ),
     Unread(
         "loss.gain",
@@ -50,6 +66,11 @@ _UNREAD_BOTH = (
             "loss.beta_rule=proportional reads loss.gain instead; drop it",
         )
         for name in ("increment", "decrement")
+    ),
+    Unread(
+        "loss.max_alpha",
+        lambda c: getattr(c.loss, "line_search", "both") != "both",
+        "only loss.line_search=both lengthens a step; drop it or set that",
     ),
     Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
     *(
@@ -83,6 +104,8 @@ _UNREAD_BOTH = (
     ),
 )
 _UNREAD_CONTROL = (
+    Unread("env.id", lambda c: c.env.name == "custom", "env=custom has env.target; set that"),
+    Unread("env.kwargs", lambda c: c.env.name == "custom", "env=custom has env.args; set that"),
     Unread(
         "kl.samples_mc_js",
         lambda c: c.actor.name == "categorical",

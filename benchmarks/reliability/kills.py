@@ -1,0 +1,186 @@
+"""Is a run that was killed, and resumed, equal to the bit to one that never was?
+
+    make kills
+    python -m benchmarks.reliability.kills                      # 50 kills over the small jobs
+    python -m benchmarks.reliability.kills --kills 15 --only pendulum clip held
+    python -m benchmarks.reliability.kills --slow               # with a compiled job
+
+Each job runs once undisturbed. Then it is started anew and gets SIGKILL at a random moment after
+its first checkpoint; it is resumed, and one in three is killed once more. All rows, times aside,
+and the parameters of the last checkpoint must be those of the undisturbed run. Exit code 1 where
+one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.reliability.ended import Ended
+from benchmarks.reliability.small_run import begin, import_all, klrl
+from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job, control
+
+#: Beside those of :mod:`benchmarks.same_rows`.
+MORE = (
+    control("held_kl", "env=pendulum controller=held controller.target=1e-4 reference=ema"),
+    control("hopper_legacy", "env=hopper kl=legacy kl.apply=step collector.steps=64"),
+    control("cheetah_torchrl", "env=half_cheetah collector=torchrl controller=adaptive"),
+    control("ant", "env=ant kl=legacy"),
+    control("acrobot_legacy", "env=acrobot kl=legacy controller=dual loss=clip"),
+)
+#: Seconds for a run: one compiles.
+_LIMIT = 600.0
+#: As many times the frames of the small jobs, and a checkpoint in every iteration.
+LONGER = 4
+
+
+def jobs_of(slow: bool) -> list[Job]:
+    """All that are not resumed themselves; those that others come after first."""
+    compiled = [job for job in SLOW_JOBS if job.name == "compiled"]
+    every = [*JOBS, *MORE, *(compiled if slow else ())]
+    return [_longer(job) for job in every if "resume=" not in job.words]
+
+
+def _longer(job: Job) -> Job:
+    frames = re.sub(r"\bframes=(\d+)", lambda match: f"frames={LONGER * int(match[1])}", job.words)
+    words = frames.replace("checkpoint.every=2", "checkpoint.every=1 eval.final=2")
+    return Job(job.name, words, job.after)
+
+
+def whole(job: Job, work: Path) -> float:
+    """Run a job undisturbed; its seconds.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    for name in (MODEL,) if f"actor.model={MODEL}" in job.words else ():
+        if not (work / name).exists():
+            made = next((work / "cache").rglob("model.safetensors"))
+            (work / name).symlink_to(made.parent)
+    ended = klrl(job.command, work, limit=_LIMIT)
+    _require(ended, job, "the undisturbed run")
+    return ended.seconds
+
+
+def killed(words: Sequence[str], work: Path, run: Path, rows: int, share: float) -> bool:
+    """Start or resume a run, and kill it.
+
+    Args:
+        words: the command line.
+        work: the working folder.
+        run: the run folder.
+        rows: of the whole run.
+        share: of the rows that are still to come, after which it is killed, and of the seconds of
+            the iteration after that.
+
+    Returns:
+        Whether it was killed; else it was done before.
+    """
+    pid = begin(words, work)
+    begun = _rows(run)
+    due, last = begun + share * (rows - begun), (begun, time.monotonic(), 0.0)
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        now, entries = _rows(run), list((run / "checkpoints" / "last").glob("frames-*"))
+        if now != last[0]:
+            last = (now, time.monotonic(), (time.monotonic() - last[1]) / (now - last[0]))
+        since = time.monotonic() - last[1]
+        if entries and now >= int(due) and since >= (due - int(due)) * last[2]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def _rows(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def disturbed(job: Job, number: int, work: Path, chance: random.Random) -> tuple[str, int]:
+    """Kill a run of the job, resume it to its end, compare: what differs, and how often killed."""
+    from klrl.report.bits import compare_bits
+
+    run = Path(f"killed/{job.name}-{number}")
+    words = [word.replace(str(job.folder), str(run)) for word in job.command[-1:]]
+    rows = _rows(work / job.folder)
+    kills = int(killed([*job.command[:-1], *words], work, work / run, rows, chance.random()))
+    if chance.random() < 1 / 3:
+        kills += killed([f"resume={run}"], work, work / run, rows, chance.random())
+    _require(klrl([f"resume={run}"], work, limit=_LIMIT), job, "the resumed run")
+    equal, told = compare_bits(work / job.folder, work / run)
+    shutil.rmtree(work / run)
+    return ("" if equal else told), kills
+
+
+def _require(ended: Ended, job: Job, what: str) -> None:
+    if ended.code:
+        raise SystemExit(f"{job.name}: {what} fails: {ended.err[-2000:]} ({' '.join(job.command)})")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    jobs = jobs_of(args.slow)
+    names = [job.name for job in jobs]
+    if unknown := [name for name in args.only if name not in names]:
+        raise SystemExit(f"--only {unknown[0]}: choose among {', '.join(names)}")
+    wanted = [job for job in jobs if not args.only or job.name in args.only]
+    needed = {name for job in wanted for name in job.after}
+    import_all()
+    counted: Counter[str] = Counter()
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder).resolve()
+        os.environ["XDG_CACHE_HOME"] = str(work / "cache")
+        for name, text in FILES.items():
+            (work / name).write_text(text)
+        for job in jobs:
+            if job in wanted or job.name in needed:
+                seconds = whole(job, work)
+                print(
+                    f"{job.name}: {seconds:.1f} s undisturbed, resume: {_tier(work, job)}",
+                    flush=True,
+                )
+        begun, number = time.monotonic(), 0
+        while sum(counted.values()) < args.kills:
+            job = wanted[number % len(wanted)]
+            chance = random.Random(f"{args.seed} {job.name} {number}")
+            difference, kills = disturbed(job, number, work, chance)
+            counted[job.name] += kills
+            number += 1
+            if difference:
+                wrong.append(f"{job.name}, number {number}: {difference}")
+                print(f"WRONG: {wrong[-1]}", flush=True)
+    told = ", ".join(f"{name} {count}" for name, count in counted.items())
+    print(f"{sum(counted.values())} kills in {time.monotonic() - begun:.0f} s ({told})")
+    print(f"{number - len(wrong)} of {number} runs are equal to the bit to undisturbed ones")
+    return 1 if wrong else 0
+
+
+def _tier(work: Path, job: Job) -> str:
+    return str(json.loads((work / job.folder / "manifest.json").read_text()).get("resume"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--kills", type=int, default=50, help="at least so many in all")
+    add("--only", nargs="+", default=[], metavar="JOB", help="these jobs")
+    add("--seed", type=int, default=0, help="of the moments")
+    add("--slow", action="store_true", help="with a compiled job")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

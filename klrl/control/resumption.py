@@ -1,0 +1,120 @@
+"""The rollout as a component of the checkpoint, and how a resumed run goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torchrl.checkpoint import GlobalRNGState
+from torchrl.envs import EnvBase
+
+from klrl.base.errors import first_line
+from klrl.control.env import VectorGymEnv
+from klrl.control.env_proof import ANEW, EXACT, REPLAYED, Way
+from klrl.train.loop import Rollout
+
+_PROMISES = {
+    REPLAYED: "takes the steps of running episodes again",
+    ANEW: "begins new episodes",
+}
+
+
+@runtime_checkable
+class KeptRollout(Protocol):
+    """A rollout that can be saved between two collections."""
+
+    def restart(self) -> None:
+        """Begin new episodes with the next rollout."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next rollout starts from; empty where nothing is, or it cannot be saved."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+
+
+class RunningEpisodes:
+    """The state of a run's rollout: the environments and what is carried from step to step.
+
+    Attributes:
+        way: how the environments are saved.
+        new: whether a resumed run began new ones.
+    """
+
+    def __init__(self) -> None:
+        self.way = Way(ANEW, "they have not begun")
+        self.new = False
+        self._rollout: Rollout | None = None
+        self._loaded: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the rollout; empty where it has none."""
+        if isinstance(self._rollout, KeptRollout):
+            return self._rollout.state_dict()
+        return self._loaded
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep it for the rollout to come."""
+        self._loaded = dict(state)
+
+    def prove(self, copies: EnvBase | None) -> None:
+        """Find out how they are saved.
+
+        Args:
+            copies: of the environment, before their first reset; None where workers have them.
+        """
+        if isinstance(copies, VectorGymEnv):
+            self.way = copies.keep_state()
+        elif copies is None:
+            self.way = Way(ANEW, "the workers of this collector have them")
+        else:
+            self.way = Way(ANEW, f"{type(copies).__name__} is not klrl's VectorGymEnv")
+
+    def begin(
+        self,
+        iteration: int,
+        make: Callable[[], Rollout],
+        reseed: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> Rollout:
+        """Make the rollout, and go on with what was loaded.
+
+        Args:
+            iteration: from which it collects.
+            make: makes it, with new episodes.
+            reseed: seeds the environments for new episodes once more.
+            say: takes a line where a resumed run has new episodes, or one of this run will not go
+                on with their saved state.
+        """
+        loaded, self._loaded = self._loaded, {}
+        if loaded:
+            why = self._go_on(loaded, make, reseed)
+        else:
+            self._rollout = make()
+            why = self.way.why or "this checkpoint holds none that run"
+        assert self._rollout is not None
+        self.new = iteration > 0 and bool(why)
+        if self.new:
+            say(f"resume: new episodes begin: {why}")
+        if self.way.tier != EXACT and not (self.new and self.way.tier == ANEW):
+            say(f"resume: a resumed run {_PROMISES[self.way.tier]}: {self.way.why}")
+        return self._rollout
+
+    def _go_on(
+        self, loaded: Mapping[str, Any], make: Callable[[], Rollout], reseed: Callable[[], None]
+    ) -> str:
+        """Make the rollout from a state; why that failed, else nothing."""
+        generators = GlobalRNGState()
+        before = generators.state_dict()
+        rollout = self._rollout = make()
+        if not isinstance(rollout, KeptRollout):
+            return f"{type(rollout).__name__} takes no state"
+        why = ""
+        try:
+            rollout.load_state_dict(loaded)
+        except Exception as error:  # of the environment too, which may be another version's
+            why = f"{type(error).__name__}: {first_line(error)}"
+            reseed()
+            rollout.restart()
+        generators.load_state_dict(before)  # TorchRL's collector draws when it is made
+        return why

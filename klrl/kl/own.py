@@ -1,0 +1,61 @@
+"""``kl.estimator=custom``, ``kl.divergence=custom``: a function of the log-ratio of the user's own.
+
+Both are E_pi[f(log pi - log pi_ref)]: an estimator samples it by the action that was taken, a
+divergence takes the expectation over all actions (of a Gaussian, over draws).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from klrl.base.errors import ConfigError
+from klrl.config import OwnPart, RetrieveKLConfig
+from klrl.config.own import find_function, told
+from klrl.config.placement import OWN
+from klrl.kl.divergences import Which
+from klrl.kl.estimators import Estimator
+
+#: Largest value of an estimator where policy and reference agree, nats.
+_ZERO = 1e-6
+
+
+def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
+    """``kl.estimator``; errors as :func:`_tried`."""
+    own = config.estimator == OWN
+    return _tried("kl.own_estimator", config.own_estimator) if own else config.estimator
+
+
+def chosen_divergence(config: RetrieveKLConfig) -> Which:
+    """``kl.divergence``; errors as :func:`_tried`."""
+    own = config.divergence == OWN
+    return _tried("kl.own_divergence", config.own_divergence) if own else config.divergence
+
+
+def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
+    """The user's function, called once.
+
+    Raises:
+        ConfigError: it is no function of the log-ratio, or not 0 where policy and reference agree.
+    """
+    function = partial(find_function(setting, part), **part.args)
+    text = f"{setting}.target={part.target}"
+    log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
+    with told(setting, part):
+        value = function(log_ratio)
+    if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
+        gave = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"{text}: returned {gave} for log-ratios of shape (3, 3); give one each")
+    if not value.isfinite().all():
+        raise ConfigError(f"{text}: is not finite at log-ratios of -2 to 2")
+    if not value.requires_grad:
+        raise ConfigError(f"{text}: has no gradient in the log-ratio; remove detach or no_grad")
+    if abs(float(value[1, 1].detach())) > _ZERO:
+        raise ConfigError(
+            f"{text}: is {float(value[1, 1].detach()):.3g} where policy and reference agree "
+            "(log-ratio 0); a divergence is 0 there"
+        )
+    return function

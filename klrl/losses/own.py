@@ -1,0 +1,91 @@
+"""``loss=custom``: a policy loss of the user's own, called once before the run begins."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from klrl.base.errors import ConfigError
+from klrl.config import CustomLossConfig
+from klrl.config.own import make_own, require, told
+from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator
+from klrl.losses.policy import PolicyLoss, Scored
+
+_WHAT = "derive it from klrl.losses.policy.PolicyLoss"
+#: What klrl differentiates a loss by.
+_MOVES = ("log_prob", "kl_old", "entropy")
+
+
+def custom(
+    config: CustomLossConfig,
+    reference_estimator: Estimator | None = None,
+    divergence: Divergence = REVERSE,
+    reward_scale: float = 1.0,
+) -> PolicyLoss:
+    """The user's :class:`PolicyLoss`; arguments as its own.
+
+    Raises:
+        ConfigError: it is none, raises, or its gain is not one finite number per position with a
+            gradient.
+    """
+    given = {
+        "config": config,
+        "reference_estimator": reference_estimator,
+        "divergence": divergence,
+        "reward_scale": reward_scale,
+    }
+    loss: PolicyLoss = require("loss", config, make_own("loss", config, given), PolicyLoss, _WHAT)
+    if not hasattr(loss, "measures"):
+        raise ConfigError(
+            f"loss.target={config.target}: its __init__ does not call PolicyLoss's; add "
+            "super().__init__(**given)"
+        )
+    _try(config, loss)
+    return loss
+
+
+def _try(config: CustomLossConfig, loss: PolicyLoss) -> None:
+    """Call it on a few made-up positions: frames [8], or tokens [2, 4] with padding."""
+    scored = _example(tokens=config.reduction not in ("mean", "sum"))
+    real = scored.without_padding()
+    with told("loss", config), torch.random.fork_rng(devices=[]):
+        rule = loss.beta_rule()
+        beta = scored.log_prob.new_tensor(rule.beta)
+        gain = loss.gain(real, real.advantage, beta)
+    text = f"loss.target={config.target}: gain"
+    shape = tuple(scored.log_prob.shape)
+    if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
+        gave = f"shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
+        raise ConfigError(f"{text} returned {gave} for positions of shape {shape}; give one each")
+    if not torch.isfinite(gain).all():
+        raise ConfigError(f"{text} is not finite at finite log-probs; look for log 0 and 0 / 0")
+    moving = [getattr(scored, name) for name in _MOVES]
+    grads = torch.autograd.grad(gain.sum(), moving, allow_unused=True) if gain.requires_grad else ()
+    if not any(grad is not None for grad in grads):
+        raise ConfigError(f"{text} has no gradient in the policy; look for detach() and no_grad()")
+    if not all(torch.isfinite(grad).all() for grad in grads if grad is not None):
+        raise ConfigError(f"{text} has a gradient that is not finite; look for log 0 and 0 / 0")
+
+
+def _example(*, tokens: bool) -> Scored:
+    """A made-up minibatch; numbers that a policy near its old one might give."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 4) if tokens else (8,)
+
+    def normal(scale: float, shift: float = 0.0) -> Tensor:
+        return shift + scale * torch.randn(shape, generator=generator)
+
+    old = normal(0.5, -1.5)
+    values = {f.name: normal(1.0) for f in fields(Scored) if f.name != "mask"}
+    values |= {"old_log_prob": old, "ref_log_prob": old + normal(0.1)}
+    values |= {
+        "log_prob": (old + normal(0.1)).requires_grad_(),
+        "kl_old": normal(0.01).abs().requires_grad_(),
+        "entropy": normal(0.1, 1.5).requires_grad_(),
+        "exact_ref": normal(0.01).abs(),
+    }
+    mask = torch.tensor([[True] * 4, [True, True, False, False]]) if tokens else None
+    return Scored(**values, mask=mask)

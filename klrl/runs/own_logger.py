@@ -1,0 +1,83 @@
+"""``logger=custom``: an object of the user's own that takes each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.config import CustomLoggerConfig
+from klrl.config.own import find_target, make_own
+from klrl.runs.loggers import Logger, Opened, Samples, Video
+from klrl.runs.metrics import Row
+
+
+@contextmanager
+def custom_run(config: CustomLoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=custom``; where it fails, the run goes on without it."""
+    given = {
+        "folder": opened.folder,
+        "settings": opened.settings,
+        "group": opened.group,
+        "axis": opened.domain.axis,
+    }
+    logger = opened.guard.call(OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
+    try:
+        yield () if logger is None else (logger,)
+    finally:
+        if logger is not None:
+            opened.guard.call(OwnLogger.part, logger.close)
+
+
+def check_logger(config: CustomLoggerConfig) -> None:
+    """Refuse a class that takes no rows; made it is when the run opens.
+
+    Raises:
+        ConfigError: it has no method log.
+    """
+    target = find_target("logger", config)
+    if isinstance(target, type) and not callable(getattr(target, "log", None)):
+        raise ConfigError(
+            f"logger.target={config.target}: has no method log; add log(self, row), which takes a "
+            "dictionary per iteration"
+        )
+
+
+class OwnLogger:
+    """Calls the user's logger; what it has no method for is left out.
+
+    Args:
+        logger: with ``log(row)``; ``log_samples``, ``log_video`` and ``close`` if it wants them.
+
+    Raises:
+        TypeError: it has no ``log``.
+    """
+
+    part = "logger"
+
+    def __init__(self, logger: Any) -> None:
+        if not callable(getattr(logger, "log", None)):
+            raise TypeError(f"made {type(logger).__name__}, which has no method log")
+        self._logger = logger
+
+    def log(self, row: Row) -> None:
+        """Log one iteration's row, a copy."""
+        self._logger.log(dict(row))
+
+    def log_samples(self, samples: Samples) -> None:
+        """Log responses."""
+        self._call("log_samples", samples)
+
+    def log_video(self, video: Video, at: int) -> None:
+        """Log a film."""
+        self._call("log_video", video, at)
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._call("close")
+
+    def _call(self, name: str, *given: Any) -> None:
+        method = getattr(self._logger, name, None)
+        if callable(method):
+            method(*given)

@@ -1,0 +1,126 @@
+"""A film of an episode: an MP4 as it is drawn, and a small GIF."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from klrl.base.files import replacing
+from klrl.runs.machine import require
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: A GIF's: width in pixels, and pictures per second, which many programs show no faster.
+_WIDTH, _SPEED = 320, 20
+
+
+@dataclass(frozen=True)
+class Film:
+    """The episode that was filmed.
+
+    Attributes:
+        steps: its length.
+        score: its return; None if it was cut off.
+    """
+
+    steps: int
+    score: float | None
+
+
+def check_encoders() -> None:
+    """Refuse to film where the extra ``video`` is not installed."""
+    for package in ("imageio", "imageio_ffmpeg", "PIL"):
+        require(package, "--video", "pip install 'klrl[video]'")
+
+
+def draw_without_display() -> None:
+    """Let MuJoCo and SDL draw where there is no display; called before either is imported."""
+    if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+class Camera:
+    """Writes pictures, uint8 [height, width, 3], as they come.
+
+    Args:
+        mp4: where the film goes.
+        gif: where the GIF goes.
+    """
+
+    def __init__(self, mp4: Path, gif: Path) -> None:
+        self._mp4, self._gif = mp4, gif
+        self._film: Any = None
+        self._pictures: list[Any] = []
+        self._taken = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the GIF in pixels."""
+        width, height = self._pictures[0].size
+        return width, height
+
+    def start(self, speed: float) -> None:
+        """Open the film.
+
+        Args:
+            speed: pictures per second.
+        """
+        import imageio
+
+        self._film = imageio.get_writer(
+            self._mp4, format="FFMPEG", fps=speed, macro_block_size=1, ffmpeg_log_level="error"
+        )
+        self._every = max(1, math.ceil(speed / _SPEED))
+        self._milliseconds = round(1000 * self._every / speed)
+
+    def take(self, picture: np.ndarray) -> None:
+        """Add a picture."""
+        from PIL import Image
+
+        self._film.append_data(_even(picture))
+        if self._taken % self._every == 0:
+            image = Image.fromarray(picture)
+            image.thumbnail((_WIDTH, _WIDTH))
+            self._pictures.append(image.quantize(dither=Image.Dither.NONE))
+        self._taken += 1
+
+    def finish(self) -> None:
+        """Write both files."""
+        self.close()
+        first, *others = self._pictures
+        first.save(
+            self._gif, save_all=True, append_images=others, duration=self._milliseconds, loop=0
+        )
+
+    def close(self) -> None:
+        """End the encoder."""
+        if self._film is not None:
+            self._film.close()
+
+
+def _even(picture: np.ndarray) -> np.ndarray:
+    """With the last row and column once more where their number is odd, as no film may have it."""
+    import numpy as np
+
+    height, width, _ = picture.shape
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
+@contextmanager
+def filming(folder: Path, name: str) -> Iterator[Camera]:
+    """A camera for ``NAME.mp4`` and ``NAME.gif``; where filming fails, earlier ones stay."""
+    folder.mkdir(exist_ok=True)
+    with replacing(folder / f"{name}.mp4") as mp4, replacing(folder / f"{name}.gif") as gif:
+        camera = Camera(mp4, gif)
+        try:
+            yield camera
+            camera.finish()
+        finally:
+            camera.close()

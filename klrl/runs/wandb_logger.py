@@ -1,0 +1,149 @@
+"""``logger=wandb``: a wandb run per job, offline where no server takes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from klrl.base.errors import Interrupted
+from klrl.config import WandbConfig
+from klrl.domains import Domain
+from klrl.runs.loggers import Logger, Opened, Samples, Video
+from klrl.runs.machine import wandb_mode
+from klrl.runs.metrics import Row, metrics_of
+
+#: Seconds that wandb's server has to take a new run, and at the end what was not yet uploaded.
+_INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
+
+
+class WandbLogger:
+    """Rows against the domain's axis in a wandb run.
+
+    Args:
+        run: wandb's.
+        axis: the metric that is the x-axis.
+    """
+
+    part = "wandb"
+
+    def __init__(self, run: Any, axis: str) -> None:
+        self._run, self._axis = run, axis
+        self._table: dict[str, Any] = {}
+
+    def log(self, row: Row) -> None:
+        """Log one row, and the last table of responses with it."""
+        self._run.log({**row, **self._table})
+        self._table = {}
+
+    def log_samples(self, samples: Samples) -> None:
+        """Make a table of responses, which is logged with the next row."""
+        import wandb
+
+        names = list(samples[0])
+        rows = [[_cell(sample[name]) for name in names] for sample in samples]
+        self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
+
+    def log_video(self, video: Video, at: int) -> None:
+        """Log the film against the domain's axis."""
+        import wandb
+
+        film = video.mp4 or video.gif
+        shown = wandb.Video(str(film), format=film.suffix[1:])
+        self._run.log({self._axis: at, video.name: shown})
+
+
+def _cell(value: Any) -> Any:
+    """A table's cell; lists become text, since a column has one type."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _define(run: Any, domain: Domain) -> None:
+    """Set the x-axis of every metric, and hide the charts of counts, which are straight lines.
+
+    The last line is for what klrl does not declare, as the table of responses.
+    """
+    for metric in metrics_of(domain).values():
+        step = None if metric.name == domain.axis else domain.axis
+        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
+    run.define_metric("*", step_metric=domain.axis)
+
+
+@contextmanager
+def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+    """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
+
+    Without a server the run is logged offline; where wandb fails altogether, nowhere.
+
+    Args:
+        config: the logger group.
+        opened: the run; wandb writes below ``wandb/`` in its folder.
+    """
+    run = opened.guard.call(WandbLogger.part, _open_run, config, opened)
+    # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
+    code = 1
+    try:
+        yield () if run is None else (WandbLogger(run, opened.domain.axis),)
+        code = 0
+    except Interrupted as stop:
+        code = stop.exit_code
+        raise
+    finally:
+        if run is not None:
+            opened.guard.call(WandbLogger.part, run.finish, exit_code=code)
+        if opened.guard.has_failed(WandbLogger.part):
+            _let_go()
+
+
+def _open_run(config: WandbConfig, opened: Opened) -> Any:
+    """A wandb run with its metrics defined; offline if the server does not take it."""
+    mode = wandb_mode(config.mode)
+    try:
+        run = _init(config, opened, mode)
+    except Exception as error:
+        if mode != "online":
+            raise
+        _let_go()
+        opened.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
+        run = _init(config, opened, "offline")
+    _define(run, opened.domain)
+    return run
+
+
+def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
+    import wandb
+
+    folder, group = opened.folder, opened.group
+    return wandb.init(
+        project=config.project,
+        entity=config.entity,
+        tags=list(config.tags),
+        group=group,
+        job_type="train",
+        name=f"{group}/{folder.name}" if group else folder.name,
+        id=opened.run_id,
+        resume="allow",
+        # Absolute: wandb's one service per process may have started in another folder.
+        dir=str(folder.resolve()),
+        config=opened.settings,
+        mode=mode,
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=_INIT_SECONDS,
+            finish_timeout=_FINISH_SECONDS,
+            finish_timeout_raises=True,
+        ),
+    )
+
+
+def _let_go() -> None:
+    """End wandb's service, or what is left of it.
+
+    Else it keeps the run's id, and at exit wandb prints a traceback if its service was killed.
+    """
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown()

@@ -1,0 +1,105 @@
+"""``sweep.json``: every command of a sweep's folder, and every job that they made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from klrl import __version__
+from klrl.base.errors import ConfigError, in_one_line
+from klrl.base.files import replace_file
+from klrl.config.identity import Identity
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job in ``sweep.json``.
+
+    Attributes:
+        name: of its folder.
+        folder: likewise.
+        overrides: as on the command line.
+        identity: the hash over its settings.
+        numerics: see :class:`klrl.config.identity.Identity`; None: written before klrl 0.2.0.
+        status: at the last word of a process that ran the sweep.
+        error: what failed, in one line.
+        queue: its id in SLURM's queue, the last one; None: it was never there.
+    """
+
+    name: str
+    folder: str
+    overrides: list[str]
+    identity: str
+    numerics: int | None = None
+    status: str = "waiting"
+    error: str | None = None
+    queue: str | None = None
+
+    @property
+    def key(self) -> Identity | None:
+        """Its identity; None where the file does not tell all of it."""
+        return None if self.numerics is None else Identity(self.identity, self.numerics)
+
+
+@dataclass
+class SweepFile:
+    """The contents of ``sweep.json``.
+
+    Attributes:
+        commands: in the order in which they were given, each once.
+        entries: the jobs.
+    """
+
+    commands: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> SweepFile:
+        """The file of a sweep's folder; empty where there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        path = folder / SWEEP_FILE
+        if not path.exists():
+            return cls()
+        try:
+            contents = json.loads(path.read_text(encoding="utf-8"))
+            commands = contents.get("commands") or [contents["command"]]
+            entries = [_entry(each) for each in contents["jobs"]]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path}: the list of jobs is broken ({in_one_line(error)}); move it away, and the "
+                "jobs are known by their folders alone"
+            ) from error
+        return cls([str(each) for each in commands], entries)
+
+    def write(self, folder: Path, command: str, entries: Sequence[Entry]) -> None:
+        """Replace the file in one step; what it held before and is not among ``entries`` stays.
+
+        Args:
+            folder: the sweep's.
+            command: the one that runs now.
+            entries: its jobs; each takes the place of an earlier one of its folder.
+        """
+        now = {each.folder for each in entries}
+        kept = [each for each in self.entries if each.folder not in now]
+        contents = {
+            "klrl": __version__,
+            "command": command,
+            "commands": [*(each for each in self.commands if each != command), command],
+            "jobs": [asdict(each) for each in (*entries, *kept)],
+        }
+        replace_file(folder / SWEEP_FILE, json.dumps(contents, indent=1) + "\n")
+
+
+def _entry(job: dict[str, Any]) -> Entry:
+    known = {f.name: job[f.name] for f in fields(Entry) if f.name in job}
+    folder = str(job.get("folder") or job["name"])
+    defaults: dict[str, Any] = {"overrides": [], "identity": ""}
+    return Entry(**{**defaults, **known, "folder": folder})

@@ -1,0 +1,117 @@
+"""``klrl evaluate RUN --video``: film an episode, and show it to the run's loggers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from klrl.base.errors import ConfigError
+from klrl.config import JobConfig
+from klrl.domains import Domain, domain_of
+from klrl.runs.checkpoint import Counters, load_component
+from klrl.runs.find import find_run
+from klrl.runs.folder import RunFolder
+from klrl.runs.guard import Guard
+from klrl.runs.loggers import Opened, Video, open_loggers
+from klrl.runs.machine import device_of
+from klrl.runs.other_task import config_on_task
+from klrl.runs.resume import stored_config
+from klrl.runs.video import Film, check_encoders, filming
+from klrl.train.evaluate import Starts
+
+
+@dataclass(frozen=True)
+class Filmed:
+    """A film, and where it is.
+
+    Attributes:
+        video: its files.
+        film: the episode.
+        domain: of the policy.
+    """
+
+    video: Video
+    film: Film
+    domain: Domain
+
+    @property
+    def told(self) -> str:
+        """For a person to read."""
+        score = (
+            "cut off" if self.film.score is None else f"{self.domain.score} {self.film.score:.5g}"
+        )
+        return f"video: {self.video.mp4} and .gif, {self.film.steps} steps, {score}"
+
+
+def check_film(run: str | Path) -> None:
+    """Refuse a run that cannot be filmed, before it is evaluated.
+
+    Raises:
+        ConfigError: its domain has no pictures, or the encoders are not installed.
+    """
+    domain = domain_of(stored_config(find_run(str(run), "RUN")))
+    if "film" not in domain.functions:
+        raise ConfigError(
+            f"--video: {run} is a {domain.name} run, which draws nothing; samples.jsonl has its "
+            f"{domain.episode}s"
+        )
+    check_encoders()
+
+
+def film_run(
+    run: str | Path,
+    words: Sequence[str] = (),
+    *,
+    sampled: bool = False,
+    which: str = "last",
+    seed: int = 0,
+    device: str = "cpu",
+) -> Filmed:
+    """Film the first episode of :func:`klrl.train.evaluate.evaluate_run`; arguments as there.
+
+    The film is in ``videos/`` of the run folder. It is shown to the loggers of the run as well,
+    unless that is still training and has them open.
+
+    Raises:
+        ConfigError: the environment cannot be drawn here, and as :func:`check_film`.
+    """
+    check_film(run)
+    folder = find_run(str(run), "RUN")
+    config = config_on_task(folder, words)
+    domain = domain_of(config)
+    name = _name(which, sampled, seed, words)
+    with filming(folder / "videos", name) as camera:
+        film = domain.film(
+            folder,
+            config,
+            camera,
+            starts=Starts("evaluate", seed),
+            sampled=sampled,
+            which=which,
+            device=device_of(device),
+        )
+    files = folder / "videos" / f"{name}.mp4", folder / "videos" / f"{name}.gif"
+    video = Video(f"video/{name}", *files, camera.size)
+    if RunFolder(folder).status != "running":
+        _show(folder, stored_config(folder), domain, video, which)
+    return Filmed(video, film, domain)
+
+
+def _name(which: str, sampled: bool, seed: int, words: Sequence[str]) -> str:
+    """The film's: ``best,sampled,seed=1,env.kwargs.g=14``."""
+    parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
+    return re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
+
+
+def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str) -> None:
+    """Log the film in the run's loggers, at the frames of its checkpoint."""
+    at = load_component(folder, which, "counters", Counters(), device_of("cpu"))
+    sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
+    guard = Guard(lambda part, error: None, "the files are there")
+    run_id = RunFolder(folder).manifest["wandb_id"]
+    opened = Opened(folder, asdict(own), sweep, run_id, domain, guard)
+    with open_loggers(own.logger, opened) as loggers:
+        for logger in loggers:
+            guard.call(logger.part, logger.log_video, video, at)

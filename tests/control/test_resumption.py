@@ -1,0 +1,196 @@
+"""Control runs that are interrupted and go on are, to the bit, those that never were."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+import klrl
+from klrl.report.bits import compare_bits
+from klrl.runs.checkpoint import Checkpoints
+from klrl.train.callbacks import Callback
+from klrl.train.loop import Training
+from tests.conftest import QUICK
+from tests.control.test_env_state import Hiding, Unseeded
+from tests.runs.commands import child, exits, manifest_of, rows_of
+from tests.runs.saves import flipped
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+#: Six iterations, each with a checkpoint; an evaluation after the third.
+WORDS = (
+    *(*QUICK, "frames=384", "checkpoint.every=1"),
+    *("eval.every=3", "eval.episodes=2", "eval.steps=400", "eval.final=0"),
+)
+WHOLE, PART = Path("whole"), Path("part")
+
+
+class EndsAt(Callback):
+    """Ends a run in the middle of an iteration: its row and checkpoint are not written."""
+
+    def __init__(self, iteration: int) -> None:
+        self._iteration = iteration
+
+    def iterated(self, training: Any, row: Any, batch: Any) -> None:
+        if training.counters.iteration == self._iteration:
+            raise KeyboardInterrupt
+
+
+def interrupted(words: Sequence[str], at: int = 4) -> None:
+    """A run that ends in iteration ``at`` and goes on."""
+    with pytest.raises(KeyboardInterrupt):
+        klrl.run(*WORDS, *words, folder=PART, callbacks=[EndsAt(at)])
+    assert len([row for row in rows_of(PART) if row["iteration"]]) == at - 1
+    torch.manual_seed(99)  # as another process has it
+    assert exits(f"resume={PART}") == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["env.normalize_reward=true"],
+        ["env=cartpole", "kl=legacy", "controller=dual"],
+        ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
+        ["env=half_cheetah", "actor=tanh_normal", "controller=adaptive", "loss=klpen_held"],
+        pytest.param(["env=ant", "kl=none"], marks=pytest.mark.slow),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_that_was_interrupted_is_the_one_that_was_not(words, capsys) -> None:
+    klrl.run(*WORDS, *words, folder=WHOLE)
+    interrupted(words)
+    equal, told = compare_bits(WHOLE, PART)
+    assert equal, told
+    assert told.startswith("equal to the bit: 6 rows; parameters at 384, SHA-256 ")
+    assert "new episodes" not in capsys.readouterr().out
+    assert manifest_of(WHOLE)["resume"] == manifest_of(PART)["resume"] == "exact"
+
+
+def test_after_sigkill_too() -> None:
+    words = (*QUICK, "frames=1280", "checkpoint.every=2", "env.num_envs=1", "collector.steps=64")
+    klrl.run(*words, folder=WHOLE)
+    process = child(*words, f"hydra.run.dir={PART}")
+    entry = PART / "checkpoints" / "last" / "frames-000000000256"
+    while not entry.exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert manifest_of(PART)["status"] == "running", "it was done before"
+    assert exits(f"resume={PART}") == 0
+    equal, told = compare_bits(WHOLE, PART)
+    assert equal, told
+
+
+def register(name: str, entry_point: Any) -> list[str]:
+    if name not in gymnasium.registry:
+        gymnasium.register(name, entry_point, disable_env_checker=True, max_episode_steps=20)
+    return ["env=gym", f"env.id={name}"]
+
+
+def test_an_environment_that_hides_its_state_is_replayed_and_told(capsys) -> None:
+    words = register("klrl-test/Hiding-v0", Hiding)
+    klrl.run(*WORDS, *words, folder=WHOLE)
+    assert (
+        "resume: a resumed run takes the steps of running episodes again: its attributes do not "
+        "hold its state" in capsys.readouterr().out
+    )
+    interrupted(words)
+    equal, told = compare_bits(WHOLE, PART)
+    assert equal, told
+    assert manifest_of(PART)["resume"] == "replayed"
+
+
+def test_an_environment_that_cannot_go_on_begins_anew_and_says_so(capsys) -> None:
+    interrupted(register("klrl-test/Unseeded-v0", Unseeded))
+    told = capsys.readouterr().out
+    why = "neither its attributes nor its actions tell its state"
+    assert f"resume: a resumed run begins new episodes: {why}" in told
+    assert f"resume: new episodes begin: {why}" in told.partition("resumed at 192 frames")[2]
+    assert manifest_of(PART)["resume"] == "anew"
+    assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_of_before_holds_no_rollout_and_is_resumed_all_the_same(
+    monkeypatch, capsys
+) -> None:
+    with monkeypatch.context() as patch:
+        save = Checkpoints.save
+
+        def save_as_before(self: Checkpoints, *how: Any) -> None:
+            self._components.pop("rollout", None)
+            save(self, *how)
+
+        patch.setattr(Checkpoints, "save", save_as_before)
+        with pytest.raises(KeyboardInterrupt):
+            klrl.run(*WORDS, "env.normalize_reward=true", folder=PART, callbacks=[EndsAt(4)])
+    assert exits(f"resume={PART}") == 0
+    told = capsys.readouterr().out.partition("resumed at 192 frames")[2]
+    assert "resume: new episodes begin: this checkpoint holds none that run\n" in told
+    assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_damaged_state_costs_a_checkpoint_and_no_bit(capsys) -> None:
+    klrl.run(*WORDS, folder=WHOLE)
+    with pytest.raises(KeyboardInterrupt):
+        klrl.run(*WORDS, folder=PART, callbacks=[EndsAt(4)])
+    newest = max((PART / "checkpoints" / "last").iterdir()) / "rollout.safetensors"
+    newest.write_bytes(flipped(newest.read_bytes()))
+    capsys.readouterr()
+    assert exits(f"resume={PART}") == 0
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert "rollout.safetensors: its SHA-256 is another" in line
+    assert "resumed at 128 frames" in said.out
+    assert compare_bits(WHOLE, PART)[0]
+
+
+@pytest.mark.parametrize("collector", ["vector", "torchrl"])
+def test_a_state_of_other_code_begins_anew_and_says_so(collector, monkeypatch, capsys) -> None:
+    words = [*WORDS, f"collector={collector}"]
+    with pytest.raises(KeyboardInterrupt):
+        klrl.run(*words, folder=PART, callbacks=[EndsAt(4)])
+    monkeypatch.setattr("klrl.control.env_state._layers", lambda env: [env, env.unwrapped])
+    assert exits(f"resume={PART}") == 0
+    told = capsys.readouterr().out
+    assert "resume: new episodes begin: StateMisfit: the state is one of ['TimeLimit'" in told
+    assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_more_frames_go_on_with_the_running_episodes(capsys) -> None:
+    klrl.run(*QUICK, "frames=128", folder=PART)
+    capsys.readouterr()
+    assert exits(f"resume={PART}", "frames=512") == 0
+    assert "new episodes" not in capsys.readouterr().out
+    lengths = [row.get("reward/episode_length") for row in rows_of(PART)]
+    # Pendulum's episodes have 200 steps, a rollout 32: the first ones end in the seventh.
+    assert [length is not None for length in lengths] == [False] * 6 + [True, False]
+    assert lengths[6] == 200
+
+
+def test_saving_disturbs_nothing() -> None:
+    """With a checkpoint after each iteration and with none but the last: the same rows."""
+    klrl.run(*WORDS, folder=WHOLE)
+    klrl.run(*WORDS, "checkpoint.every=100", folder=PART)
+    assert compare_bits(WHOLE, PART)[0]
+
+
+def test_the_state_of_a_rollout_is_json_in_a_tensor_and_small(settings) -> None:
+    training = Training(settings())
+    rollout = training.parts.rollout(0, lambda line: None)
+    component = training.parts.components()["rollout"]
+    assert component.state_dict() == {}, "nothing runs yet"
+    rollout.collect()
+    state = component.state_dict()
+    saved = json.loads(state["copies"].numpy().tobytes())
+    assert len(saved["copies"]) == 2
+    assert state["copies"].numel() < 4000
+    assert state["observation"].shape == (2, 3)
+    rollout.close()

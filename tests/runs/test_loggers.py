@@ -1,0 +1,121 @@
+"""``logger=tensorboard`` and ``logger=csv``, alone and beside others: the rows, read by others."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from klrl.domains import CONTROL, LANGUAGE
+from klrl.runs.folder import RunFolder
+from klrl.runs.loggers import Opened, open_loggers
+from tests.conftest import QUICK
+from tests.runs.commands import exits, rows_of
+
+ROWS = [
+    {"frames": 64, "kl/ref/exact": 0.5, "eval/return": -3.0},
+    {"frames": 128, "kl/ref/exact": 0.25, "eval/return": None},
+]
+
+
+def from_csv(run: Path) -> dict[str, list[tuple[int, float]]]:
+    folder = run / "csv" / "scalars"
+    return {
+        str(path.relative_to(folder).with_suffix("")): [
+            (int(step), float(value)) for step, value in csv.reader(path.read_text().splitlines())
+        ]
+        for path in folder.rglob("*.csv")
+    }
+
+
+def events(run: Path) -> EventAccumulator:
+    read = EventAccumulator(str(run / "tensorboard"), {"tensors": 0, "scalars": 0, "images": 0})
+    read.Reload()
+    return read
+
+
+def from_tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:
+    read = events(run)
+    return {
+        name: [(each.step, each.value) for each in read.Scalars(name)]
+        for name in read.Tags()["scalars"]
+    }
+
+
+def series(rows: list[dict]) -> dict[str, list[tuple[int, float]]]:
+    """What the loggers should hold of ``metrics.jsonl``."""
+    names = {name for row in rows for name in row}
+    return {
+        name: [(row["frames"], row[name]) for row in rows if row.get(name) is not None]
+        for name in names
+    }
+
+
+def opened(folder: Path, rows=None, domain=CONTROL) -> Opened:
+    settings = {"kl": {"coef": 0.1}}
+    guard = RunFolder(folder).guard
+    so_far = None if rows is None else lambda: rows
+    return Opened(folder, settings, None, "id", domain, guard, so_far)
+
+
+def test_rows_are_read_back_by_csv_and_by_tensorboard(settings, tmp_path) -> None:
+    config = settings("logger=tensorboard", "logger.also=[csv]").logger
+    with open_loggers(config, opened(tmp_path, [])) as loggers:
+        for row in ROWS:
+            for logger in loggers:
+                logger.log(row)
+    assert [logger.part for logger in loggers] == ["tensorboard", "csv"]
+    assert from_csv(tmp_path) == from_tensorboard(tmp_path) == series(ROWS)
+    text = events(tmp_path).Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+    assert json.loads(text) == {"kl": {"coef": 0.1}}
+
+
+def test_a_resumed_run_writes_them_anew_from_the_rows_that_it_keeps(settings, tmp_path) -> None:
+    config = settings("logger=csv", "logger.also=[tensorboard]").logger
+    with open_loggers(config, opened(tmp_path, [])) as loggers:
+        for logger in loggers:
+            logger.log(ROWS[0])
+            logger.log({"frames": 128, "kl/ref/exact": 9.0, "kl/ref/k1": 1.0})  # cut by the resume
+    with open_loggers(config, opened(tmp_path, ROWS[:1])) as loggers:
+        for logger in loggers:
+            logger.log(ROWS[1])
+    assert from_csv(tmp_path) == from_tensorboard(tmp_path) == series(ROWS)
+
+
+def test_responses_are_text_in_tensorboard(settings, tmp_path) -> None:
+    config = settings("logger=tensorboard").logger
+    samples = [{"prompt": "3 1 2", "response": "1 2 3", "reward": 1.0}]
+    with open_loggers(config, opened(tmp_path, [], LANGUAGE)) as (logger,):
+        logger.log({"samples": 64, "kl/ref/k1": 0.5})
+        logger.log_samples(samples)
+    told = events(tmp_path).Tensors("samples_shown/text_summary")[0]
+    assert told.step == 64
+    assert json.loads(told.tensor_proto.string_val[0]) == samples
+
+
+@pytest.mark.integration
+def test_a_run_has_all_three_and_a_full_disk_ends_one_of_them_only(monkeypatch) -> None:
+    from torchrl.record.loggers.csv import CSVLogger
+
+    words = [word for word in QUICK if word != "logger=none"]
+    words += ["logger=wandb", "logger.mode=offline", "frames=192", "hydra.run.dir=run"]
+    log_scalar = CSVLogger.log_scalar
+
+    def fails_late(self, name: str, value: float, step: int | None = None) -> None:
+        if step == 192:
+            raise OSError(28, "No space left on device")
+        log_scalar(self, name, value, step)
+
+    monkeypatch.setattr(CSVLogger, "log_scalar", fails_late)
+    assert exits(*words, "logger.also=[tensorboard,csv]") == 0
+    rows = rows_of(Path("run"))
+    assert from_csv(Path("run")) == series(rows[:2])
+    assert {k: v for k, v in from_tensorboard(Path("run")).items() if k == "frames"} == {
+        "frames": [(64, 64.0), (128, 128.0), (192, 192.0)]
+    }
+    assert from_tensorboard(Path("run")).keys() == series(rows).keys()
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    assert [each["part"] for each in manifest["side_failures"]] == ["csv"]

@@ -1,0 +1,273 @@
+"""SLURM's answers and what follows from them; the whole of it: ``test_slurm.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from klrl.base.errors import ConfigError, Interrupted
+from klrl.base.interrupt import StopRequest
+from klrl.config import LauncherConfig, SubmititConfig
+from klrl.runs.folder import RunFolder
+from klrl.sweep import queue, slurm
+from klrl.sweep.jobs import Job, Outcome, Queued, make_jobs
+from klrl.sweep.sweep_file import Entry, SweepFile
+from tests.conftest import QUICK
+from tests.runs.commands import child, exits, rows_of
+from tests.sweep.test_sweep import wait_for
+
+FOLDER = Path("outputs/a")
+LOCAL = LauncherConfig(name="local")
+SLURM = SubmititConfig("slurm", 10, 1, 0, 1.0, 5, None, {}, name="submitit")
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Put a command of SLURM's on the path, which prints a text; returns where its calls stand."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def put(name: str, text: str = "", code: int = 0) -> Path:
+        path = tmp_path / "bin" / name
+        calls = path.with_suffix(".calls")
+        path.write_text(f"#!/bin/sh\necho \"$@\" >> {calls}\ncat <<'END'\n{text}\nEND\nexit {code}")
+        path.chmod(0o755)
+        return calls
+
+    return put
+
+
+# ----------------------------------------------------------------------------- what SLURM tells
+
+
+#: As SLURM 22.05 tells of a job whose process asks, at the moment that it was told to stop.
+TOLD = {
+    "the warning signal": ("warned", "JobState=RUNNING Reason=None Restarts=0 PreemptTime=None"),
+    "its time is over": ("warned", "JobState=COMPLETING Reason=TimeLimit Restarts=0"),
+    "preempted, with a grace": ("warned", "JobState=RUNNING Restarts=0 PreemptTime=2026-11-23"),
+    "preempted, to be cancelled": (
+        "warned", "JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-11-23T00:34:24",
+    ),
+    "preempted, and queued again": (
+        "requeued", "JobState=COMPLETING Reason=None Restarts=1 EndTime=Unknown",
+    ),
+    "scancel": ("cancelled", "JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None"),
+    "scancel after a requeue": ("cancelled", "JobState=CANCELLED Reason=None Restarts=2"),
+    "no answer": ("warned", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_why_a_job_was_told_to_stop(case: str, command) -> None:
+    why, fields = TOLD[case]
+    calls = command("scontrol", f"JobId=12 JobName=klrl-a {fields} Power= ")
+    assert slurm.why_stopped("12_3", "2" if case.endswith("after a requeue") else "0") == why
+    assert calls.read_text() == "--oneliner show job 12_3\n", "the array's number is all its jobs"
+
+
+def test_the_queue_of_a_sweep_is_what_was_sent_from_its_folder(command, tmp_path) -> None:
+    here = tmp_path / "a|b" / ".submitit"
+    calls = command(
+        "squeue",
+        f"12_0|RUNNING|{here}/.submission_file_1.sh\n12_1|PENDING|{here}/.submission_file_1.sh\n"
+        f"13|PENDING|{tmp_path}/other/.submitit/.submission_file_2.sh\n14|RUNNING|(null)\n",
+    )
+    assert slurm.in_queue(here) == {"12_0": "RUNNING", "12_1": "PENDING"}
+    assert "--array" in calls.read_text()
+    command("squeue", code=1)
+    assert slurm.in_queue(here) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("MaxArraySize            = 4", 4), ("MaxArraySize = 0", 1), ("MaxJobCount = 9", 1001)],
+)
+def test_the_size_of_an_array_is_slurms(text: str, size: int, command) -> None:
+    command("scontrol", f"Configuration data\n{text}\nMCSPlugin = none")
+    assert slurm.max_array_size() == size
+
+
+def test_what_sbatch_says_is_one_line() -> None:
+    said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job failed\n\n"
+    assert (
+        slurm.refusal(RuntimeError(said)) == "invalid partition specified: nope; Batch job failed"
+    )
+    said = "sbatch: unrecognized option '--qes=a'\nTry \"sbatch --help\" for more information"
+    assert slurm.refusal(RuntimeError(said)) == "unrecognized option '--qes=a'"
+
+
+def test_slurm_where_there_is_none_is_refused(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(slurm, "here", lambda: False)
+    assert exits("-m", "sweep=a", *QUICK, "seed=0,1", "launcher=submitit") == 2
+    told = capsys.readouterr().err.strip()
+    assert told == (
+        "klrl: launcher.cluster=slurm: sbatch, srun and squeue are not all on this machine; start "
+        "the sweep where they are, or try it out with launcher.cluster=local"
+    )
+    assert not Path("outputs").exists()
+
+
+# ------------------------------------------------------------------------------- a second start
+
+
+@pytest.fixture
+def two(settings, monkeypatch) -> tuple[list[Job], SweepFile]:
+    """The jobs seed=0 and seed=1; seed=1, seed=2 and an unknown one were sent to the queue."""
+    jobs = make_jobs(
+        FOLDER, [(f"seed={n}", [f"seed={n}"], settings(f"seed={n}")) for n in range(3)]
+    )
+    entries = [
+        Entry(job.name, job.name, [], *job.identity, queue=f"12_{n}") for n, job in enumerate(jobs)
+    ]
+    (FOLDER / queue.SUBMISSIONS).mkdir(parents=True)
+    monkeypatch.setattr(slurm, "here", lambda: True)
+    return jobs[:2], SweepFile(["klrl"], entries)
+
+
+@pytest.mark.parametrize("config", [SLURM, LOCAL], ids=["slurm", "local"])
+def test_what_is_in_the_queue_is_adopted_or_cancelled(two, config, monkeypatch) -> None:
+    states = {"12_0": "RUNNING", "12_1": "PENDING", "12_2": "PENDING", "15": "PENDING"}
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm, "in_queue", lambda folder: states)
+    monkeypatch.setattr(slurm, "cancel", cancelled.extend)
+    jobs, lines = queue.settle(FOLDER, *two, config)
+    if config is SLURM:
+        assert [job.queued for job in jobs] == ["12_0", "12_1"]
+        assert cancelled == ["15"], "nobody knows which job it is"
+        assert "adopted from SLURM's queue: 2 (12_0, 12_1)" in lines
+    else:
+        assert [job.queued for job in jobs] == [None, None]
+        assert sorted(cancelled) == ["12_1", "15"], "what runs is left to run"
+    assert "seed=2 is in SLURM's queue too (12_2): left there" in lines
+
+
+def test_a_job_of_other_settings_is_not_adopted(two, settings, monkeypatch) -> None:
+    _, before = two
+    before.write(FOLDER, "klrl", before.entries)
+    (job,) = make_jobs(FOLDER, [("seed=1", ["seed=1"], settings("seed=1", "frames=192"))])
+    assert job.name == f"seed=1-{job.identity.settings}"
+    monkeypatch.setattr(slurm, "in_queue", lambda folder: {"12_1": "PENDING"})
+    monkeypatch.setattr(slurm, "cancel", lambda ids: None)
+    (same,), lines = queue.settle(FOLDER, [job], before, SLURM)
+    assert same.queued is None
+    assert lines == ["seed=1 is in SLURM's queue too (12_1): left there"]
+
+
+def test_a_queue_that_does_not_answer_may_hold_copies(two, monkeypatch) -> None:
+    jobs, before = two
+    monkeypatch.setattr(slurm, "in_queue", lambda folder: None)
+    with pytest.raises(ConfigError, match="squeue fails"):
+        queue.settle(FOLDER, jobs, before, SLURM)
+    monkeypatch.setattr(slurm, "here", lambda: False)
+    same, (line,) = queue.settle(FOLDER, jobs, before, LOCAL)
+    assert same == jobs
+    assert "cannot be seen from this machine" in line
+    done = SweepFile([], [dataclasses.replace(e, status="finished") for e in before.entries])
+    assert queue.settle(FOLDER, jobs, done, LOCAL) == (jobs, [])
+
+
+# ----------------------------------------------------------------- jobs without an outcome
+
+
+@pytest.mark.parametrize(
+    ("state", "starts", "status", "told"),
+    [
+        ("TIMEOUT", [0], None, "ended by SLURM (TIMEOUT), in the queue again, at 64 frames"),
+        ("NODE_FAIL", [64, 64], None, "ended by SLURM (NODE_FAIL), in the queue again"),
+        ("TIMEOUT", [64], "interrupted", "its time limit came before a checkpoint beyond 64"),
+        ("CANCELLED", [0], "interrupted", "cancelled in SLURM's queue"),
+        ("OUT_OF_MEMORY", [0], "failed", "it left the queue without an outcome (SLURM says OUT_OF"),
+        (None, [0], "failed", "it left the queue without an outcome (SLURM has forgotten why)"),
+    ],
+)
+def test_what_becomes_of_a_job_that_slurm_ended(
+    state, starts, status, told, settings, monkeypatch
+) -> None:
+    (job,) = make_jobs(FOLDER, [("job", [], settings())])
+    RunFolder(job.folder).open(job.config)
+    (job.folder / "checkpoints" / "last" / f"frames-{64:012d}").mkdir(parents=True)
+    (FOLDER / queue.SUBMISSIONS).mkdir()
+    for each in starts:
+        queue._note_start(queue.submissions(FOLDER), "12", each)
+    again: list[str] = []
+    monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
+    monkeypatch.setattr(slurm, "state_of", lambda queue: state)
+    monkeypatch.setattr(slurm, "requeue", lambda queue: again.append(queue))
+    waiting = queue._Queue(SLURM, FOLDER)
+    waiting._waiting = {"12": job}
+    assert not list(waiting._ask(stop=False)), "its outcome may come a little later"
+    (event,) = waiting._ask(stop=False)
+    if status is None:
+        assert again == ["12"]
+        assert isinstance(event, Queued)
+        assert event.ids == {"job": "12"}
+        assert event.again.startswith(told)
+    else:
+        assert not again
+        assert not waiting._waiting
+        assert isinstance(event, Outcome)
+        assert (event.status, event.signum) == (status, None)
+        assert str(event.error).startswith(told)
+
+
+# ------------------------------------------------------------------------------- the job's side
+
+
+@pytest.mark.parametrize(
+    ("starts", "frames", "at_limit", "told"),
+    [
+        ([0], 64, True, None),
+        ([0, 64, 128] * 9, 192, False, None),
+        ([0], 0, True, "its time limit came before a checkpoint beyond 0 frames"),
+        ([0, 64], 64, True, "its time limit came before a checkpoint beyond 64 frames"),
+        ([0, 64, 64], 64, False, None),
+        ([0, 64, 64, 64], 64, False, "it was stopped 3 times in a row before a checkpoint beyond"),
+        ([64, 64, 0, 64], 64, False, None),
+        ([], 0, False, None),
+    ],
+)
+def test_a_job_goes_on_as_long_as_its_frames_advance(
+    starts, frames, at_limit, told, settings, tmp_path
+) -> None:
+    (job,) = make_jobs(FOLDER, [("job", [], settings())])
+    (job.folder / "checkpoints" / "last" / f"frames-{frames:012d}").mkdir(parents=True)
+    for each in starts:
+        queue._note_start(tmp_path, "12_0", each)
+    said = queue.idle(tmp_path, "12_0", job, at_limit)
+    assert (said is None) == (told is None)
+    assert str(said or "").startswith(told or "")
+
+
+def test_in_a_job_of_slurm_only_ctrl_c_stops_at_once(monkeypatch) -> None:
+    """SLURM sends SIGTERM once when a preemption begins, and thrice when its grace is over."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with StopRequest() as stop:
+        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM):
+            signal.raise_signal(signum)
+        assert stop.signum == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(200)
+def test_a_warned_job_goes_on_in_submitits_stand_in_too() -> None:
+    words = ("frames=12800", "checkpoint.every=1000000", "learner.compile=false")
+    stand_in = ("launcher=submitit", "launcher.cluster=local")
+    process = child("-m", "sweep=a", *QUICK, *words, *stand_in)
+    run = RunFolder(FOLDER / "job")
+    wait_for(lambda: run.metrics.exists() and len(run.metrics.read_bytes().splitlines()) > 2)
+    os.kill(run.manifest["pid"], signal.SIGUSR2)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert [row["frames"] for row in rows_of(run.path)] == list(range(64, 12801, 64))
+    log = (run.path / "log.txt").read_text()
+    assert "in the queue again after SIGUSR2, at " in log
+    assert "resumed at 0 frames" not in log
+    assert "resumed at " in log

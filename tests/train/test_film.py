@@ -1,0 +1,137 @@
+"""``klrl evaluate RUN --video``: the frames are the environment's, the episode an evaluation's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import PendulumEnv
+from PIL import Image, ImageSequence
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from klrl.base.errors import ConfigError
+from klrl.runs.video import filming
+from klrl.train.evaluate import evaluate_run
+from klrl.train.film import check_film, film_run
+from tests.conftest import QUICK
+from tests.runs.commands import exits
+
+#: imageio's reader, which klrl does not use, leaves ffmpeg's pipes open.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning",
+    "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning",
+)
+
+STEPS = 12
+
+
+class Drawn(PendulumEnv):
+    """Pendulum, drawn as a grey that grows with the step: no window, no OpenGL."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 40}  # noqa: RUF012
+    shown = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.shown = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.shown += 1
+        return super().step(action)
+
+    def render(self):
+        return np.full((30, 41, 3), 20 * self.shown, np.uint8)
+
+
+class Undrawn(PendulumEnv):
+    """Has no pictures."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+for name, kind in (("Drawn", Drawn), ("Undrawn", Undrawn)):
+    gymnasium.register(f"klrl-{name}-v0", kind, max_episode_steps=STEPS)
+
+
+def trained(name: str, *words: str) -> Path:
+    words = (*(word for word in QUICK if word != "logger=none"), *words, "hydra.run.dir=run")
+    assert exits(*words, f"env.id=klrl-{name}-v0") == 0
+    return Path("run")
+
+
+def test_a_camera_writes_every_picture_and_a_gif_at_20_a_second(tmp_path) -> None:
+    pictures = [np.full((30, 41, 3), 10 * i, np.uint8) for i in range(STEPS)]
+    with filming(tmp_path / "videos", "a") as camera:
+        camera.start(40)
+        for picture in pictures:
+            camera.take(picture)
+    film = imageio.mimread(tmp_path / "videos" / "a.mp4")
+    assert len(film) == STEPS
+    assert film[0].shape == (30, 42, 3)  # an even width
+    for shot, picture in zip(film, pictures, strict=True):
+        assert abs(float(shot.mean()) - float(picture.mean())) < 4  # encoded with a loss
+    with Image.open(tmp_path / "videos" / "a.gif") as gif:
+        shown = [
+            (np.asarray(f.convert("RGB")), f.info["duration"]) for f in ImageSequence.Iterator(gif)
+        ]
+    assert [duration for _, duration in shown] == [50] * (STEPS // 2)
+    assert all((shot == pictures[2 * i]).all() for i, (shot, _) in enumerate(shown))
+
+
+def test_a_film_that_fails_leaves_the_earlier_one(tmp_path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"film")
+
+    def fail() -> None:
+        with filming(tmp_path, "a") as camera:
+            camera.start(30)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.mp4"]
+    assert (tmp_path / "a.mp4").read_bytes() == b"film"
+
+
+@pytest.mark.integration
+def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard() -> None:
+    run = trained("Drawn", "logger=tensorboard")
+    filmed = film_run(run, which="last")
+    assert filmed.film.steps == STEPS
+    assert filmed.film.score == evaluate_run(run, episodes=3, which="last").returns[0]
+    assert len(imageio.mimread(filmed.video.mp4)) == STEPS + 1
+    read = EventAccumulator(str(run / "tensorboard"), {"images": 0})
+    read.Reload()
+    (image,) = read.Images("video/last")
+    assert image.encoded_image_string == filmed.video.gif.read_bytes()
+    assert (image.width, image.height, image.step) == (41, 30, 128)
+
+
+@pytest.mark.integration
+def test_evaluate_tells_where_the_film_is(capsys) -> None:
+    trained("Drawn", "logger=none")
+    capsys.readouterr()
+    assert exits("evaluate", "run", "--video", "--episodes", "1", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["video"] == "run/videos/last.mp4"
+    assert exits("evaluate", "run", "--video", "--episodes", "1", "--sampled", "--seed", "2") == 0
+    assert "run/videos/last,sampled,seed=2.mp4 and .gif, 12 steps" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_what_cannot_be_filmed_is_told_in_a_line(capsys, monkeypatch) -> None:
+    trained("Undrawn", "logger=none")
+    capsys.readouterr()
+    assert exits("evaluate", "run", "--video", "--episodes", "1") == 2
+    told = capsys.readouterr().err
+    assert "--video: klrl-Undrawn-v0 cannot be drawn with render_mode=rgb_array: " in told
+    assert told.count("\n") == 1
+    monkeypatch.setattr("klrl.runs.machine.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--video: the package imageio .* 'klrl\[video\]'"):
+        check_film("run")
