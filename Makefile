@@ -36,7 +36,7 @@ test: $(READY) ## set up, then run the tests, all but the slow ones
 test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
 
-test-slurm: $(READY) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 4 minutes; unpacks it into .slurm/
+test-slurm: $(READY) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
 	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
 
 smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep

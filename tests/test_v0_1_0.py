@@ -316,4 +316,7 @@ def test_a_sweep_is_restarted_where_the_numbers_are_the_same(call, monkeypatch) 
 def test_a_changed_setting_is_another_job_than_the_stored_one(call) -> None:
     words = _sweep_words()
     words[words.index("optim.lr=0.01")] = "optim.lr=0.02"
-    assert "optim.lr=0.01 (not 0.02)" in call("klrl", *words, code=2)
+    before = {path: path.read_bytes() for path in SWEEP.glob("*/manifest.json")}
+    told = call("klrl", *words)
+    assert "holds a job with optim.lr=0.01 (not 0.02); this one is another, in seed=0,loss=" in told
+    assert {path: path.read_bytes() for path in before} == before

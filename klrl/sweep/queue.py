@@ -376,7 +376,7 @@ def _run_warned(job: Job) -> Outcome:
 
     submitit would queue it again at once, without a checkpoint.
     """
-    for each in WARNINGS:
+    for each in (*WARNINGS, signal.SIGCONT):
         signal.signal(each, signal.SIG_DFL)
     try:
         with stop_signals(_stopped):
