@@ -71,8 +71,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "ratio dropped": (
         "klrl/losses/functional.py",
-        "return ratio * ESTIMATORS[estimator](log_prob - ref_log_prob)",
-        "return ESTIMATORS[estimator](log_prob - ref_log_prob)",
+        "return ratio * function_of(estimator)(log_prob - ref_log_prob)",
+        "return function_of(estimator)(log_prob - ref_log_prob)",
     ),
     "beta moved in eval": (
         "klrl/losses/modules.py",

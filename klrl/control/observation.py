@@ -362,9 +362,10 @@ def _entry(env_id: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return Entry(key, path, "vector", shape)
     where = f"the key {key} of its observation" if key else "its observation space"
-    remedy = "leave it out with env.observation_keys, or wrap the environment" if key else "wrap it"
+    leave = "leave it out with env.observation_keys, or " if key else ""
     raise ConfigError(
-        f"env.id={env_id}: {where} is {type(space).__name__}, which has no fixed size; {remedy}"
+        f"env.id={env_id}: {where} is {type(space).__name__}, which has no fixed size; "
+        f"{leave}wrap the environment"
     )
 
 

@@ -62,7 +62,7 @@ def assert_loaded_as_saved(config: JobConfig) -> None:
 
     def states(run: Training) -> dict[str, Any]:
         parts = {**run.parts.components(), "counters": run.counters}
-        del parts["rollout"]  # its environments are closed
+        parts.pop("rollout", None)  # its environments are closed
         parts |= {"controller": run.controller, "beta": run.parts.learner.beta_rule}
         return {name: part.state_dict() for name, part in parts.items()}
 

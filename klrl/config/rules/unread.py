@@ -67,11 +67,6 @@ _UNREAD_BOTH = (
         )
         for name in ("increment", "decrement")
     ),
-    Unread(
-        "loss.max_alpha",
-        lambda c: getattr(c.loss, "line_search", "both") != "both",
-        "only loss.line_search=both lengthens a step; drop it or set that",
-    ),
     Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
     *(
         Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
