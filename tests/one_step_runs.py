@@ -23,6 +23,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+import klrl.language.load  # noqa: F401  it takes make_policy while it is imported: not a patched one
 from klrl.config import CONTROL, LANGUAGE, JobConfig
 from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical, Params
