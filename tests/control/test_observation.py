@@ -260,7 +260,13 @@ def test_no_excluded_action_is_ever_given(where: str) -> None:
     config = compose("env=gym", f"env.id={T}/Masked-v0", *kwargs, f"env.action_mask={mask}")
     check_env(config.env, config.actor, frozenset())
     env = make_env(config.env, seed=0, num_envs=4)
-    native_rollout(env, agent_for(env), 200, CPU).collect()
+    batch = native_rollout(env, agent_for(env), 200, CPU).collect()
+    allowed = batch["observation"][..., -env.layout.masked :]
+    assert 0 < float(allowed.float().mean()) < 1
+    *_, mask = env.layout.entries
+    actions = batch["action"].reshape(*batch.shape, len(mask.counts))
+    for choice, action in zip(allowed.split(mask.counts, -1), actions.unbind(-1), strict=True):
+        assert (choice.gather(-1, action.unsqueeze(-1)) != 0).all()
 
 
 def test_a_mask_is_read_where_it_is_asked_for() -> None:
