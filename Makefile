@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-slow test-slurm smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-services test-slow test-slurm smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	faults fuzz soak kills clean
 
 help: ## list the targets
@@ -28,10 +28,13 @@ run: $(READY) ## set up, then train: the main job, or ARGS="..."
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 quick: $(READY) ## set up, then the tests without whole runs, other processes or a compiler
-	$(PYTEST) -m "not integration and not slow"
+	$(PYTEST) -m "not integration and not slow and not services"
 
-test: $(READY) ## set up, then run the tests, all but the slow ones
+test: $(READY) ## set up, then run the tests, all but the next two kinds
 	$(PYTEST)
+
+test-services: $(READY) ## the tests with Ray, wandb, queues, workers and compilers
+	$(PYTEST) -m "services and not slow"
 
 test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow

@@ -286,7 +286,7 @@ def test_own_parts_in_a_sweep_resume_evaluation_and_report(mine, klrl, tmp_path_
     assert "importing maze fails (ModuleNotFoundError" in err
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.timeout(300)
 def test_other_processes_find_own_parts(mine: Path) -> None:
     """joblib's, from the console script, which does not search the current folder."""

@@ -268,7 +268,7 @@ TINY = (
 )
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_cell_runs_and_a_stopped_one_begins_anew(tmp_path) -> None:
     cell = Cell("inverted_pendulum", "tiny", 0, ("loss=klpen_held", *TINY))
     (whole,) = run(cell, tmp_path / "a.jsonl")

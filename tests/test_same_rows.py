@@ -163,6 +163,7 @@ def test_a_picked_job_brings_those_that_it_reads() -> None:
         picked(JOBS, ["mane"])
 
 
+@pytest.mark.integration
 def test_every_choice_is_covered() -> None:
     """A new choice in conf/ needs a job, or a reason in LEFT_OUT."""
     fresh = list(filter(is_fresh, JOBS))

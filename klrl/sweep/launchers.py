@@ -8,13 +8,14 @@ in ``queue.py``.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from klrl.config import SWEEP, JoblibConfig, LauncherConfig, RayLauncherConfig, factory
-from klrl.sweep.jobs import Job, Outcome, Queued, status_of
+from klrl.sweep.jobs import Job, Outcome, Queued
 from klrl.sweep.worker import run_job, run_logged
 
 #: Seconds between polls of jobs in other processes.
@@ -42,8 +43,8 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
     """``launcher=joblib``: on the cores of this machine, by joblib's loky processes.
 
     A process runs many jobs. When one dies (out of memory, a crash in native code), loky ends the
-    others too. The jobs that were running are started again; one that was running at two deaths is
-    their likely cause and counts as failed.
+    others too. The jobs that were running are started again; one that was running at two deaths
+    then runs alone, and if its process dies once more it has failed.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -51,18 +52,33 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
     waiting = {job.name: job for job in jobs}
     deaths: Counter[str] = Counter()
     while waiting:
-        pool = Parallel(n_jobs=config.n_jobs, backend="loky", return_as="generator_unordered")
+        suspects = [job for job in waiting.values() if deaths[job.name] > 1]
+        # A copy: joblib reads the list while outcomes are removed from ``waiting``.
+        together = suspects[:1] or list(waiting.values())
+        # joblib runs n_jobs=1 in this process, which must outlive a suspect.
+        pool = Parallel(
+            n_jobs=2 if suspects else config.n_jobs,
+            backend="loky",
+            return_as="generator_unordered",
+        )
+        started = time.time()
         try:
-            # A copy: joblib reads the list while outcomes are removed from ``waiting``.
-            for outcome in pool([delayed(run_logged)(job) for job in waiting.values()]):
+            for outcome in pool([delayed(run_logged)(job) for job in together]):
                 del waiting[outcome.name]
                 yield outcome
         except TerminatedWorkerError:
-            for job in status_of(waiting.values()).begun:
-                deaths[job.name] += 1
-                if deaths[job.name] > 1:
-                    del waiting[job.name]
-                    yield _died(job)
+            if suspects:
+                del waiting[suspects[0].name]
+                yield _died(suspects[0])
+            else:
+                left = list(waiting.values())
+                running = [job for job in left if _printed_since(job, started)]
+                deaths.update(job.name for job in running or left)
+
+
+def _printed_since(job: Job, when: float) -> bool:
+    """Whether a job's log was opened since (in a second of tolerance for the disk's clock)."""
+    return job.log.exists() and job.log.stat().st_mtime > when - 1
 
 
 def _died(job: Job) -> Outcome:

@@ -108,6 +108,7 @@ def _printing_to(path: Path) -> Iterator[None]:
     """Append the stdout and stderr of this process and its children to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
+    path.touch()  # its time says that the job began, before there is a word in it
     with path.open("ab") as file:
         _flush()
         for fd in (1, 2):

@@ -55,6 +55,7 @@ EXTRAS = {
 SHARED = ("reference", "kl", "controller", "loss", "learner", "optim", "logger")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("group", "choice"), [(g, c) for g in (*GROUPS, "experiment") for c in choices(g)]
 )
@@ -79,6 +80,7 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g in SHARED for c in choices(g)])
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     asked = ASKING.get((group, choice), [])

@@ -159,7 +159,7 @@ def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
     assert package_key(problem, example) == package_key(actual, steps._example)
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_torch_compile_agrees_with_eager_and_never_recompiles(settings, cache) -> None:
     """Gaussian KLPEN: 104 updates to 1e-5, then other coefficients."""
     torch._dynamo.reset()
@@ -194,7 +194,7 @@ def command(*words: str, python: tuple[str, ...] = (), **environment: str):
     )
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.parametrize("mode", ["aot", pytest.param("jit", marks=pytest.mark.slow)])
 def test_a_broken_compiler_ends_no_run_and_the_manifest_says_eager(mode: str, cache) -> None:
     done = command(f"learner.compile={mode}", CXX=shutil.which("false") or "false")
@@ -216,7 +216,7 @@ def test_torchs_own_warnings_end_no_build(mode: str, cache) -> None:
     assert "failed" not in line
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_torchs_compiler_still_warns_of_its_own_code() -> None:
     """Once this fails, ``script_method`` goes from compiled.py, and this test with it."""
     code = "import torch.utils.mkldnn"

@@ -60,7 +60,7 @@ def copied(package: Path, cache: Path) -> Path:
     return Path(shutil.copy(package, cache))
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
     settings, package, cache, monkeypatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_package_is_built_once_and_built_anew_where_it_is_broken(
     assert torch.equal(mended, built)
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
     """104 updates to 1e-5."""
     eager, theirs, _ = learn(settings, "false", *PACKAGED)
@@ -96,7 +96,7 @@ def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
         assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, monkeypatch) -> None:
     """208 steps, far from paying for a build; a compiler is not needed to load what is there."""
     packaged, _, _ = learn(settings, "aot", *PACKAGED)
@@ -122,7 +122,7 @@ def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, mo
     assert torch.equal(without, eager)
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_a_minibatch_that_was_not_foreseen_gets_no_package_of_another(
     settings, kept, no_build
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypat
     assert (chosen.mode, chosen.why) == ("false", None)
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.parametrize("mode", ["false", "aot"])
 def test_a_resumed_run_goes_on_as_it_began(mode, settings, kept, no_build, tmp_path, capfd) -> None:
     """Eager where it began without the package, which is there by now; and the other way round."""
@@ -163,7 +163,7 @@ def test_a_resumed_run_goes_on_as_it_began(mode, settings, kept, no_build, tmp_p
     assert capfd.readouterr().out.count(said[mode]) == 2
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_a_package_has_another_name_for_everything_that_matters(settings, monkeypatch) -> None:
     def key(*words: str, rows: int | None = None) -> str:
         experiment, batch = made(settings, *words)
@@ -221,7 +221,7 @@ def loaded(monkeypatch) -> list[str]:
     return paths
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.9, "digest"])
 def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
     place, settings, kept, package, loaded, monkeypatch
@@ -241,7 +241,7 @@ def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
     assert loaded == [str(kept)]
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.parametrize(
     ("what", "fault"),
     [
@@ -284,7 +284,7 @@ def test_what_another_user_could_have_written_is_not_loaded(
     assert loaded == []
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_a_package_is_loaded_where_new_files_are_the_groups_too(
     settings, package, loaded, monkeypatch, tmp_path
 ) -> None:
@@ -317,7 +317,7 @@ def test_the_cache_is_this_users_alone(monkeypatch, tmp_path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.parametrize("unusable", ["a file", "read only", "full"])
 def test_without_a_usable_cache_it_is_eager_and_says_so(
     unusable, settings, monkeypatch, tmp_path

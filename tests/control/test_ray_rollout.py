@@ -30,7 +30,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 from klrl.control.ray_rollout import Cluster, RayRollout
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
 SEED, COPIES, STEPS = 17, 4, 70
 PENDULUM = EnvConfig("Pendulum-v1", {}, COPIES, True, 1.0, name="gym")

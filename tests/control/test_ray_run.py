@@ -20,7 +20,7 @@ from klrl.control.preflight import check_ray_address
 from klrl.runs.machine import check_machine
 from tests.conftest import QUICK
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)

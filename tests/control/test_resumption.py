@@ -56,9 +56,12 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["env.normalize_reward=true"],
+        pytest.param(["env.normalize_reward=true"], marks=pytest.mark.slow),
         ["env=cartpole", "kl=legacy", "controller=dual"],
-        ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
+        pytest.param(
+            ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
+            marks=pytest.mark.slow,
+        ),
         ["env=half_cheetah", "actor=tanh_normal", "controller=adaptive", "loss=klpen_held"],
         pytest.param(["env=ant", "kl=none"], marks=pytest.mark.slow),
     ],

@@ -41,10 +41,7 @@ def test_every_part_of_a_run_is_written_in_one_iteration(bench) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [
-        p if p in ("save", "metrics", "manifest") else pytest.param(p, marks=pytest.mark.slow)
-        for p in SAFE_PARTS
-    ],
+    [p if p == "save" else pytest.param(p, marks=pytest.mark.slow) for p in SAFE_PARTS],
 )
 def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
     report, places = Report(), bench.places(part)

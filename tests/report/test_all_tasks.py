@@ -57,6 +57,7 @@ SCALE = {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)}
 NORMALISE = ("--normalise", "Toy-v1=10:110", "Big-v1=0:10000")
 
 
+@pytest.mark.slow
 def test_where_tasks_have_unequal_seeds_the_page_says_what_weighs_how(two_tasks):
     same = "Every task weighs the same."
     assert same in page_of(two_tasks, *NORMALISE)[0]
@@ -146,6 +147,7 @@ def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, t
     assert not (two_tasks / "report").exists()
 
 
+@pytest.mark.slow
 def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
     tasks = [f"<b>{i}" for i in range(5)]
     for i, task in enumerate(tasks):

@@ -285,6 +285,7 @@ def test_csv_and_pictures_lie_beside_the_page(sweep, tmp_path):
         assert "<svg" in stem.with_suffix(".svg").read_text()[:1000]
 
 
+@pytest.mark.slow
 def test_tasks_of_like_names_have_files_of_their_own(tmp_path):
     for i, name in enumerate(("a-b", "a/b", "a b", "-")):
         write_run(tmp_path / f"{i}", config={"env": {"id": name}})

@@ -73,6 +73,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_from_its_checkpoint(
     assert rows_of(RUN)[:3] == before[:3]
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_that_the_rows_reach() -> None:
     """The kernel's own error, in a process of its own: SIGXFSZ and EFBIG."""
     words = [word for word in WORDS if not word.startswith("frames")]

@@ -90,6 +90,7 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(words, settings) -> None:
     assert_loaded_as_saved(settings(*words))
 
 
+@pytest.mark.slow
 def test_the_next_iteration_is_the_same_in_a_new_process(settings) -> None:
     jobs = {
         "ema": ["reference=ema", "controller=adaptive", "kl=legacy"],

@@ -81,7 +81,7 @@ def test_a_sweep_goes_on_too_and_says_so_once() -> None:
         pytest.param("2>&-", 0, marks=pytest.mark.slow),
         (">&- 2>&- <&-", 0),
         pytest.param(">/dev/full", 1, marks=pytest.mark.slow),
-        (">/dev/full 2>/dev/full", 2),
+        pytest.param(">/dev/full 2>/dev/full", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_needs_neither_stdout_nor_stderr(redirected: str, failures: int) -> None:
@@ -198,7 +198,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_a_run_outlives_wandbs_process(tmp_path) -> None:
     """Whether it dies before a row or before the end; the next run has a new one."""
     done = python("-c", KILLS, *WANDB)
@@ -213,7 +213,7 @@ def test_a_run_outlives_wandbs_process(tmp_path) -> None:
     assert wandb_records(Path("next"))["exit"][0]["exit_code"] == 0
 
 
-@pytest.mark.integration
+@pytest.mark.services
 def test_where_wandbs_server_does_not_answer_the_run_is_logged_offline() -> None:
     server = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
     words = (*WANDB, "logger.mode=online", "hydra.run.dir=run")

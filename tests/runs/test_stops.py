@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
     ("signum", "code", "logger"),
     [
         pytest.param(signal.SIGINT, 130, "none", marks=pytest.mark.slow),
-        (signal.SIGTERM, 143, "wandb"),
-        (signal.SIGHUP, 129, "none"),
+        pytest.param(signal.SIGTERM, 143, "wandb", marks=pytest.mark.services),
+        pytest.param(signal.SIGHUP, 129, "none", marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 138, "none", marks=pytest.mark.slow),
         pytest.param(signal.SIGXCPU, 152, "none", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 130, "wandb", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 143, "none", marks=pytest.mark.slow),
+        (signal.SIGTERM, 143, "none"),
     ],
 )
 def test_a_signal_ends_the_run_in_good_order_and_it_can_go_on(

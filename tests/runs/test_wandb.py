@@ -15,7 +15,7 @@ from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
 
 def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:

@@ -255,7 +255,7 @@ def test_in_a_job_of_slurm_only_ctrl_c_stops_at_once(monkeypatch) -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.integration
+@pytest.mark.services
 @pytest.mark.timeout(200)
 def test_a_warned_job_goes_on_in_submitits_stand_in_too() -> None:
     words = ("frames=12800", "checkpoint.every=1000000", "learner.compile=false")

@@ -17,7 +17,7 @@ from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL, exact_kl, freeze
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.services
 
 PENDULUM = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
 COEF = 0.4

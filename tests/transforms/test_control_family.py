@@ -220,9 +220,7 @@ def plain_env() -> TransformedEnv:
     return make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=3)
 
 
-@pytest.mark.parametrize(
-    "kind", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.integration)]
-)
+@pytest.mark.parametrize("kind", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.services)])
 def test_around_batched_workers(kind) -> None:
     """Around them; inside them: test_workers."""
     _, actor, reference, _ = case("pendulum")

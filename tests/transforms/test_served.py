@@ -22,7 +22,7 @@ from tests.transforms.test_control_family import case
 from tests.transforms.test_llm_env import Score, Script, reset
 from tests.transforms.test_llm_reward import batch
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
