@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
-from klrl.config.own import make_own, require
+from klrl.config.own import make_own, require, told
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
@@ -54,8 +55,9 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
-        what = "return a gymnasium.Env; wrap another library's environment in one"
-        made = require("env", config, make_own("env", config, {}), gymnasium.Env, what)
+        what = "return a gymnasium.Env or a TorchRL EnvBase; wrap another library's environment"
+        made = _of_torchrl(config, make_own("env", config, {}))
+        require("env", config, made, gymnasium.Env, what)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(made, space, None), gymnasium.Space):
                 raise ConfigError(
@@ -63,6 +65,20 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
                 )
         return made
     return make_gym(config.id, config.kwargs)
+
+
+def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
+    """TorchRL's environments as Gymnasium's; others as they are."""
+    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
+        return made
+    from torchrl.envs import EnvBase
+
+    from klrl.control.torchrl_env import wrap
+
+    if not isinstance(made, EnvBase):
+        return made
+    with told("env", config):  # it may compute its specs when they are asked for
+        return wrap(f"env.target={config.target}", made)
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

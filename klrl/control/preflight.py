@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +88,7 @@ def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -
     layout = layout_of(env.id, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
     if isinstance(env, CustomEnvConfig):
+        _check_specs(env, copy)
         _check_answers(env, copy)
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
@@ -196,6 +198,24 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
             f"{first_line(error)}; fix env.kwargs"
         ) from error
+
+
+def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
+    """Of a TorchRL environment of the user's own; what it answers must fit its specs."""
+    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
+        return
+    from klrl.control.torchrl_env import TorchRLEnv
+
+    made = copy.unwrapped
+    if not isinstance(made, TorchRLEnv):
+        return
+    try:
+        with told("env", env):
+            fault = within(env.step_timeout, made.fault)
+    except TookTooLong:
+        return  # the check of a step says so
+    if fault:
+        raise ConfigError(f"env.target={env.target}: {fault}")
 
 
 def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
