@@ -368,6 +368,14 @@ class Spaceless(gymnasium.Env): pass
 class Batched(Point):
     def __init__(self):
         EnvBase.__init__(self, batch_size=[4])
+class Worded(Maze):
+    def __init__(self):
+        super().__init__(4, 0.0)
+        self.observation_space = gymnasium.spaces.Text(9)
+class Unbounded(Maze):
+    def __init__(self):
+        super().__init__(4, 0.0)
+        self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 class NoReward(Point):
     def _step(self, data): return super()._step(data).exclude("reward")
 class Shifted(Point):
@@ -425,6 +433,14 @@ ANSWERS = [
     (f"{ENV}=wrong:NoSpecs", "env.target=wrong:NoSpecs: "),
     (f"{ENV}=wrong:env actor.distribution=normal actor=custom actor.target=wrong:Net",
      "actor.distribution=normal: the actions of env.target=wrong:env are discrete"),
+    (f"{ENV}=wrong:Worded", "env.target=wrong:Worded: its observation space is Text, which has no"),
+    (f"{ENV}=wrong:env env.observation_keys=[a]", "the observation of env.target=wrong:env is a Box"),
+    (f"{ENV}=wrong:Unbounded actor=custom actor.target=wrong:Net actor.distribution=tanh_normal",
+     "actor.distribution=tanh_normal: the actions of env.target=wrong:Unbounded have no finite "
+     "bounds to scale to; choose actor.distribution=normal"),
+    (f"{ENV}=wrong:Unbounded actor=categorical",
+     "actor=categorical: the actions of env.target=wrong:Unbounded are continuous; choose "
+     "actor=normal, tanh_normal or mlp"),
     (f"{ACTOR}=wrong:Unused", "its forward does not use spare; remove that parameter"),
     (f"{ACTOR}=wrong:Dropout", "two calls give different outputs; leave dropout and noise out"),
     (f"{ACTOR}=wrong:OverRows", "what it says of one observation depends on the others"),

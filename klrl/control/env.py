@@ -82,7 +82,7 @@ def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -
         seed=seed,
         step_timeout=config.step_timeout,
         make=lambda: make_one(config),
-        setting=f"env.target={config.target}",
+        setting=config.named,
         action_mask=config.action_mask,
     )
 
@@ -160,8 +160,8 @@ class VectorGymEnv(EnvBase):
         make = make or partial(make_gym, env_id, kwargs or {})
         copies = [make() for _ in range(num_envs)]
         spaces = copies[0].observation_space, copies[0].action_space
-        self.layout = layout_of(env_id, *spaces, action_mask)
-        self.notes = [line for line in (_seen(env_id, spaces[0], self.layout), told(spaces[1]))
+        self.layout = layout_of(self._setting, *spaces, action_mask)
+        self.notes = [line for line in (_seen(spaces[0], self.layout), told(spaces[1]))
                       if line is not None]  # fmt: skip
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
@@ -441,8 +441,8 @@ class _Place:
     step: int = 0
 
 
-def _seen(env_id: str, space: gymnasium.Space, layout: Layout | None) -> str | None:
-    return flattened(env_id, space) if layout is None else layout.line
+def _seen(space: gymnasium.Space, layout: Layout | None) -> str | None:
+    return flattened(space) if layout is None else layout.line
 
 
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
@@ -454,13 +454,13 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
     return FlattenObservation(env)
 
 
-def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> TensorSpec:
+def _action_spec(setting: str, space: gymnasium.Space, n: int) -> TensorSpec:
     """Of the policy's flat actions.
 
     Raises:
         ConfigError: a space that is not served.
     """
-    require_served(env_id, space)
+    require_served(setting, space)
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)

@@ -31,7 +31,7 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
     keys = config.observation_keys
-    return env if keys is None else _with_keys(config.id, env, keys)
+    return env if keys is None else _with_keys(config.named, env, keys)
 
 
 def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
@@ -60,9 +60,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
         require("env", config, made, gymnasium.Env, what)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(made, space, None), gymnasium.Space):
-                raise ConfigError(
-                    f"env.target={config.target}: has no {space}; set one in its __init__"
-                )
+                raise ConfigError(f"{config.named}: has no {space}; set one in its __init__")
         return made
     return make_gym(config.id, config.kwargs)
 
@@ -78,7 +76,7 @@ def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
     if not isinstance(made, EnvBase):
         return made
     with told("env", config):  # it may compute its specs when they are asked for
-        return wrap(f"env.target={config.target}", made)
+        return wrap(config.named, made)
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
@@ -100,17 +98,17 @@ def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     return gymnasium.make(env_id, **kwargs)
 
 
-def _with_keys(env_id: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasium.Env:
+def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasium.Env:
     space = env.observation_space
     if not isinstance(space, spaces.Dict):
         raise ConfigError(
-            f"env.observation_keys={list(keys)}: the observation of env.id={env_id} is a "
+            f"env.observation_keys={list(keys)}: the observation of {setting} is a "
             f"{type(space).__name__}, which has no keys; drop it"
         )
     unknown = [key for key in keys if key not in space.spaces]
     if unknown or not keys:
         raise ConfigError(
-            f"env.observation_keys={list(keys)}: the observation of env.id={env_id} has the keys "
+            f"env.observation_keys={list(keys)}: the observation of {setting} has the keys "
             f"{', '.join(space.spaces)}; give some of them"
         )
     return gymnasium.wrappers.FilterObservation(env, list(keys))

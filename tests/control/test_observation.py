@@ -51,7 +51,7 @@ def agent_for(env, *, normalize: bool = True) -> Agent:
 def test_nothing_is_lost_on_the_way() -> None:
     space = spaces.Dict(PARTS)
     space.seed(0)
-    layout = layout_of("X", space, TWO)
+    layout = layout_of("env.id=X", space, TWO)
     assert [entry.kind for entry in layout.entries] == [
         *("vector", "vector", "index", "index", "image", "mask"),
     ]
@@ -306,7 +306,7 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
 )  # fmt: skip
 def test_layouts_that_are_refused(observation, action, how, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
-        layout_of("X", observation, action, how)
+        layout_of("env.id=X", observation, action, how)
     assert "\n" not in str(refused.value)
 
 
