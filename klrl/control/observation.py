@@ -6,8 +6,8 @@ a list of *entries*, one for each key of a Dict or place of a Tuple:
     entry    of the space                                 what reads it
     vector   Box, MultiBinary                             an MLP, after normalisation
     index    Discrete, MultiDiscrete                      an embedding
-    image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``)
-             with 2 whose values go to 255
+    image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``), or the user's
+             with 2 whose values go to 255                networks (``actor=custom``)
     mask     the key ``action_mask``, or the info's       the policy's logits
 
 For transport alone the entries of a step lie side by side in one array [D], in the order of the
@@ -247,17 +247,17 @@ def layout_of(
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
-    """Images go to a CNN, and to nothing else.
+    """Images go to a CNN or to networks of the user's own, and to nothing else.
 
     Raises:
         ConfigError: names the actor that serves the observation.
     """
     images = [] if layout is None else layout.images
-    if images and actor != "cnn":
+    if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))
         raise ConfigError(
             f"actor={actor}: an MLP reads no images, and {images[0].key or 'the observation'} is "
-            f"one of {shape} bytes; choose actor=cnn"
+            f"one of {shape} bytes; choose actor=cnn, or actor=custom"
         )
     if not images and actor == "cnn":
         raise ConfigError(

@@ -57,6 +57,8 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     require_served(env.named, space)
     layout = layout_of(env.named, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
+    if isinstance(actor, CustomActorConfig) and layout is not None and layout.images:
+        _require_critic(actor)
     if isinstance(env, CustomEnvConfig):
         _check_specs(env, copy)
         _check_answers(env, copy)
@@ -68,6 +70,14 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
             f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
+        )
+
+
+def _require_critic(actor: CustomActorConfig) -> None:
+    if actor.own_critic is None:
+        raise ConfigError(
+            "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
+            "reads no images; add actor.own_critic.target=package.module:Name"
         )
 
 
