@@ -45,9 +45,9 @@ from klrl.control.answers import (
     require_picture,
 )
 from klrl.control.answers import told as fault
-from klrl.control.env_proof import Way, prove, take_up
+from klrl.control.env_proof import Way, generators_kept, prove, take_up
 from klrl.control.gym_make import make_gym, make_one
-from klrl.control.observation import Layout, Packed, flattened, layout_of
+from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -169,6 +169,7 @@ class VectorGymEnv(EnvBase):
         self._new = True
         #: Of ``observation``, wherever it is stored.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
+        self._action_mask = action_mask
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -194,6 +195,26 @@ class VectorGymEnv(EnvBase):
         if self._box:
             self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
         self._converted = conversion(action)
+
+    def unread_mask(self) -> str | None:
+        """A line about a mask in ``info`` that is not read, seen in one more copy; None without."""
+        discrete = not self._box and not isinstance(self.action_spec, Binary)
+        masked = self.layout is not None and self.layout.masked
+        if self._action_mask != "auto" or not discrete or masked:
+            return None
+        try:
+            with generators_kept():
+                copy = self._make()
+                _, info = within(self._step_timeout, partial(copy.reset, seed=0))
+                copy.close()
+        except Exception:  # someone else's code: the run's own reset will tell
+            return None
+        if not isinstance(info, Mapping) or MASK not in info:
+            return None
+        return (
+            f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
+            "env.action_mask=info, or none to leave it unread"
+        )
 
     @property
     def longest_episode(self) -> int | None:

@@ -269,6 +269,28 @@ def test_no_excluded_action_is_ever_given(where: str) -> None:
         assert (choice.gather(-1, action.unsqueeze(-1)) != 0).all()
 
 
+def test_a_mask_in_info_that_is_not_read_is_told() -> None:
+    """By a copy of its own: neither torch's generator nor the copies have moved."""
+    torch.manual_seed(0)
+    before, ignoring = torch.get_rng_state(), made("Masked", kwargs={"where": "info"})
+    line = ignoring.unread_mask()
+    assert line is not None
+    assert "info has action_mask, which env.action_mask=auto does not read; set env.act" in line
+    assert torch.equal(torch.get_rng_state(), before)
+    for env in (
+        made("Masked"),
+        made("Masked", kwargs={"where": "info"}, action_mask="info"),
+        made("Masked", kwargs={"where": "info"}, action_mask="none"),
+        VectorGymEnv("CartPole-v1", 1),
+        VectorGymEnv("Pendulum-v1", 1),
+    ):
+        assert env.unread_mask() is None
+    # Gymnasium's own: the first observation is that of a seeded copy that was never asked.
+    taxi, other = VectorGymEnv("Taxi-v4", 1, seed=3), VectorGymEnv("Taxi-v4", 1, seed=3)
+    assert taxi.unread_mask() is not None
+    np.testing.assert_array_equal(taxi.reset_native(), other.reset_native())
+
+
 def test_a_mask_is_read_where_it_is_asked_for() -> None:
     auto = made("Masked")
     assert auto.layout.masked == 6
