@@ -96,6 +96,9 @@ def test_without_one_by_the_arguments_of_the_class(module: str) -> None:
     part = job("controller.target=parts:Derived", "controller.args.depth=3").controller
     assert part.args == {"width": 8, "depth": 3}, "**given goes on to the class above"
     assert make_own("controller", part, {"coef": 7, "frames": 9}).depth == 3
+    part = job("controller.target=parts:Derived").controller
+    assert part.args == {"width": 8}, "what the class above has by default is left to it"
+    assert make_own("controller", part, {"coef": 7, "frames": 9}).depth == 1
     part = job("controller.target=parts:function").controller
     assert make_own("controller", part, {"coef": 7, "frames": 9}) == (7, 1.0)
 

@@ -134,7 +134,7 @@ _LEFT_OUT = "left out"
 
 
 def _hints(of: Any) -> dict[str, Any]:
-    """Types by name; none where they cannot be had, as of names that only a type checker imports."""
+    """Types by name; none where they cannot be had, as of what only a type checker imports."""
     try:
         hints = typing.get_type_hints(of)
     except (NameError, AttributeError, SyntaxError, TypeError):

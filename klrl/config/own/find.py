@@ -143,7 +143,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """The keywords that a part takes, and whether it takes any other name too.
 
-    ``**rest`` of a class goes to the class that it is derived from: its arguments count as well.
+    ``**rest`` of a class goes to the class that it is derived from: its arguments count as well,
+    with :data:`ITS_DEFAULT` in place of theirs.
 
     Raises:
         ConfigError: they cannot be read.
@@ -158,12 +159,23 @@ def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.
             raise ConfigError(
                 f"{text}: its arguments cannot be read ({error}); wrap it in a function"
             ) from error
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         own = parameters[1:] if inspect.isclass(target) else parameters
-        takes = {**{p.name: p for p in own if p.kind in named}, **takes}
+        mine = {p.name: p for p in own if p.kind in keywords}
+        if call is not calls[0]:
+            mine = {name: _left_to_it(p) for name, p in mine.items()}
+        takes = {**mine, **takes}
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             return takes, False
     return takes, not inspect.isclass(target)
+
+
+#: What a class above has by default is left to it, unless it is given.
+ITS_DEFAULT = object()
+
+
+def _left_to_it(p: inspect.Parameter) -> inspect.Parameter:
+    return p if p.default is p.empty else p.replace(default=ITS_DEFAULT)
 
 
 #: Their classes take nothing that a user would give.
