@@ -376,6 +376,20 @@ class Unbounded(Maze):
     def __init__(self):
         super().__init__(4, 0.0)
         self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+class Fixed(Maze):
+    def __init__(self):
+        super().__init__(4, 0.0)
+        self.action_space = gymnasium.spaces.Box(1, 1, (1,))
+class ShortMask(Maze):
+    def __init__(self):
+        super().__init__(4, 0.0)
+        self.observation_space = gymnasium.spaces.Dict(
+            at=self.observation_space,
+            inner=gymnasium.spaces.Tuple([gymnasium.spaces.MultiBinary(2)]))
+    def seen(self):
+        return {"at": super().seen(), "inner": (np.zeros(3, np.int8),)}
+class NoKey(ShortMask):
+    def seen(self): return {"at": super().seen()["at"]}
 class NoReward(Point):
     def _step(self, data): return super()._step(data).exclude("reward")
 class Shifted(Point):
@@ -435,6 +449,11 @@ ANSWERS = [
      "actor.distribution=normal: the actions of env.target=wrong:env are discrete"),
     (f"{ENV}=wrong:Worded", "env.target=wrong:Worded: its observation space is Text, which has no"),
     (f"{ENV}=wrong:env env.observation_keys=[a]", "observation of env.target=wrong:env is a Box,"),
+    (f"{ENV}=wrong:Fixed actor=tanh_normal",
+     "actions of env.target=wrong:Fixed have a lower bound that is not below the upper one"),
+    (f"{ENV}=wrong:ShortMask", "observation's inner.0 array([0, 0, 0], dtype=int8) is not in its "
+     "space MultiBinary(2)"),
+    (f"{ENV}=wrong:NoKey", "observation has no inner; mend the environment"),
     (f"{ENV}=wrong:Unbounded actor=custom actor.target=wrong:Net actor.distribution=tanh_normal",
      "actor.distribution=tanh_normal: the actions of env.target=wrong:Unbounded have no finite "
      "bounds to scale to; choose actor.distribution=normal"),

@@ -218,7 +218,8 @@ def layout_of(
         action_mask: ``env.action_mask``.
 
     Raises:
-        ConfigError: a part of no fixed size, or a mask that does not fit the actions.
+        ConfigError: a part of no fixed size, of none, or of a size beyond what is told apart; two
+            of one name; a mask that does not fit the actions.
     """
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
@@ -228,6 +229,7 @@ def layout_of(
             "choose env.action_mask=auto, which reads it"
         )
     has_mask = (MASK,) in parts and action_mask == "auto"
+    _require_sizes(setting, parts)
     if not from_info and _is_single(parts):
         return None
     entries = [
@@ -244,6 +246,39 @@ def layout_of(
     ordered = tuple(sorted(entries, key=lambda entry: KINDS.index(entry.kind)))
     bytes_hold = all(e.kind != "vector" and max(e.counts, default=0) <= 256 for e in ordered)
     return Layout(ordered, "uint8" if bytes_hold else "float32", from_info)
+
+
+#: Values of a number that float32 tells apart, in which it may travel.
+_MOST_VALUES = 2**24
+
+
+def _require_sizes(setting: str, parts: Mapping[tuple[Any, ...], Space[Any]]) -> None:
+    """Every part has a name of its own, numbers, and no number of too many values."""
+    if not parts:
+        raise ConfigError(f"{setting}: its observation holds nothing; add what it shows")
+    keys = [".".join(map(str, path)) for path in parts]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{setting}: two parts of its observation are called {twice}; rename one")
+    for key, space in zip(keys, parts.values(), strict=True):
+        where, remedy = _where(key)
+        if space.shape is not None and 0 in space.shape:
+            raise ConfigError(f"{setting}: {where} has no numbers; {remedy}")
+        counts = getattr(space, "nvec", getattr(space, "n", 0))
+        most = 0 if isinstance(space, spaces.MultiBinary) else int(np.max(counts))
+        if most > _MOST_VALUES:
+            raise ConfigError(
+                f"{setting}: {where} has a number of {most:,} values, of at most "
+                f"{_MOST_VALUES:,} that are told apart; {remedy}"
+            )
+
+
+def _where(key: str) -> tuple[str, str]:
+    """How a part of the observation is named, and what can be done about it."""
+    if not key:
+        return "its observation space", "wrap the environment"
+    remedy = "leave it out with env.observation_keys, or wrap the environment"
+    return f"the key {key} of its observation", remedy
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
@@ -361,11 +396,9 @@ def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
         return Entry(key, path, "index", shape, counts, starts)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return Entry(key, path, "vector", shape)
-    where = f"the key {key} of its observation" if key else "its observation space"
-    leave = "leave it out with env.observation_keys, or " if key else ""
+    where, remedy = _where(key)
     raise ConfigError(
-        f"{setting}: {where} is {type(space).__name__}, which has no fixed size; "
-        f"{leave}wrap the environment"
+        f"{setting}: {where} is {type(space).__name__}, which has no fixed size; {remedy}"
     )
 
 

@@ -99,6 +99,11 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
         )
     if actor.chosen == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
         raise ConfigError(f"{text} have no finite bounds to scale to; choose {setting}=normal")
+    if actor.chosen == "tanh_normal" and not (space.low < space.high).all():
+        raise ConfigError(
+            f"{text} have a lower bound that is not below the upper one, so nothing to scale to; "
+            f"choose {setting}=normal"
+        )
 
 
 #: Joint actions of a MultiDiscrete that a js sums over in every state.
@@ -243,14 +248,30 @@ def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
         raise ConfigError(f"{text}: the first reward is {reward}; give finite numbers")
 
 
-def _require_contained(space: Any, observation: Any) -> None:
-    """An observation of the kind and shape that its space promises, all numbers finite."""
+def _require_contained(space: Any, observation: Any, key: str = "") -> None:
+    """An observation of the kind and shape that its space promises, all numbers finite.
+
+    Args:
+        space: of it, or of its part.
+        observation: the same.
+        key: of the part.
+    """
     import gymnasium
     import numpy as np
 
-    if not isinstance(space, gymnasium.spaces.Box):
+    named = f"observation's {key}" if key else "observation"
+    if isinstance(space, gymnasium.spaces.Dict) and isinstance(observation, Mapping):
+        for name, inner in space.spaces.items():
+            if name not in observation:
+                raise Misfit(f"{named} has no {name}")
+            _require_contained(inner, observation[name], f"{key}.{name}" if key else name)
+        return
+    if isinstance(space, gymnasium.spaces.Tuple) and isinstance(observation, tuple):
+        for place, (inner, value) in enumerate(zip(space.spaces, observation, strict=False)):
+            _require_contained(inner, value, f"{key}.{place}" if key else str(place))
+    if key or not isinstance(space, gymnasium.spaces.Box):
         if not space.contains(observation):
-            raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
+            raise Misfit(f"{named} {observation!r:.60} is not in its space {space}")
         return
     require_observation(observation, space.shape)
     if not np.isfinite(np.asarray(observation)).all():

@@ -323,8 +323,24 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
         ),
         (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is a mask alone"),
         (spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(2)), TWO, "info", "choose .*=auto"),
+        (spaces.Dict(), TWO, "auto", "its observation holds nothing; add what it shows"),
+        (spaces.Tuple(()), TWO, "info", "its observation holds nothing; add what it shows"),
+        (spaces.Box(0, 1, (2, 0)), TWO, "auto", "its observation space has no numbers; wrap the"),
+        (
+            spaces.Dict(a=spaces.Box(0, 1, (0,)), b=TWO), TWO, "auto",
+            "the key a of its observation has no numbers; leave it out with env.observation_keys",
+        ),
+        (spaces.Discrete(2**40), TWO, "auto", "has a number of 1,099,511,627,776 values, of at m"),
+        (
+            spaces.Dict(a=spaces.MultiDiscrete([2, 2**24 + 1]), b=TWO), TWO, "auto",
+            "the key a of its observation has a number of 16,777,217 values, of at most 16,777,216",
+        ),
+        (
+            spaces.Dict({"a.b": TWO, "a": spaces.Dict(b=TWO)}), TWO, "auto",
+            "two parts of its observation are called a.b; rename one",
+        ),
     ],
-    ids=range(6),
+    ids=range(13),
 )  # fmt: skip
 def test_layouts_that_are_refused(observation, action, how, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
@@ -376,6 +392,13 @@ def test_settings_that_are_refused(words, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
         check()
     assert "\n" not in str(refused.value)
+
+
+def test_a_number_of_as_many_values_as_float32_tells_apart_is_served() -> None:
+    layout = layout_of("env.id=X", spaces.Dict(a=spaces.Discrete(2**24), b=TWO), TWO)
+    assert layout is not None
+    last = {"a": 2**24 - 1, "b": 1}
+    assert layout.unpack(layout.pack(last))["a"] == 2**24 - 1
 
 
 def test_a_wrapper_that_is_none_is_refused() -> None:
