@@ -118,6 +118,14 @@ def quiet_ray(setting: str, address: str | None = None, **options: Any) -> Itera
         worker.print_to_stdstream = before
 
 
+def machines(ray: Any) -> int:
+    """How many machines of a cluster are alive, as far as Ray knows.
+
+    It takes Ray ten seconds or more to know that a machine is gone.
+    """
+    return sum(node["Alive"] for node in ray.nodes())
+
+
 def room(ray: Any, cpus: float, gpus: float = 0) -> int:
     """How many processes the living machines of a cluster can hold together, busy or not.
 

@@ -30,7 +30,7 @@ from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import WorkerError, last_line
-from klrl.base.ray_start import Shortage, quiet_ray, room
+from klrl.base.ray_start import Shortage, machines, quiet_ray, room
 from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
@@ -89,6 +89,8 @@ class RayRollout:
         self._cluster = Cluster(config.workers, config.cpus_per_worker)
         self._ray = self._cluster.ray
         self._shortage = Shortage(config.cpus_timeout, say)
+        #: Those alive when a worker was lost the last time.
+        self._machines = machines(self._ray)
         self._replacements = [0] * config.workers
         #: Per worker, the start of its trajectory ids; moves when the worker is replaced.
         self._first_id = [0] * config.workers
@@ -171,23 +173,27 @@ class RayRollout:
 
     def _part_of(self, worker: int, request: Any, weights: Any) -> Arrays:
         """The part that a worker, or its replacement, plays."""
-        errors = self._ray.exceptions
-        lost: Exception | None = None
-        for _ in range(ATTEMPTS):
-            if lost is not None:
-                self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
-                self._replace(worker)
-                request = self._request(worker, weights)
+        errors, losses = self._ray.exceptions, 0
+        while True:
             try:
                 return self._number(worker, self._answer(request))
             except (errors.RayActorError, errors.ObjectLostError) as error:
-                lost = error
+                lost: Exception = error
             except errors.RayTaskError as error:
                 raise error.cause from error
-        raise WorkerError(
-            f"collector=ray: worker {worker} was lost {ATTEMPTS} times in one rollout; "
-            f"the last time: {last_line(lost)}"
-        )
+            # Ray places workers on a machine that is gone until it knows; those never ran.
+            before, self._machines = self._machines, machines(self._ray)
+            counts = losses == 0 or self._machines >= before
+            losses += counts
+            if losses == ATTEMPTS:
+                raise WorkerError(
+                    f"collector=ray: worker {worker} was lost {ATTEMPTS} times in one rollout; "
+                    f"the last time: {last_line(lost)}"
+                )
+            if counts:
+                self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
+            self._replace(worker)
+            request = self._request(worker, weights)
 
     def _answer(self, request: Any) -> Arrays:
         """Wait for a part; for CPUs that the cluster has lost, not without end."""
@@ -195,8 +201,8 @@ class RayRollout:
             missing = self._cluster.missing()
             if self._shortage.lasts(missing):
                 raise WorkerError(
-                    f"collector=ray: {missing}, for {self._config.cpus_timeout:g} s; resume=RUN "
-                    "goes on when they are back, or on another cluster"
+                    f"collector=ray: {missing}, after {self._config.cpus_timeout:g} s of waiting; "
+                    "resume=RUN goes on when they are back, or on another cluster"
                 )
         answer: Arrays = self._ray.get(request)
         return answer
@@ -335,7 +341,7 @@ class Cluster:
         if lacking <= 0:
             return None
         asked, lost = self._workers * self._cpus, lacking * self._cpus
-        return f"the workers ask for {asked} CPUs, and {lost} of them are not in the Ray cluster"
+        return f"the Ray cluster lacks {lost} of the {asked} CPUs that the workers ask for"
 
     def leave(self) -> None:
         """Stop or leave Ray if it was started or joined here."""

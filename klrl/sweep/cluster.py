@@ -79,6 +79,7 @@ class _Tasks:
         )
         self._running: dict[Any, Job] = {}  # by the handle of its task
         self._held: dict[str, Job] = {}  # lost, but their owner may live
+        self._told: set[str] = set()  # of those, whose owner was told
         self._starts: dict[str, list[int]] = {}  # name -> frames that each start went on from
         self._notices: list[str] = []
         self._shortage = Shortage(config.cpus_timeout, self._notices.append)
@@ -165,7 +166,9 @@ class _Tasks:
 
     def _hold(self, job: Job) -> None:
         self._starts[job.name].pop()  # it was no start
-        if (owner := read_owner(job.folder)) is not None:
+        owner = read_owner(job.folder)
+        if owner is not None and job.name not in self._told:
+            self._told.add(job.name)
             self._notices.append(f"{job.name}: waits until {owner} is known to be dead")
         self._held[job.name] = job
 
@@ -183,15 +186,16 @@ class _Tasks:
                 self._start(self._held.pop(job.name))
         config, missing = self._config, None
         if self._running and not room(self._ray, config.cpus_per_job, config.gpus_per_job):
-            size = f"{config.cpus_per_job:g} CPUs"
-            size += f" and {config.gpus_per_job:g} GPUs" * (config.gpus_per_job > 0)
-            missing = f"no machine of the Ray cluster has {size} for a job"
+            missing = (
+                f"no machine of the Ray cluster has launcher.cpus_per_job={config.cpus_per_job:g}"
+            )
+            missing += f" launcher.gpus_per_job={config.gpus_per_job:g}" * (config.gpus_per_job > 0)
         if self._shortage.lasts(missing) or (missing and self._stopping):
             yield from map(_without_machine, [*self._running.values(), *self._held.values()])
             if not self._stopping:
                 raise WorkerError(
-                    f"launcher=ray: {missing}, for {config.cpus_timeout:g} s; started again when "
-                    "one has, the sweep goes on"
+                    f"launcher=ray: {missing}, after {config.cpus_timeout:g} s of waiting; started "
+                    "again when one has, the sweep goes on"
                 )
             self._running.clear()
             self._held.clear()

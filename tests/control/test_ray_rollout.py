@@ -212,9 +212,9 @@ def test_a_workers_error_keeps_its_type_and_a_mortal_one_ends_in_one_line(
 
 
 def test_more_cpus_than_the_cluster_has_are_refused() -> None:
-    with pytest.raises(WorkerError, match="ask for 5 CPUs, and 1 of them are not in .*; lower"):
+    with pytest.raises(WorkerError, match="lacks 1 of the 5 CPUs that .*; lower"):
         Cluster(workers=5, cpus=1)
-    with pytest.raises(WorkerError, match="ask for 6 CPUs, and 3 of them are not in .*; lower"):
+    with pytest.raises(WorkerError, match="lacks 3 of the 6 CPUs that .*; lower"):
         Cluster(workers=2, cpus=3)  # a machine of 4 has room for one of them
     assert start_ray().is_initialized(), "not started there, so not stopped"
 
