@@ -118,6 +118,18 @@ def quiet_ray(setting: str, address: str | None = None, **options: Any) -> Itera
         worker.print_to_stdstream = before
 
 
+def wait(ray: Any, handles: list[Any], timeout: float) -> list[Any]:
+    """Those of some results that are there after at most so many seconds, or when all are.
+
+    Ray wraps what a signal's handler raises while it waits; here it is raised as it was.
+    """
+    try:
+        ready: list[Any] = ray.wait(handles, num_returns=len(handles), timeout=timeout)[0]
+    except SystemError as error:
+        raise error.__cause__ or error from None
+    return ready
+
+
 def machines(ray: Any) -> int:
     """How many machines of a cluster are alive, as far as Ray knows.
 

@@ -30,7 +30,7 @@ from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import WorkerError, last_line
-from klrl.base.ray_start import Shortage, machines, quiet_ray, room
+from klrl.base.ray_start import Shortage, machines, quiet_ray, room, wait
 from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
@@ -197,7 +197,7 @@ class RayRollout:
 
     def _answer(self, request: Any) -> Arrays:
         """Wait for a part; for CPUs that the cluster has lost, not without end."""
-        while not self._ray.wait([request], timeout=_LOOK)[0]:
+        while not wait(self._ray, [request], _LOOK):
             missing = self._cluster.missing()
             if self._shortage.lasts(missing):
                 raise WorkerError(

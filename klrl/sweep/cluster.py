@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, WorkerError, last_line
-from klrl.base.ray_start import Shortage, check_address, quiet_ray, room
+from klrl.base.ray_start import Shortage, check_address, quiet_ray, room, wait
 from klrl.config import LauncherConfig, RayLauncherConfig
 from klrl.runs.folder import RunFolder
 from klrl.runs.owner import read_owner
@@ -84,6 +85,7 @@ class _Tasks:
         self._notices: list[str] = []
         self._shortage = Shortage(config.cpus_timeout, self._notices.append)
         self._looked = time.monotonic()
+        self._passed_on = False
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome | Notice]:
         """Start all jobs, and those that are lost again; wait for all.
@@ -96,6 +98,8 @@ class _Tasks:
         try:
             while self._running or self._held:
                 yield from self._ended()
+                if self._stopping and not self._passed_on:
+                    self._pass_on()
                 if time.monotonic() - self._looked > _LOOK:
                     self._looked = time.monotonic()
                     yield from self._look()
@@ -117,8 +121,7 @@ class _Tasks:
         """The outcomes of tasks that ended; jobs that were lost start again."""
         ended: list[Any] = []
         if self._running:
-            every = len(self._running)
-            ended, _ = self._ray.wait(list(self._running), num_returns=every, timeout=_POLL)
+            ended = wait(self._ray, list(self._running), _POLL)
         else:
             time.sleep(_POLL)
         lost: list[Job] = []
@@ -149,6 +152,10 @@ class _Tasks:
             *(errors.LocalRayletDiedError, errors.ObjectLostError),
         ):
             return None
+        except errors.TaskCancelledError:  # see _pass_on
+            run = RunFolder(job.folder)
+            status = run.status if run.exists else "waiting"
+            return Outcome(job.name, "finished" if status == "finished" else "interrupted")
         except errors.RayError as error:
             told = f"{type(error).__name__}: {last_line(error)}; see {job.log.name}"
             return Outcome(job.name, "failed", told)
@@ -157,6 +164,22 @@ class _Tasks:
         if outcome.status == "interrupted":
             return None  # its machine was told to stop
         return dataclasses.replace(outcome, signum=None)  # which is none to the sweep
+
+    # ------------------------------------------------------------------ stopping
+
+    def _pass_on(self) -> None:
+        """Ask the jobs on other machines to stop, as a signal does; it reaches those of this one.
+
+        Ray raises SIGINT in their processes, and they end with a checkpoint.
+        """
+        self._passed_on, count = True, 0
+        for handle, job in self._running.items():
+            owner = read_owner(job.folder)
+            if owner is not None and owner.host != platform.node():
+                self._ray.cancel(handle, force=False)
+                count += 1
+        if count:
+            self._notices.append(f"likewise jobs on other machines: {count}")
 
     # ------------------------------------------------------------------ owners, machines
 
