@@ -35,9 +35,9 @@ class RewardError(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """A rollout worker of ``collector=ray`` cannot be started, or died repeatedly.
+    """A rollout worker of ``collector=ray`` cannot be started, died repeatedly, or has no CPUs.
 
-    The run stops with exit code 1 and keeps its last good checkpoint.
+    The run stops with exit code 1 and a checkpoint of its last iteration.
     """
 
 
@@ -100,6 +100,11 @@ def with_line(error: BaseException) -> str:
 def _of_python(file: Path) -> bool:
     """Whether a file is klrl's or the standard library's."""
     return file.is_relative_to(_KLRL) or file.is_relative_to(Path(traceback.__file__).parent)
+
+
+def last_line(error: BaseException | None) -> str:
+    """The last line of an error's text, its type if that is empty; Ray begins with a traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def first_line(error: BaseException) -> str:

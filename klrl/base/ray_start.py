@@ -1,13 +1,20 @@
-"""Starts Ray on loopback, or joins a cluster by its address. Needs the extra ``klrl[ray]``."""
+"""Starts Ray on loopback, or joins a cluster by its address, and counts what it has room for.
+
+Needs the extra ``klrl[ray]``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from klrl.base.errors import ConfigError, WorkerError, last_line
 
 
 def start_ray(address: str | None = None, **options: Any) -> Any:
@@ -48,6 +55,129 @@ def start_ray(address: str | None = None, **options: Any) -> Any:
             stacklevel=2,
         )
     return ray
+
+
+def check_address(address: str | None, setting: str) -> None:
+    """Refuse a cluster that does not answer.
+
+    Args:
+        address: None, empty or ``auto``: nothing is asked.
+        setting: where it was given, for the message.
+
+    Raises:
+        ConfigError: the address is malformed or nothing answers there.
+    """
+    if address in (None, "", "auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdigit():
+        raise ConfigError(
+            f"{setting}={address}: give HOST:PORT as ray start --head prints it, or unset it"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{setting}={address}: no Ray cluster answers there ({error}); "
+            "run ray start --head on that machine, or unset it"
+        ) from error
+
+
+@contextmanager
+def quiet_ray(setting: str, address: str | None = None, **options: Any) -> Iterator[Any]:
+    """Ray, started or joined as by :func:`start_ray`, without a word of its own; left at the end.
+
+    Ray prints a paragraph about each process or machine that dies, and has no setting against that;
+    klrl tells what was lost.
+
+    Args:
+        setting: that chose Ray, for the message.
+        address: of a cluster.
+        **options: more arguments of ``ray.init``.
+
+    Raises:
+        WorkerError: Ray does not start, or the cluster cannot be joined.
+    """
+    # The first error of several processes is raised; Ray would print those of the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    import ray
+    import ray._private.worker as worker
+
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        try:
+            start_ray(address, log_to_driver=False, logging_level="CRITICAL", **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise WorkerError(f"{setting}: Ray does not start: {last_line(error)}") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+    finally:
+        worker.print_to_stdstream = before
+
+
+def wait(ray: Any, handles: list[Any], timeout: float) -> list[Any]:
+    """Those of some results that are there after at most so many seconds, or when all are.
+
+    Ray wraps what a signal's handler raises while it waits; here it is raised as it was.
+    """
+    try:
+        ready: list[Any] = ray.wait(handles, num_returns=len(handles), timeout=timeout)[0]
+    except SystemError as error:
+        raise error.__cause__ or error from None
+    return ready
+
+
+def machines(ray: Any) -> int:
+    """How many machines of a cluster are alive, as far as Ray knows.
+
+    It takes Ray ten seconds or more to know that a machine is gone.
+    """
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def room(ray: Any, cpus: float, gpus: float = 0) -> int:
+    """How many processes the living machines of a cluster can hold together, busy or not.
+
+    Args:
+        ray: started or joined.
+        cpus: that Ray sets aside for each, on one machine.
+        gpus: likewise.
+    """
+    return sum(
+        min(
+            int(node["Resources"].get(kind, 0) / each + 1e-9)
+            for kind, each in (("CPU", cpus), ("GPU", gpus))
+            if each
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+
+
+class Shortage:
+    """Tells that processes find no CPUs, and when that has lasted too long.
+
+    Args:
+        limit: seconds that it may last.
+        say: takes a line when it begins.
+    """
+
+    def __init__(self, limit: float, say: Callable[[str], object]) -> None:
+        self._limit, self._say = limit, say
+        self._since: float | None = None
+
+    def lasts(self, missing: str | None) -> bool:
+        """Take what is missing now, None for nothing; whether it has been so for too long."""
+        if missing is None:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = time.monotonic()
+            self._say(f"{missing}: waiting {self._limit:g} s for machines that join it")
+        return time.monotonic() - self._since >= self._limit
 
 
 @contextmanager

@@ -165,6 +165,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "ray": Choice(
             schemas.RayCollectorConfig,
             _control("klrl.control.ray_rollout:ray_rollout"),
+            free=("cpus_timeout",),
             package="ray",
             remedy="pip install 'klrl[ray]', or choose collector=vector",
         ),
@@ -205,7 +206,7 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
         "local": _sweep(sweep.LauncherConfig, "klrl.sweep.launchers:local"),
         "joblib": _sweep(sweep.JoblibConfig, "klrl.sweep.launchers:joblib", "joblib"),
         "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.queue:submitit", "submitit"),
-        "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.launchers:ray", "ray"),
+        "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.cluster:ray", "ray"),
     },
     # (sweep, config, launcher, overrides, args) -> exit code
     "search": {

@@ -125,6 +125,7 @@ class RayCollectorConfig(CollectorConfig):
 
     workers: int = number(ge=1)
     cpus_per_worker: int = number(ge=1)
+    cpus_timeout: float = added(number(ge=0), 60.0)
 
     elsewhere: ClassVar[bool] = True
 

@@ -66,6 +66,7 @@ class RayLauncherConfig(LauncherConfig):
     cpus: Optional[int] = number(ge=1)  # noqa: UP045
     cpus_per_job: float = number(gt=0)
     gpus_per_job: float = number(ge=0)
+    cpus_timeout: float = number(ge=0)
 
     @property
     def on_this_machine(self) -> bool:

@@ -133,7 +133,10 @@ class Images(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Features of every image."""
         leading = pixels.shape[:-1]
-        return self.cnn(images_of(self.entry, pixels, self.scale)).reshape(*leading, -1)
+        images = images_of(self.entry, pixels, self.scale)
+        if torch.is_grad_enabled():  # oneDNN's backward is a third quicker so, its forward is not
+            images = images.contiguous(memory_format=torch.channels_last)
+        return self.cnn(images).reshape(*leading, -1)
 
     def extra_repr(self) -> str:
         """The scale, which a compiled step is built with."""

@@ -6,13 +6,13 @@ import difflib
 import importlib
 import math
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.ray_start import check_address
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
     CONTROL,
@@ -380,18 +380,4 @@ def check_ray_address() -> None:
     Raises:
         ConfigError: the address is malformed or nothing answers there.
     """
-    address = os.environ.get("RAY_ADDRESS", "")
-    if address in ("", "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if "/" in address or not host or not port.isdigit():
-        raise ConfigError(
-            f"RAY_ADDRESS={address}: give HOST:PORT as ray start --head prints it, or unset it"
-        )
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"RAY_ADDRESS={address}: no Ray cluster answers there ({error}); "
-            "run ray start --head on that machine, or unset it"
-        ) from error
+    check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")

@@ -17,20 +17,20 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
-import ray._private.worker
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import TransformedEnv
 
-from klrl.base.errors import WorkerError
-from klrl.base.ray_start import start_ray
+from klrl.base.errors import WorkerError, last_line
+from klrl.base.ray_start import Shortage, machines, quiet_ray, room, wait
 from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
@@ -42,6 +42,8 @@ Arrays = dict[Any, np.ndarray]
 
 #: How often a worker is tried within one rollout before the run gives up.
 ATTEMPTS = 3
+#: Seconds without a worker's part after which the machines are counted, again and again.
+_LOOK = 2.0
 IDS = ("collector", "traj_ids")
 
 
@@ -84,8 +86,11 @@ class RayRollout:
     ) -> None:
         self._config, self._env, self._agent = config, env, agent
         self._device, self._seed, self._say = device, seed, say
-        self._cluster = Cluster(config.workers * config.cpus_per_worker)
+        self._cluster = Cluster(config.workers, config.cpus_per_worker)
         self._ray = self._cluster.ray
+        self._shortage = Shortage(config.cpus_timeout, say)
+        #: Those alive when a worker was lost the last time.
+        self._machines = machines(self._ray)
         self._replacements = [0] * config.workers
         #: Per worker, the start of its trajectory ids; moves when the worker is replaced.
         self._first_id = [0] * config.workers
@@ -99,7 +104,8 @@ class RayRollout:
 
         Raises:
             NonFiniteError: a step returned NaN or infinity.
-            WorkerError: a worker died again and again.
+            WorkerError: a worker died again and again, or the cluster has too few CPUs for too
+                long.
         """
         weights = self._ray.put(weights_of(self._agent))
         requests = [self._request(worker, weights) for worker in range(self._config.workers)]
@@ -167,23 +173,39 @@ class RayRollout:
 
     def _part_of(self, worker: int, request: Any, weights: Any) -> Arrays:
         """The part that a worker, or its replacement, plays."""
-        errors = self._ray.exceptions
-        lost: Exception | None = None
-        for _ in range(ATTEMPTS):
-            if lost is not None:
-                self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
-                self._replace(worker)
-                request = self._request(worker, weights)
+        errors, losses = self._ray.exceptions, 0
+        while True:
             try:
-                return self._number(worker, self._ray.get(request))
+                return self._number(worker, self._answer(request))
             except (errors.RayActorError, errors.ObjectLostError) as error:
-                lost = error
+                lost: Exception = error
             except errors.RayTaskError as error:
                 raise error.cause from error
-        raise WorkerError(
-            f"collector=ray: worker {worker} was lost {ATTEMPTS} times in one rollout; "
-            f"the last time: {last_line(lost)}"
-        )
+            # Ray places workers on a machine that is gone until it knows; those never ran.
+            before, self._machines = self._machines, machines(self._ray)
+            counts = losses == 0 or self._machines >= before
+            losses += counts
+            if losses == ATTEMPTS:
+                raise WorkerError(
+                    f"collector=ray: worker {worker} was lost {ATTEMPTS} times in one rollout; "
+                    f"the last time: {last_line(lost)}"
+                )
+            if counts:
+                self._say(f"worker {worker} is lost: a new one plays its part of this rollout")
+            self._replace(worker)
+            request = self._request(worker, weights)
+
+    def _answer(self, request: Any) -> Arrays:
+        """Wait for a part; for CPUs that the cluster has lost, not without end."""
+        while not wait(self._ray, [request], _LOOK):
+            missing = self._cluster.missing()
+            if self._shortage.lasts(missing):
+                raise WorkerError(
+                    f"collector=ray: {missing}, after {self._config.cpus_timeout:g} s of waiting; "
+                    "resume=RUN goes on when they are back, or on another cluster"
+                )
+        answer: Arrays = self._ray.get(request)
+        return answer
 
     def _number(self, worker: int, part: Arrays) -> Arrays:
         """Make trajectory ids unique among the workers and their replacements."""
@@ -286,48 +308,41 @@ class Cluster:
     """Ray, started on loopback or joined at ``RAY_ADDRESS``, unless it runs already.
 
     Args:
-        cpus: that the workers request. A Ray started here declares that many, whatever the machine
-            has: workers would wait forever for CPUs that Ray does not have.
+        workers: that are to run in it.
+        cpus: that each requests, on one machine. A Ray started here declares that many for all,
+            whatever the machine has: workers would wait forever for CPUs that Ray does not have.
 
     Raises:
         WorkerError: Ray does not start, or the cluster has fewer CPUs.
     """
 
-    def __init__(self, cpus: int) -> None:
+    def __init__(self, workers: int, cpus: int) -> None:
         self.ray = ray
-        # The learner raises the first worker's error; Ray would print those of the others.
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-        self._entered = not ray.is_initialized()
-        self._print = ray._private.worker.print_to_stdstream
-        if self._entered:
-            self._enter(cpus)
-        available = ray.cluster_resources().get("CPU", 0)
-        if available < cpus:
+        self._workers, self._cpus = workers, cpus
+        self._entered = ExitStack()
+        if not ray.is_initialized():
+            options: dict[str, Any] = {}
+            if "RAY_ADDRESS" not in os.environ:
+                options["num_cpus"] = workers * cpus
+            self._entered.enter_context(quiet_ray("collector=ray", **options))
+        if (missing := self.missing()) is not None:
             self.leave()
             raise WorkerError(
-                f"collector=ray: the workers ask for {cpus} CPUs, the Ray cluster has "
-                f"{available:g}; lower collector.workers or collector.cpus_per_worker, or add "
-                "machines"
+                f"collector=ray: {missing}; lower collector.workers or collector.cpus_per_worker, "
+                "or add machines"
             )
+
+    def missing(self) -> str | None:
+        """What the living machines lack for all workers; None: nothing, though others may hold it.
+
+        A machine has room for whole workers only.
+        """
+        lacking = self._workers - room(self.ray, self._cpus)
+        if lacking <= 0:
+            return None
+        asked, lost = self._workers * self._cpus, lacking * self._cpus
+        return f"the Ray cluster lacks {lost} of the {asked} CPUs that the workers ask for"
 
     def leave(self) -> None:
         """Stop or leave Ray if it was started or joined here."""
-        if self._entered:
-            ray.shutdown()
-            ray._private.worker.print_to_stdstream = self._print
-
-    def _enter(self, cpus: int) -> None:
-        # Ray prints a paragraph about each process that dies, and has no setting against that.
-        ray._private.worker.print_to_stdstream = lambda *_, **__: None
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
-        if "RAY_ADDRESS" not in os.environ:
-            options["num_cpus"] = cpus
-        try:
-            start_ray(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise WorkerError(f"collector=ray: Ray does not start: {last_line(error)}") from error
-
-
-def last_line(error: BaseException | None) -> str:
-    """The last line of an error's message; Ray's messages begin with a traceback."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        self._entered.close()

@@ -23,7 +23,10 @@ from klrl.runs.folder import settings_text
 
 #: Settings that a resume may change; all others define the run. Micro-batches share out memory:
 #: whoever ran out of it goes on with more of them.
-CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
+CHANGEABLE = (
+    *("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch"),
+    "collector.cpus_timeout",
+)
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:

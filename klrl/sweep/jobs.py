@@ -14,6 +14,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity, settings_hash
 from klrl.config.overrides import job_name
+from klrl.domains import domain_of
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
 from klrl.runs.resume import stored_config
 from klrl.sweep.sweep_file import SweepFile
@@ -77,6 +78,17 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """What the user is told while jobs run.
+
+    Attributes:
+        line: it.
+    """
+
+    line: str
+
+
+@dataclass(frozen=True)
 class Queued:
     """Jobs are in SLURM's queue.
 
@@ -106,6 +118,41 @@ class JobStatus:
     def open(self) -> list[Job]:
         """The jobs to run now, those that were begun first."""
         return [*self.queued, *self.begun, *self.new]
+
+
+#: Starts in a row without a checkpoint beyond the last one that end a job.
+IDLE_STARTS = 3
+
+
+def done(job: Job) -> str:
+    """How far a job's last checkpoint is: ``6,400 frames``."""
+    return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
+
+
+def in_vain(job: Job, starts: Sequence[int]) -> int:
+    """How many of a job's last starts went on from the checkpoint that is the last one still.
+
+    Args:
+        job: the job, which was stopped.
+        starts: frames (samples) of the checkpoint that each start went on from.
+    """
+    frames = RunFolder(job.folder).checkpointed
+    return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
+
+
+def stuck(job: Job, starts: Sequence[int]) -> str | None:
+    """Why a job that was stopped by no fault of its own is not to start again; None: it is.
+
+    It is started again without end while its checkpoints advance.
+
+    Args:
+        job: the job.
+        starts: see :func:`in_vain`.
+    """
+    count = in_vain(job, starts)
+    if count < IDLE_STARTS:
+        return None
+    return f"it was stopped {count} times in a row before a checkpoint beyond {done(job)}"
 
 
 def recorded_identity(run: RunFolder) -> Identity:

@@ -1,28 +1,25 @@
 """Where the jobs of a sweep run. To add a launcher: a function here, its line in the registry.
 
-A launcher takes jobs and yields each one's outcome as it ends; one with a queue also that jobs are
-in it. The generator is closed early when a second signal stops the sweep. ``launcher=submitit`` is
-in ``queue.py``.
+A launcher takes jobs and yields each one's outcome as it ends, and what the user is told meanwhile;
+one with a queue also that jobs are in it. The generator is closed early when a second signal stops
+the sweep. ``launcher=submitit`` is in ``queue.py``, ``launcher=ray`` in ``cluster.py``.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from klrl.config import SWEEP, JoblibConfig, LauncherConfig, RayLauncherConfig, factory
-from klrl.sweep.jobs import Job, Outcome, Queued
+from klrl.config import SWEEP, JoblibConfig, LauncherConfig, factory
+from klrl.sweep.jobs import Job, Notice, Outcome, Queued
 from klrl.sweep.worker import run_job, run_logged
 
-#: Seconds between polls of jobs in other processes.
-_POLL = 0.2
 
-
-def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome | Queued]:
+def launch(
+    config: LauncherConfig, jobs: Sequence[Job], folder: Path
+) -> Iterator[Outcome | Queued | Notice]:
     """Run jobs with the chosen launcher.
 
     Args:
@@ -85,30 +82,3 @@ def _died(job: Job) -> Outcome:
     return Outcome(
         job.name, "failed", f"its process died (killed, or out of memory?); see {job.log.name}"
     )
-
-
-def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
-    """``launcher=ray``: on a cluster (its address, or ``RAY_ADDRESS``), else on this machine."""
-    from klrl.base.ray_start import start_ray
-
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if not config.address and "RAY_ADDRESS" not in os.environ:
-        options["num_cpus"] = config.cpus
-    started = start_ray(config.address, **options)
-    task = started.remote(run_logged).options(
-        num_cpus=config.cpus_per_job, num_gpus=config.gpus_per_job, max_retries=1
-    )
-    running = {task.remote(job): job for job in jobs}
-    try:
-        while running:
-            ended, _ = started.wait(list(running), num_returns=1, timeout=_POLL)
-            for handle in ended:
-                job = running.pop(handle)
-                try:
-                    yield started.get(handle)
-                except started.exceptions.RayError as error:
-                    yield Outcome(job.name, "failed", f"{type(error).__name__}: see {job.log.name}")
-    finally:
-        for handle in running:
-            started.cancel(handle, force=True)
-        started.shutdown()  # of a cluster: leaves it

@@ -25,10 +25,9 @@ from klrl.base.errors import ConfigError, Interrupted, in_one_line
 from klrl.base.files import replace_file
 from klrl.base.interrupt import WARNINGS, stop_signals
 from klrl.config import LauncherConfig, SubmititConfig
-from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
-from klrl.sweep.jobs import Job, Outcome, Queued
+from klrl.sweep.jobs import Job, Outcome, Queued, done, in_vain, stuck
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -36,8 +35,6 @@ from klrl.sweep.worker import STOP_FILE, run_logged
 SUBMISSIONS = ".submitit"
 #: Seconds between looks for outcomes, and between questions to SLURM: it serves many.
 _POLL, _ASK, _ASK_STOPPING = 0.5, 10.0, 1.0
-#: Starts in a row without a checkpoint beyond the last one that end a job.
-_IDLE_STARTS = 3
 
 
 def uses_slurm(config: LauncherConfig) -> bool:
@@ -197,7 +194,7 @@ class _Queue:
             if queue not in states and queue in self._gone:  # its outcome may come a little later
                 yield from self._left(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":
-                yield Queued({job.name: queue}, f"in the queue again, at {_done(job)}")
+                yield Queued({job.name: queue}, f"in the queue again, at {done(job)}")
         self._gone = self._waiting.keys() - states.keys()
         self._states = states
 
@@ -209,7 +206,7 @@ class _Queue:
                 error = idle(self._submissions, queue, job, state == "TIMEOUT")
                 error = error or slurm.requeue(queue)
                 if error is None:
-                    again = f"ended by SLURM ({state}), in the queue again, at {_done(job)}"
+                    again = f"ended by SLURM ({state}), in the queue again, at {done(job)}"
                     yield Queued({job.name: queue}, again)
                     return
                 outcome = Outcome(job.name, "interrupted", error)
@@ -264,10 +261,6 @@ def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int 
     executor = AutoExecutor(folder=folder / SUBMISSIONS, cluster=cluster)
     executor.update_parameters(**{key: value for key, value in given.items() if value is not None})
     return executor
-
-
-def _done(job: Job) -> str:
-    return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
 
 
 def submissions(folder: Path) -> Path:
@@ -367,7 +360,7 @@ class InQueue:
             return dataclasses.replace(outcome, error=error, signum=None)
         with job.log.open("a", encoding="utf-8") as log:
             name = signal.Signals(outcome.signum or 0).name
-            log.write(f"in the queue again after {name}, at {_done(job)}\n")
+            log.write(f"in the queue again after {name}, at {done(job)}\n")
         sys.exit(255 if on_slurm else _again_here())
 
 
@@ -426,14 +419,10 @@ def idle(folder: Path, queue: str, job: Job, at_limit: bool) -> str | None:
         job: the job.
         at_limit: by its time limit: another start would end as this one did.
     """
-    frames = RunFolder(job.folder).checkpointed
     starts = _starts(folder, queue)
-    in_vain = next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
-    if at_limit and in_vain:
+    if at_limit and in_vain(job, starts):
         return (
-            f"its time limit came before a checkpoint beyond {_done(job)}; give a larger "
+            f"its time limit came before a checkpoint beyond {done(job)}; give a larger "
             "launcher.timeout_min"
         )
-    if in_vain >= _IDLE_STARTS:
-        return f"it was stopped {in_vain} times in a row before a checkpoint beyond {_done(job)}"
-    return None
+    return stuck(job, starts)

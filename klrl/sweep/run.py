@@ -6,12 +6,12 @@ import argparse
 import fcntl
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from klrl.base.errors import ConfigError, Interrupted
+from klrl.base.errors import ConfigError, Interrupted, WorkerError
 from klrl.base.imports import collection_paused
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
@@ -19,7 +19,8 @@ from klrl.config.overrides import SweepOverrides, expand, job_name, split_overri
 from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import Job, JobStatus, Outcome, Queued, make_jobs, status_of
+from klrl.sweep.cluster import check_cluster
+from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
@@ -152,6 +153,7 @@ def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
     sweep = split_overrides(overrides)
     launcher, search = sweep_settings(sweep.own, args)
     check_queue(launcher)
+    check_cluster(launcher)
     return factory("search", search, SWEEP)(sweep, search, launcher, overrides, args)
 
 
@@ -211,6 +213,7 @@ def run_jobs(
     Raises:
         ConfigError: the launcher's queue refuses them, or does not answer.
         Interrupted: a signal came.
+        WorkerError: the launcher's cluster cannot be joined, or has no machine left.
     """
     jobs, settled = settle(folder, jobs, ledger.before, launcher)
     status = status_of(jobs)
@@ -223,24 +226,23 @@ def run_jobs(
     if launcher.name != "local":  # in processes of their own
         by_queue = uses_slurm(launcher)
         with passed_on(folder, lambda: list(todo.values()), by_queue) as signals:
-            for outcome in launch(launcher, status.open, folder):
-                if isinstance(outcome, Queued):
-                    _take_queued(ledger, outcome)
-                    continue
-                outcomes.append(outcome)
-                ledger.take(outcome)
-                ledger.write()
-                if outcome.status != "waiting":
-                    line = ended_line(outcome, todo[outcome.name], len(outcomes), len(todo))
-                    print(line, flush=True)
+            try:
+                _side_by_side(launcher, todo, folder, ledger, outcomes)
+            except WorkerError:
+                _print_stopped(folder, ledger)
+                raise
         signum = signals[0] if signals else _signum(outcomes)
     else:
         signum = _one_by_one(launcher, status.open, folder, ledger, outcomes)
     if signum is not None:
-        print(ledger.table())
-        print(f"stopped: {ledger.counts()}; sweep folder: {folder}", flush=True)
+        _print_stopped(folder, ledger)
         raise Interrupted(signum)
     return outcomes
+
+
+def _print_stopped(folder: Path, ledger: Ledger) -> None:
+    print(ledger.table())
+    print(f"stopped: {ledger.counts()}; sweep folder: {folder}", flush=True)
 
 
 def _take_queued(ledger: Ledger, queued: Queued) -> None:
@@ -256,6 +258,29 @@ def _print_some(lines: Sequence[str], most: int = 5) -> None:
     shown = [*lines[:most], *([f"... and {len(lines) - most} more"] if len(lines) > most else [])]
     for line in shown:
         print(line, flush=True)
+
+
+def _side_by_side(
+    launcher: LauncherConfig,
+    todo: Mapping[str, Job],
+    folder: Path,
+    ledger: Ledger,
+    outcomes: list[Outcome],
+) -> None:
+    """Run jobs in processes of their own, and tell of each that ends."""
+    for outcome in launch(launcher, list(todo.values()), folder):
+        if isinstance(outcome, Notice):
+            print(outcome.line, flush=True)
+            continue
+        if isinstance(outcome, Queued):
+            _take_queued(ledger, outcome)
+            continue
+        outcomes.append(outcome)
+        ledger.take(outcome)
+        ledger.write()
+        if outcome.status != "waiting":
+            line = ended_line(outcome, todo[outcome.name], len(outcomes), len(todo))
+            print(line, flush=True)
 
 
 def _one_by_one(

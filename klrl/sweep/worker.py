@@ -97,10 +97,12 @@ def _run(job: Job) -> int | None:
 def own_process_group() -> None:
     """Keep a terminal's Ctrl-C from this process: the sweep receives it and passes it on once.
 
-    A second signal would stop the run without its checkpoint.
+    A second signal would stop the run without its checkpoint. Ray blocks SIGINT in its processes;
+    what the sweep passes on is to arrive.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextmanager

@@ -212,8 +212,10 @@ def test_a_workers_error_keeps_its_type_and_a_mortal_one_ends_in_one_line(
 
 
 def test_more_cpus_than_the_cluster_has_are_refused() -> None:
-    with pytest.raises(WorkerError, match="ask for 5 CPUs, the Ray cluster has 4; lower"):
-        Cluster(cpus=5)
+    with pytest.raises(WorkerError, match="lacks 1 of the 5 CPUs that .*; lower"):
+        Cluster(workers=5, cpus=1)
+    with pytest.raises(WorkerError, match="lacks 3 of the 6 CPUs that .*; lower"):
+        Cluster(workers=2, cpus=3)  # a machine of 4 has room for one of them
     assert start_ray().is_initialized(), "not started there, so not stopped"
 
 

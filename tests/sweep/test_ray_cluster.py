@@ -1,0 +1,447 @@
+"""``launcher=ray`` and ``collector=ray`` on a cluster of several machines that dies piece by piece.
+
+The machines are ``ray.cluster_utils.Cluster``'s: raylets of one machine, on loopback. klrl is a
+user's command beside them. ``make test-ray`` runs this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from klrl.runs.folder import RunFolder
+from klrl.runs.owner import read_owner
+from tests.conftest import QUICK
+from tests.control.test_ray_run import LOOPBACK, listening
+from tests.runs.commands import rows_of, timeless
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(400)]
+
+EAGER = (*QUICK, "learner.compile=false")
+#: What Ray says of itself; a page of it begins with one of these words.
+RAYS_WORDS = re.compile(r"raylet|ray\.|ray::|\(pid=|node_id|Node ID|Traceback|WARNING|core_worker")
+
+
+class Machines:
+    """A cluster with a head that has no CPUs for others."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.address: str = cluster.address
+
+    def add(self, cpus: int = 1) -> Any:
+        """Another machine; what it runs has this process's environment."""
+        return self.cluster.add_node(num_cpus=cpus, **ON_LOOPBACK)
+
+    def kill(self, node: Any, but: int | None = None) -> None:
+        """As a power cut: the raylet and all that it started, one process excepted."""
+        processes = [process for process in self.processes(node) if process.pid != but]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, 20)
+        self.cluster.worker_nodes.discard(node)
+
+    def processes(self, node: Any) -> list[psutil.Process]:
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        return [raylet, *raylet.children(recursive=True)]
+
+    def of(self, pid: int) -> Any:
+        """The machine on which a process runs."""
+        (found,) = (
+            node
+            for node in self.cluster.worker_nodes
+            if pid in {process.pid for process in self.processes(node)}
+        )
+        return found
+
+
+ON_LOOPBACK = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
+
+
+@pytest.fixture
+def machines(monkeypatch) -> Iterator[Machines]:
+    from klrl.base.ray_start import _keep_to_loopback
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    _keep_to_loopback()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **ON_LOOPBACK})
+    try:
+        yield Machines(cluster)
+    finally:
+        cluster.shutdown()
+
+
+class Command:
+    """klrl as a user starts it, its output and its errors in two files."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self._files = [Path(f"told-{time.monotonic_ns()}-{name}") for name in ("out", "err")]
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "klrl", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **environment},
+            )
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text(encoding="utf-8")
+
+    @property
+    def err(self) -> str:
+        return self._files[1].read_text(encoding="utf-8")
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            late = time.monotonic() > deadline or self.process.poll() is not None
+            assert not late, self.out + self.err
+            time.sleep(0.05)
+
+    def ends(self, code: int) -> str:
+        """What it said, once it has ended; nothing of it is Ray's."""
+        assert self.process.wait(200) == code, self.out + self.err
+        print(self.out, self.err, sep="")
+        assert not RAYS_WORDS.search(self.out + self.err)
+        return self.out
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Command]]:
+    commands: list[Command] = []
+
+    def started(*words: str, **environment: str) -> Command:
+        commands.append(Command(*words, **environment))
+        return commands[-1]
+
+    yield started
+    for command in commands:
+        command.stop()
+
+
+def runs(folder: str) -> dict[str, RunFolder]:
+    return {p.parent.name: RunFolder(p.parent) for p in Path(folder).glob("*/manifest.json")}
+
+
+def frames_of(run: Path) -> list[int]:
+    return [row["frames"] for row in rows_of(run)] if (run / "metrics.jsonl").exists() else []
+
+
+def statuses(folder: str) -> dict[str, str]:
+    told = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    return {job["name"]: job["status"] for job in told}
+
+
+LOST = r"^lost with .*: (\S+) \(at ([\d,]+) frames\)$"
+
+
+def resumed_at(name: str) -> list[int]:
+    log = Path("outputs/a", name, "log.txt")
+    said = log.read_text(encoding="utf-8") if log.exists() else ""
+    return [int(n.replace(",", "")) for n in re.findall(r"resumed at ([\d,]+) frames", said)]
+
+
+def bits_are_equal(a: Path | str, b: Path | str) -> None:
+    words = [sys.executable, "-m", "klrl", "diff", str(a), str(b), "--bits"]
+    said = subprocess.run(words, capture_output=True, text=True, check=False)
+    print(said.stdout, end="")
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert said.stdout.startswith("equal to the bit")
+
+
+# ------------------------------------------------------------------------------- launcher=ray
+
+
+def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
+    machines: Machines, start
+) -> None:
+    """One of two machines dies, and another comes; then all die; one comes when all has ended."""
+    here = [machines.add(), machines.add()]
+    grid = (*EAGER, "seed=0,1,2", "frames=25600", "checkpoint.every=20")
+    on_ray = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus_timeout=5")
+    command = start("-m", "sweep=a", *grid, *on_ray)
+
+    def running() -> list[str]:
+        found = runs("outputs/a").items()
+        return [name for name, run in found if run.status == "running" and run.checkpointed]
+
+    command.wait_for(lambda: len(running()) == 2)
+    ports = {process.pid for node in here for process in machines.processes(node)}
+    assert listening(ports | {command.process.pid}) <= LOOPBACK
+    first = running()[0]
+    machines.kill(machines.of(int(runs("outputs/a")[first].manifest["pid"])))
+    command.wait_for(lambda: "lost with" in command.out)
+    ((name, frames),) = re.findall(LOST, command.out, re.M)
+    assert name == first, "its neighbour on the other machine trains on"
+    assert int(frames.replace(",", "")) > 0
+    machines.add()
+    command.wait_for(lambda: resumed_at(first))
+    assert resumed_at(first) == [int(frames.replace(",", ""))]
+
+    for node in list(machines.cluster.worker_nodes):
+        machines.kill(node)
+    said = command.ends(1)
+    missing = "no machine of the Ray cluster has launcher.cpus_per_job=1"
+    assert said.count(f"{missing}: waiting 5 s for machines that join it\n") == 1
+    assert command.err == (
+        f"klrl: failed: launcher=ray: {missing}, after 5 s of waiting; started again when one has, "
+        "the sweep goes on\n"
+    )
+    # Between two machines a job may have begun beside the first ones, or ended.
+    assert set(statuses("outputs/a").values()) <= {"interrupted", "waiting", "finished"}
+    left = {name: run.checkpointed for name, run in runs("outputs/a").items()}
+
+    machines.add()
+    again = start("-m", "sweep=a", *grid, *on_ray)
+    again.ends(0)
+    assert again.err == ""
+    start("-m", "sweep=b", *grid).ends(0)
+    for seed in range(3):
+        run = Path(f"outputs/a/seed={seed}")
+        assert frames_of(run) == list(range(64, 25601, 64)), "no iteration is lost, none is twice"
+        bits_are_equal(run, f"outputs/b/seed={seed}")
+        on = [frames for frames in resumed_at(run.name) if frames]
+        assert left.get(run.name, 0) in (0, 25600, *on), "from its checkpoint, not from 0"
+
+
+def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_they_do_not(
+    machines: Machines, start
+) -> None:
+    """Each is killed three times, one with a new checkpoint between."""
+    machines.add(2)
+    words = (*EAGER, "frames=1e6", "checkpoint.every=20,1000000")
+    address = f"launcher.address={machines.address}"
+    command = start("-m", "sweep=a", *words, "launcher=ray", address)
+    advances, stays = (Path("outputs/a", f"checkpoint.every={n}") for n in (20, 1000000))
+    killed: set[int] = set()
+
+    def kill(folder: Path, beyond: int) -> int:
+        """The process of a job, once it has a checkpoint beyond some frames; those it had."""
+
+        def trains() -> bool:
+            run, owner = RunFolder(folder), read_owner(folder)
+            if not run.exists or owner is None or owner.pid in killed:
+                return False
+            return run.manifest["pid"] == owner.pid and run.checkpointed > beyond
+
+        command.wait_for(trains)
+        told, owner = command.out.count(f": {folder.name} (at"), read_owner(folder)
+        assert owner is not None
+        os.kill(owner.pid, signal.SIGKILL)
+        killed.add(owner.pid)
+        ends = f" {folder.name} (at", f"{folder.name}: failed"
+        command.wait_for(lambda: sum(map(command.out.count, ends)) > told)
+        return RunFolder(folder).checkpointed
+
+    reached = [0]
+    for _ in range(3):
+        reached.append(kill(advances, reached[-1]))
+    for _ in range(3):
+        assert kill(stays, -1) == 0
+    command.wait_for(lambda: "failed" in command.out)
+    (failed,) = re.findall(r"^\[1/2\] .*", command.out, re.M)
+    assert failed == (
+        "[1/2] checkpoint.every=1000000: failed: it was stopped 3 times in a row before a "
+        "checkpoint beyond 0 frames; see log.txt"
+    )
+    command.wait_for(lambda: resumed_at(advances.name) == reached[1:])
+    command.process.send_signal(signal.SIGINT)
+    command.ends(130)
+    assert statuses("outputs/a") == {advances.name: "interrupted", stays.name: "failed"}
+
+
+SILENT = 12
+#: Of every Python process: a machine's name, and after how long owners are known to be dead.
+SITE = """
+import os, platform
+from klrl.runs import owner
+owner.BEAT, owner.SILENT = 2, int(os.environ["KLRL_TEST_SILENT"])
+if "KLRL_TEST_HOST" in os.environ:
+    platform.node = lambda: os.environ["KLRL_TEST_HOST"]
+"""
+
+
+def elsewhere(machines: Machines, monkeypatch, tmp_path) -> Any:
+    """A machine of another name."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
+    monkeypatch.setenv("KLRL_TEST_SILENT", str(SILENT))
+    with monkeypatch.context() as there:
+        there.setenv("KLRL_TEST_HOST", "elsewhere")
+        return machines.add()
+
+
+def test_a_lost_job_does_not_start_elsewhere_while_its_old_process_may_live(
+    machines: Machines, start, monkeypatch, tmp_path
+) -> None:
+    """Its machine is cut off, where it goes on for a while as far as its folder tells."""
+    cut_off = elsewhere(machines, monkeypatch, tmp_path)
+    words = (*EAGER, "seed=0", "frames=64000", "checkpoint.every=20")
+    on_ray = ("launcher=ray", f"launcher.address={machines.address}")
+    command = start("-m", "sweep=a", *words, *on_ray)
+    run = RunFolder(Path("outputs/a/job"))
+    command.wait_for(lambda: run.exists and run.checkpointed)
+    machines.add()
+    machines.kill(cut_off)
+    owner, written = read_owner(run.path), run.metrics.read_bytes()
+    assert owner is not None
+    assert owner.host == "elsewhere"
+    waits = rf"^job: waits until process {owner.pid} \(on elsewhere, .*\) is known to be dead$"
+
+    def lives() -> None:
+        file = os.open(run.path / "owner.json", os.O_WRONLY)
+        now = json.dumps({**dataclasses.asdict(owner), "heartbeat": int(time.time())})
+        os.pwrite(file, now.encode(), 0)
+        os.close(file)
+
+    command.wait_for(lambda: lives() or re.search(waits, command.out, re.M))
+    for _ in range(SILENT + 3):
+        lives()
+        time.sleep(1)
+    assert run.metrics.read_bytes() == written
+    said = command.ends(0)
+    assert said.count("lost with their processes or machines, to go on: job (at ") == 1
+    assert said.count("waits until") == 1
+    log = Path("outputs/a/job/log.txt").read_text(encoding="utf-8")
+    taken = rf"taken over from process {owner.pid} \(on elsewhere, seen (\d+) s ago\)"
+    ((seen,)) = re.findall(taken, log)
+    assert int(seen) >= SILENT
+    assert frames_of(run.path) == list(range(64, 64001, 64))
+    start("-m", "sweep=b", *words).ends(0)
+    bits_are_equal(run.path, "outputs/b/job")
+
+
+def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
+    machines: Machines, start, monkeypatch, tmp_path
+) -> None:
+    elsewhere(machines, monkeypatch, tmp_path)
+    machines.add()
+    words = (*EAGER, "seed=0,1,2", "frames=1e7", "checkpoint.every=1000000")
+    address = f"launcher.address={machines.address}"
+    command = start("-m", "sweep=a", *words, "launcher=ray", address)
+    command.wait_for(lambda: len(runs("outputs/a")) == 2)
+    both = runs("outputs/a")
+    command.wait_for(lambda: all(len(frames_of(run.path)) > 5 for run in both.values()))
+    assert len({run.manifest["host"] for run in both.values()}) == 2
+    command.process.send_signal(signal.SIGINT)
+    said = command.ends(130)
+    assert "stopping 1 jobs after their iteration" in command.err
+    assert "likewise jobs on other machines: 1\n" in said
+    assert "stopped: 3 jobs: 2 interrupted, 1 waiting" in said
+    for run in both.values():
+        assert run.manifest["status"] == "interrupted"
+        assert run.checkpointed == frames_of(run.path)[-1] > 0
+
+
+# ------------------------------------------------------------------------------ collector=ray
+
+#: klrl, with a worker killed before a rollout is asked for: python doomed.py WORKER ROLLOUT WORDS
+DOOMED = """
+import os, signal, sys
+from klrl.__main__ import main
+from klrl.control.ray_rollout import RayRollout
+worker, number = int(sys.argv[1]), int(sys.argv[2])
+collect, count = RayRollout.collect, 0
+def doomed(self):
+    global count
+    if count == number:
+        actor = self._collector.remote_collectors[worker]
+        os.kill(self._ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    count += 1
+    return collect(self)
+RayRollout.collect = doomed
+main(sys.argv[3:])
+"""
+
+
+def doomed(worker: int, rollout: int, *words: str) -> list[dict]:
+    Path("doomed.py").write_text(DOOMED)
+    folder = Path(f"doomed-{rollout}")
+    command = [sys.executable, "doomed.py", str(worker), str(rollout), *words]
+    subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+    return timeless(rows_of(folder))
+
+
+def test_a_run_outlives_a_machine_of_its_workers_ends_without_cpus_and_goes_on(
+    machines: Machines, start
+) -> None:
+    """Three machines, two workers: one machine dies, then another, and there is no room left."""
+    for _ in range(3):
+        machines.add()
+    words = (*EAGER, "env.num_envs=4", "collector=ray", "collector.workers=2")
+    words = (*words, "collector.steps=100", "frames=24000", "checkpoint.every=1000000")
+    command = start(
+        *(*words, "hydra.run.dir=run", "collector.cpus_timeout=5"),
+        RAY_ADDRESS=machines.address,
+    )
+    run = Path("run")
+
+    def kill_one(rows: int) -> None:
+        """A machine with a worker, after so many more rows."""
+        before = len(frames_of(run))
+        command.wait_for(lambda: len(frames_of(run)) >= before + rows)
+        every = {n: machines.processes(n) for n in machines.cluster.worker_nodes}
+        used = [n for n, p in every.items() if any("RolloutWorker" in one.name() for one in p)]
+        assert len(used) == 2
+        machines.kill(used[0])
+
+    kill_one(10)
+    command.wait_for(lambda: "is lost" in command.out)
+    (worker,) = re.findall(
+        r"^worker (\d) is lost: a new one plays its part of this rollout$", command.out, re.M
+    )
+    kill_one(20)
+    said = command.ends(1)
+    lacks = "the Ray cluster lacks 1 of the 2 CPUs that the workers ask for"
+    assert said.count(f"{lacks}: waiting 5 s for machines that join it\n") == 1
+    assert command.err == (
+        f"klrl: failed: collector=ray: {lacks}, after 5 s of waiting; resume=RUN goes on when they "
+        "are back, or on another cluster\n"
+    )
+    frames = frames_of(run)
+    assert frames == [400 * (i + 1) for i in range(len(frames))]
+    assert RunFolder(run).checkpointed == frames[-1], "all that was learned is kept"
+
+    # The same as where only a process dies, before the same rollout; and until then as if none did.
+    rows, peace = timeless(rows_of(run)), doomed(0, -1, *words)
+    first = next(i for i, (a, b) in enumerate(zip(rows, peace, strict=False)) if a != b)
+    assert first >= 10
+    assert rows == doomed(int(worker), first, *words)[: len(rows)]
+
+    # On the cluster with a new machine, and without any cluster.
+    shutil.copytree(run, "alone")
+    machines.add()
+    start("resume=run", RAY_ADDRESS=machines.address).ends(0)
+    start("resume=alone").ends(0)
+    assert frames_of(run) == list(range(400, 24001, 400))
+    bits_are_equal(run, "alone")
