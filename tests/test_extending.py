@@ -407,6 +407,10 @@ class Dropout(Net):
     def forward(self, x): return nn.functional.dropout(super().forward(x))
 class OverRows(Net):
     def forward(self, x): return super().forward(x) - super().forward(x).mean()
+class NotFinite(Net):
+    def forward(self, x): return super().forward(x) * float("nan")
+class OverTime(Net):
+    def forward(self, x): return super().forward(x).cumsum(0)
 class Wide(Net):
     def forward(self, x): return super().forward(x).mean(-1)
 class Double(Net):
@@ -463,6 +467,9 @@ ANSWERS = [
     (f"{ACTOR}=wrong:Unused", "its forward does not use spare; remove that parameter"),
     (f"{ACTOR}=wrong:Dropout", "two calls give different outputs; leave dropout and noise out"),
     (f"{ACTOR}=wrong:OverRows", "what it says of one observation depends on the others"),
+    (f"{ACTOR}=wrong:NotFinite", "its outputs are not finite; look at its initialisation"),
+    (f"{ACTOR}=wrong:OverTime", "what it says of one observation depends on the others"),
+    (f"{ACTOR}=torch.nn:Linear", "asks for in_features, which klrl does not give (it gives"),
     (f"{ACTOR}=wrong:Wide", "gave (2, 3) for observations (2, 3, 3); give (2, 3, 1), or two"),
     (f"{ACTOR}=wrong:Double", "spare is not float32"),
     (f"{ACTOR}=wrong:Scale", "its second output is the scale of a Gaussian, and it is not above 0"),

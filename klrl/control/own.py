@@ -109,26 +109,24 @@ class _Example(NamedTuple):
     Attributes:
         seen: what a network takes.
         leading: the leading dimensions of its outputs.
-        row: the first of them alone.
-        row_leading: its leading dimensions.
+        rows: each of them alone.
     """
 
     seen: Given
     leading: tuple[int, ...]
-    row: Given
-    row_leading: tuple[int, ...] = (1,)
+    rows: list[Given]
 
 
 def _vectors(size: int) -> _Example:
     """Observations [2, 3, D]."""
     seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
-    return _Example(seen, (2, 3), seen[0, :1])
+    return _Example(seen, (2, 3), list(seen.reshape(6, 1, size)))
 
 
 def _entries(layout: Layout) -> _Example:
     """Six observations, by entry."""
     drawn = torch.from_numpy(layout.drawn(np.random.default_rng(0), 6))
-    return _Example(given(layout, drawn), (6,), given(layout, drawn[:1]))
+    return _Example(given(layout, drawn), (6,), [given(layout, each[None]) for each in drawn])
 
 
 def _fresh(seen: Given) -> Given:
@@ -186,22 +184,25 @@ def _try(
     if wrong or not parameters:
         fault = f"{wrong[0]} is not float32" if wrong else "it has no parameters"
         raise ConfigError(f"{text}: {fault}; give float32 parameters to train")
-    seen, leading, row, row_leading = example
+    seen, leading, rows = example
     with told(setting, part):
-        first, again, alone = (network(_fresh(each)) for each in (seen, seen, row))
+        first, again, *alone = (network(_fresh(each)) for each in (seen, seen, *rows))
     outputs = _as_outputs(text, first, leading, _shapes(seen), most)
     others = _as_outputs(text, again, leading, _shapes(seen), most)
-    rows = _as_outputs(text, alone, row_leading, _shapes(row), most)
+    singles = [_as_outputs(text, each, (1,), _shapes(rows[0]), most) for each in alone]
+    if not all(torch.isfinite(each).all() for each in outputs):
+        raise ConfigError(f"{text}: its outputs are not finite; look at its initialisation")
     if not all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True)):
         raise ConfigError(f"{text}: two calls give different outputs; leave dropout and noise out")
-    firsts = [each.reshape(-1, each.shape[-1])[:1] for each in outputs]
-    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(firsts, rows, strict=True)):
+    apart = [
+        torch.cat(each).reshape(a.shape)
+        for a, each in zip(outputs, zip(*singles, strict=True), strict=True)
+    ]
+    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, apart, strict=True)):
         raise ConfigError(
             f"{text}: what it says of one observation depends on the others; leave batch "
             "normalisation out"
         )
-    if not all(torch.isfinite(each).all() for each in outputs):
-        raise ConfigError(f"{text}: its outputs are not finite; look at its initialisation")
     _require_used(text, outputs, parameters)
     return outputs
 

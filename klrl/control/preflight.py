@@ -178,10 +178,7 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
     try:
         within(env.step_timeout, step)
     except TookTooLong:
-        raise ConfigError(
-            f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes "
-            "longer; mend the environment, or give more"
-        ) from None
+        raise _too_long(env) from None
     except Misfit as error:
         raise ConfigError(
             f"{env.named}: its first step: {error}; fix the environment, or the setting named"
@@ -191,6 +188,13 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             f"{env.named} with {env.arguments}={_arguments(env)}: its first step fails: "
             f"{first_line(error)}; fix {env.arguments}"
         ) from error
+
+
+def _too_long(env: EnvConfig) -> ConfigError:
+    return ConfigError(
+        f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; mend "
+        "the environment, or give more"
+    )
 
 
 def _arguments(env: EnvConfig) -> Mapping[str, Any]:
@@ -206,11 +210,16 @@ def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
     made = copy.unwrapped
     if not isinstance(made, TorchRLEnv):
         return
-    try:
+
+    def find() -> str:
         with told("env", env):
-            fault = within(env.step_timeout, made.fault)
+            return made.fault()
+
+    limit = None if env.step_timeout is None else made.fault_calls * env.step_timeout
+    try:
+        fault = within(limit, find)
     except TookTooLong:
-        return  # the check of a step says so
+        raise _too_long(env) from None
     if fault:
         raise ConfigError(f"{env.named}: {fault}")
 

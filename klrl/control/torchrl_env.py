@@ -60,7 +60,10 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
 
     Attributes:
         base: the environment.
+        fault_calls: how many resets and steps :meth:`fault` takes at most.
     """
+
+    fault_calls = 10
 
     def __init__(self, setting: str, base: EnvBase) -> None:
         _require_one(setting, base)

@@ -22,9 +22,11 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase, PendulumEnv, StepCounter, TransformedEnv
 
+from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
 from klrl.control.env import VectorGymEnv
 from klrl.control.env_proof import ANEW, EXACT
+from klrl.control.preflight import check_env
 from klrl.control.torchrl_env import TorchRLEnv, wrap
 
 
@@ -326,6 +328,33 @@ def test_answers_that_do_not_fit_the_specs_are_named(base: EnvBase, said: str, c
     assert wrap("env", base).fault().startswith(said)
     assert bool(said) == bool(wrap("env", base).fault())
     assert capfd.readouterr() == ("", "")
+
+
+SLOW = """
+import time
+from torchrl.envs import PendulumEnv
+
+class Slow(PendulumEnv):
+    def _step(self, tensordict):
+        time.sleep(0.1)
+        return super()._step(tensordict)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [(0.25, ""), (0.009, "env.step_timeout=0.009: the first step of env.target=")],
+)
+def test_a_slow_one_is_told_by_the_limit_of_a_step(limit: float, said: str, tmp_path) -> None:
+    """The check of the specs takes several of them, and may."""
+    (tmp_path / "slow_steps.py").write_text(SLOW, encoding="utf-8")
+    part = ("env.target=slow_steps:Slow", f"env.path={tmp_path}")
+    config = compose("env=custom", *part, f"env.step_timeout={limit}")
+    if not said:
+        check_env(config.env, config.actor, frozenset())
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_env(config.env, config.actor, frozenset())
 
 
 def test_a_key_that_is_missing_later_ends_the_run_in_a_line() -> None:

@@ -187,5 +187,6 @@ def _constructors(target: type) -> list[Callable[..., Any]]:
     return [
         vars(each)["__init__"]
         for each in target.__mro__
-        if "__init__" in vars(each) and each.__module__.partition(".")[0] not in _LIBRARIES
+        if "__init__" in vars(each)
+        and (each is target or each.__module__.partition(".")[0] not in _LIBRARIES)
     ]
