@@ -269,14 +269,28 @@ def test_no_excluded_action_is_ever_given(where: str) -> None:
         assert (choice.gather(-1, action.unsqueeze(-1)) != 0).all()
 
 
+class Tells(gymnasium.Env):
+    """A mask in info beside any actions; it draws from everybody's generator."""
+
+    observation_space = spaces.Box(0, 1, (2,))
+
+    def __init__(self, action: gymnasium.Space) -> None:
+        self.action_space = action
+
+    def reset(self, *, seed=None, options=None):
+        return torch.rand(2).numpy(), {"action_mask": np.ones(2)}
+
+
 def test_a_mask_in_info_that_is_not_read_is_told() -> None:
     """By a copy of its own: neither torch's generator nor the copies have moved."""
-    torch.manual_seed(0)
-    before, ignoring = torch.get_rng_state(), made("Masked", kwargs={"where": "info"})
-    line = ignoring.unread_mask()
+    every = [TWO, spaces.MultiDiscrete([1, 1]), spaces.MultiBinary(2), spaces.Box(-1, 1, (2,))]
+    before = torch.get_rng_state()
+    told = [VectorGymEnv("X", 1, make=lambda a=a: Tells(a)).unread_mask() for a in every]
+    assert [line is not None for line in told] == [True, True, False, False], "no mask serves these"
+    assert torch.equal(torch.get_rng_state(), before)
+    line = made("Masked", kwargs={"where": "info"}).unread_mask()
     assert line is not None
     assert "info has action_mask, which env.action_mask=auto does not read; set env.act" in line
-    assert torch.equal(torch.get_rng_state(), before)
     for env in (
         made("Masked"),
         made("Masked", kwargs={"where": "info"}, action_mask="info"),

@@ -222,6 +222,18 @@ def test_a_copy_draws_from_a_generator_of_its_own() -> None:
     assert torch.equal(torch.randn(3), noise)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_end_that_is_not_terminal_is_a_truncation(terminal: bool) -> None:
+    class Ends(Dice):
+        def _step(self, tensordict: TensorDict) -> TensorDict:
+            ended = {"done": torch.tensor([True]), "terminated": torch.tensor([terminal])}
+            return super()._step(tensordict).update(ended)
+
+    env = wrap("env", Ends())
+    env.reset(seed=0)
+    assert env.step(np.zeros(2, np.float32))[2:4] == (terminal, not terminal)
+
+
 @pytest.mark.parametrize(
     ("make", "tier"),
     [(Kept, EXACT), (PendulumEnv, EXACT), (Dice, EXACT), (CartPole, ANEW)],
