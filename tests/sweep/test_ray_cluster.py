@@ -236,7 +236,7 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
 def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_they_do_not(
     machines: Machines, start
 ) -> None:
-    """Each is killed three times, one with a new checkpoint between."""
+    """Each is killed or stopped three times, one with a new checkpoint between."""
     machines.add(2)
     words = (*EAGER, "frames=1e6", "checkpoint.every=20,1000000")
     address = f"launcher.address={machines.address}"
@@ -244,7 +244,7 @@ def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_t
     advances, stays = (Path("outputs/a", f"checkpoint.every={n}") for n in (20, 1000000))
     killed: set[int] = set()
 
-    def kill(folder: Path, beyond: int) -> int:
+    def kill(folder: Path, beyond: int, signum: int = signal.SIGKILL) -> int:
         """The process of a job, once it has a checkpoint beyond some frames; those it had."""
 
         def trains() -> bool:
@@ -256,15 +256,15 @@ def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_t
         command.wait_for(trains)
         told, owner = command.out.count(f": {folder.name} (at"), read_owner(folder)
         assert owner is not None
-        os.kill(owner.pid, signal.SIGKILL)
+        os.kill(owner.pid, signum)
         killed.add(owner.pid)
         ends = f" {folder.name} (at", f"{folder.name}: failed"
         command.wait_for(lambda: sum(map(command.out.count, ends)) > told)
         return RunFolder(folder).checkpointed
 
     reached = [0]
-    for _ in range(3):
-        reached.append(kill(advances, reached[-1]))
+    for signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        reached.append(kill(advances, reached[-1], signum))
     for _ in range(3):
         assert kill(stays, -1) == 0
     command.wait_for(lambda: "failed" in command.out)
