@@ -45,7 +45,7 @@ def test_a_shortage_is_told_once_lasts_its_time_and_begins_anew(monkeypatch) -> 
     assert not lasts(300, "no CPU")
     assert not lasts(359, "no CPU")
     assert lasts(360, "no CPU")
-    assert said == ["no CPU: waiting 60 s for machines that join it"] * 2
+    assert said == ["no CPU: waiting 60 s for it to change"] * 2
 
 
 def test_what_a_signals_handler_raises_while_ray_waits_is_not_wrapped() -> None:
