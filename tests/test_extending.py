@@ -97,6 +97,9 @@ import math
 import torch
 from torch import nn
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from tensordict import TensorDict
+from torchrl.data import Composite, OneHot, Unbounded
+from torchrl.envs import EnvBase
 from klrl.control.advantage import learned_reward
 from klrl.control.networks import mlp, orthogonal
 from klrl.kl.controllers import FixedKLController
@@ -104,6 +107,22 @@ from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
 
 def cartpole(): return CartPoleEnv()
+
+class TorchRLCartPole(EnvBase):
+    def __init__(self):
+        super().__init__()
+        self.env, self.first = CartPoleEnv(), None
+        self.observation_spec = Composite(observation=Unbounded(4))
+        self.action_spec, self.reward_spec = OneHot(2), Unbounded(1)
+    def _set_seed(self, seed): self.first = seed
+    def _reset(self, data=None, **how):
+        seed, self.first = self.first, None
+        return TensorDict({"observation": torch.tensor(self.env.reset(seed=seed)[0])})
+    def _step(self, data):
+        seen, reward, out, _, _ = self.env.step(int(data["action"][1]))
+        out = torch.tensor([out])
+        return TensorDict({"observation": torch.tensor(seen), "reward": torch.tensor([reward]),
+                           "terminated": out, "done": out})
 
 class Clip(PolicyLoss):
     def __init__(self, epsilon: float = 0.2, **given):
@@ -149,6 +168,14 @@ _ENV = ("env.target=copies:cartpole", "env.wrappers=[{target: gymnasium.wrappers
 #: klrl's words, and those of the copy.
 SAME = {
     "env": (["env=cartpole"], ["env=custom", *_ENV]),
+    "torchrl env": (
+        ["env=cartpole", "collector=torchrl"],
+        [
+            "env=custom",
+            *(word.replace("cartpole", "TorchRLCartPole") for word in _ENV),
+            "collector=torchrl",
+        ],
+    ),
     "loss": (["loss=clip"], ["loss=custom", "loss.target=copies:Clip"]),
     "controller": (
         ["controller=dual", "controller.target=0.05"],
@@ -176,7 +203,7 @@ def test_a_copy_of_klrls_part_gives_klrls_rows(part: str, tmp_path: Path) -> Non
     (tmp_path / "copies.py").write_text(COPIES, encoding="utf-8")
     both = []
     for folder, words in zip(("klrls", "copied"), SAME[part], strict=True):
-        task = [] if part == "env" else ["env=cartpole"]
+        task = [] if "env" in part.split() else ["env=cartpole"]
         preset = ["optim.lr_floor=0", "learner.compile=false", "seed=3", "logger=none"]
         assert exits(*task, *words, *SHORT, *preset, f"hydra.run.dir={folder}") == 0
         both.append(timeless(rows_of(Path(folder))))
@@ -306,6 +333,8 @@ from klrl.kl.controllers import FixedKLController
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
 from maze import Maze
+from point import Point
+from torchrl.envs import EnvBase
 
 class Detached(PolicyLoss):
     def gain(self, scored, advantage, beta): return scored.log_prob.detach() * advantage
@@ -336,6 +365,23 @@ class Short(Few):
 class NanSeen(Short):
     def seen(self): return np.full(4, np.nan, np.float32)
 class Spaceless(gymnasium.Env): pass
+class Batched(Point):
+    def __init__(self):
+        EnvBase.__init__(self, batch_size=[4])
+class Worded(Maze):
+    def __init__(self):
+        super().__init__(4, 0.0)
+        self.observation_space = gymnasium.spaces.Text(9)
+class Unbounded(Maze):
+    def __init__(self):
+        super().__init__(4, 0.0)
+        self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+class NoReward(Point):
+    def _step(self, data): return super()._step(data).exclude("reward")
+class Shifted(Point):
+    def _reset(self, data=None, **how): return super()._reset().set("position", torch.zeros(2))
+class NoSpecs(Point):
+    def __init__(self): EnvBase.__init__(self)
 class Net(nn.Module):
     def __init__(self, inputs, outputs=1):
         super().__init__()
@@ -381,8 +427,20 @@ ANSWERS = [
     (f"{ENV}=wrong:Short", "observation has shape (3,), its space (4,); mend the environment"),
     (f"{ENV}=wrong:NanSeen", "an observation is not finite; mend the environment"),
     (f"{ENV}=wrong:Spaceless", "has no observation_space; set one in its __init__"),
+    (f"{ENV}=wrong:Batched", "has the batch size [4]; return one environment of batch size []"),
+    (f"{ENV}=wrong:NoReward", "step wrote no reward, which its spec has; write it"),
+    (f"{ENV}=wrong:Shifted", "reset wrote position of shape [2], and its spec says [1]"),
+    (f"{ENV}=wrong:NoSpecs", "env.target=wrong:NoSpecs: "),
     (f"{ENV}=wrong:env actor.distribution=normal actor=custom actor.target=wrong:Net",
      "actor.distribution=normal: the actions of env.target=wrong:env are discrete"),
+    (f"{ENV}=wrong:Worded", "env.target=wrong:Worded: its observation space is Text, which has no"),
+    (f"{ENV}=wrong:env env.observation_keys=[a]", "observation of env.target=wrong:env is a Box,"),
+    (f"{ENV}=wrong:Unbounded actor=custom actor.target=wrong:Net actor.distribution=tanh_normal",
+     "actor.distribution=tanh_normal: the actions of env.target=wrong:Unbounded have no finite "
+     "bounds to scale to; choose actor.distribution=normal"),
+    (f"{ENV}=wrong:Unbounded actor=categorical",
+     "actor=categorical: the actions of env.target=wrong:Unbounded are continuous; choose "
+     "actor=normal, tanh_normal or mlp"),
     (f"{ACTOR}=wrong:Unused", "its forward does not use spare; remove that parameter"),
     (f"{ACTOR}=wrong:Dropout", "two calls give different outputs; leave dropout and noise out"),
     (f"{ACTOR}=wrong:OverRows", "what it says of one observation depends on the others"),
@@ -390,6 +448,10 @@ ANSWERS = [
     (f"{ACTOR}=wrong:Double", "spare is not float32"),
     (f"{ACTOR}=wrong:Scale", "its second output is the scale of a Gaussian, and it is not above 0"),
     (f"{ACTOR}=wrong:Plain", "made Plain; return a network (torch.nn.Module)"),
+    ("env=catch actor=custom actor.target=pixels:Pixels",
+     "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which reads no"),
+    ("env=catch actor=custom actor.target=wrong:Net actor.own_critic.target=pixels:Pixels",
+     "actor.target=wrong:Net: raised TypeError"),
     (f"{ACTOR}=wrong:Net actor.own_critic.target=wrong:Wide", "actor.own_critic.target=wrong:Wide"),
     ("kl.placement=loss kl.estimator=custom kl.own_estimator.target=wrong:shifted",
      "is 1 where policy and reference agree (log-ratio 0); a divergence is 0 there"),

@@ -59,8 +59,10 @@ def make_config(words: Sequence[str], clock: Clock) -> Any:
     import klrl.train.loop  # noqa: F401
     from klrl.__main__ import compose
     from klrl.config.checks import to_config
+    from klrl.config.own import complete
 
     config = to_config(compose(list(words)))
+    complete(config)
     clock.import_seconds = clock.now()
     return config
 

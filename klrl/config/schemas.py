@@ -34,6 +34,14 @@ class EnvConfig(ChoiceConfig):
     observation_keys: Optional[list[str]] = added(field(), None)  # noqa: UP045
     action_mask: str = added(choice("auto", "info", "none"), "auto")
 
+    #: The setting of its arguments.
+    arguments: ClassVar[str] = "env.kwargs"
+
+    @property
+    def named(self) -> str:
+        """The setting that says which it is, with its value, for errors."""
+        return f"env.id={self.id}"
+
 
 @dataclass
 class CustomEnvConfig(OwnPart, EnvConfig):
@@ -41,6 +49,13 @@ class CustomEnvConfig(OwnPart, EnvConfig):
 
     id: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    arguments: ClassVar[str] = "env.args"
+
+    @property
+    def named(self) -> str:
+        """As of any environment."""
+        return f"env.target={self.target}"
 
 
 @dataclass
@@ -51,6 +66,15 @@ class ActorConfig(ChoiceConfig):
     activation: str = choice("tanh", "relu", "elu", "silu", "gelu")
     share_trunk: bool = MISSING
     init: Optional[str] = None  # noqa: UP045
+
+    #: The setting that chooses the distribution, and its choice that follows the action space.
+    distribution_setting: ClassVar[str] = "actor"
+    fitting: ClassVar[str] = "mlp"
+
+    @property
+    def chosen(self) -> str:
+        """What that setting says."""
+        return self.name
 
 
 @dataclass
@@ -67,6 +91,14 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
     # Any: an OwnPart, or None.
     own_critic: Any = own_part()
+
+    distribution_setting: ClassVar[str] = "actor.distribution"
+    fitting: ClassVar[str] = "auto"
+
+    @property
+    def chosen(self) -> str:
+        """What that setting says."""
+        return self.distribution
 
 
 @dataclass

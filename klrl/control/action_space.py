@@ -37,8 +37,12 @@ def is_discrete(space: Space[Any]) -> bool:
     return type(space) in FAMILIES
 
 
-def require_served(env_id: str, space: Space[Any]) -> None:
+def require_served(setting: str, space: Space[Any]) -> None:
     """Refuse an action space that no policy here acts in.
+
+    Args:
+        setting: that names the environment, with its value.
+        space: its actions'.
 
     Raises:
         ConfigError: it names the space.
@@ -46,16 +50,16 @@ def require_served(env_id: str, space: Space[Any]) -> None:
     if isinstance(space, spaces.Box):
         if not np.issubdtype(space.dtype, np.floating):
             raise ConfigError(
-                f"env.id={env_id}: its actions are {space.dtype} of shape {space.shape}; "
+                f"{setting}: its actions are {space.dtype} of shape {space.shape}; "
                 "a Box of floats is served; wrap the environment"
             )
     elif not is_discrete(space):
         raise ConfigError(
-            f"env.id={env_id}: its action space is {type(space).__name__}; "
+            f"{setting}: its action space is {type(space).__name__}; "
             "Box, Discrete, MultiDiscrete and MultiBinary are served; wrap the environment"
         )
     if not isinstance(space, spaces.Discrete) and not np.prod(space.shape):
-        raise ConfigError(f"env.id={env_id}: its actions have no entries; wrap the environment")
+        raise ConfigError(f"{setting}: its actions have no entries; wrap the environment")
 
 
 def kind_of(space: Space[Any]) -> Any:

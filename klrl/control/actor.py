@@ -22,7 +22,14 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
-from klrl.config import CONTROL, ActorConfig, CNNActorConfig, GaussianActorConfig, factory
+from klrl.config import (
+    CONTROL,
+    ActorConfig,
+    CNNActorConfig,
+    CustomActorConfig,
+    GaussianActorConfig,
+    factory,
+)
 from klrl.control.distributions import (
     Bernoulli,
     Categorical,
@@ -255,6 +262,8 @@ def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequenti
     """The hidden layers, behind an encoder for each key where there are keys."""
     if layout is None:
         return mlp([size, *config.hidden], config.activation)
+    if layout.images and isinstance(config, CustomActorConfig):
+        return mlp([size, 1], config.activation)  # stands in for networks of the user's
     cnn, scale = None, 1.0
     if isinstance(config, CNNActorConfig):
         check_images(layout, config.arch)

@@ -45,9 +45,9 @@ from klrl.control.answers import (
     require_picture,
 )
 from klrl.control.answers import told as fault
-from klrl.control.env_proof import Way, prove, take_up
+from klrl.control.env_proof import Way, generators_kept, prove, take_up
 from klrl.control.gym_make import make_gym, make_one
-from klrl.control.observation import Layout, Packed, flattened, layout_of
+from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -82,7 +82,7 @@ def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -
         seed=seed,
         step_timeout=config.step_timeout,
         make=lambda: make_one(config),
-        setting=f"env.target={config.target}",
+        setting=config.named,
         action_mask=config.action_mask,
     )
 
@@ -160,8 +160,8 @@ class VectorGymEnv(EnvBase):
         make = make or partial(make_gym, env_id, kwargs or {})
         copies = [make() for _ in range(num_envs)]
         spaces = copies[0].observation_space, copies[0].action_space
-        self.layout = layout_of(env_id, *spaces, action_mask)
-        self.notes = [line for line in (_seen(env_id, spaces[0], self.layout), told(spaces[1]))
+        self.layout = layout_of(self._setting, *spaces, action_mask)
+        self.notes = [line for line in (_seen(spaces[0], self.layout), told(spaces[1]))
                       if line is not None]  # fmt: skip
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
@@ -169,6 +169,7 @@ class VectorGymEnv(EnvBase):
         self._new = True
         #: Of ``observation``, wherever it is stored.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
+        self._action_mask = action_mask
         self._set_specs()
         space = self._envs[0].observation_space
         self._observations = np.zeros((num_envs, *space.shape), space.dtype)
@@ -194,6 +195,26 @@ class VectorGymEnv(EnvBase):
         if self._box:
             self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
         self._converted = conversion(action)
+
+    def unread_mask(self) -> str | None:
+        """A line about a mask in ``info`` that is not read, seen in one more copy; None without."""
+        discrete = not self._box and not isinstance(self.action_spec, Binary)
+        masked = self.layout is not None and self.layout.masked
+        if self._action_mask != "auto" or not discrete or masked:
+            return None
+        try:
+            with generators_kept():
+                copy = self._make()
+                _, info = within(self._step_timeout, partial(copy.reset, seed=0))
+                copy.close()
+        except Exception:  # someone else's code: the run's own reset will tell
+            return None
+        if not isinstance(info, Mapping) or MASK not in info:
+            return None
+        return (
+            f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
+            "env.action_mask=info, or none to leave it unread"
+        )
 
     @property
     def longest_episode(self) -> int | None:
@@ -441,8 +462,8 @@ class _Place:
     step: int = 0
 
 
-def _seen(env_id: str, space: gymnasium.Space, layout: Layout | None) -> str | None:
-    return flattened(env_id, space) if layout is None else layout.line
+def _seen(space: gymnasium.Space, layout: Layout | None) -> str | None:
+    return flattened(space) if layout is None else layout.line
 
 
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
@@ -454,13 +475,13 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
     return FlattenObservation(env)
 
 
-def _action_spec(env_id: str, space: gymnasium.Space, n: int) -> TensorSpec:
+def _action_spec(setting: str, space: gymnasium.Space, n: int) -> TensorSpec:
     """Of the policy's flat actions.
 
     Raises:
         ConfigError: a space that is not served.
     """
-    require_served(env_id, space)
+    require_served(setting, space)
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)

@@ -134,14 +134,22 @@ def prove(make: Make, timeout: float | None = None) -> Way:
         make: makes a copy.
         timeout: seconds that a step or a reset may take.
     """
-    generators = GlobalRNGState()
-    before = generators.state_dict()
     try:
-        return _prove(make, partial(within, timeout))
+        with generators_kept():
+            return _prove(make, partial(within, timeout))
     except TookTooLong:
         return Way(ANEW, f"a step or a reset took longer than {timeout:g} s")
     except Exception as error:  # someone else's code: it may raise anything
         return Way(ANEW, f"another copy fails: {first_line(error)}")
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave torch's, numpy's and Python's generators as they were."""
+    generators = GlobalRNGState()
+    before = generators.state_dict()
+    try:
+        yield
     finally:
         generators.load_state_dict(before)
 

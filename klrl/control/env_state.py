@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import marshal
 import sys
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
+from torchrl.data import TensorSpec
 
 from klrl.control.plain_values import Unplain, decode, encode
 
@@ -37,7 +39,7 @@ DERIVED = (
     *("qacc", "qfrc_actuator", "actuator_force", "sensordata"),
 )
 #: Objects whose attributes are not looked into.
-_NO_HOLDERS = (type, ModuleType, FunctionType, MethodType, gymnasium.Env)
+_NO_HOLDERS = (type, ModuleType, FunctionType, MethodType, gymnasium.Env, TensorSpec)
 
 
 class StateMisfit(Exception):
@@ -153,8 +155,11 @@ def _layers(env: gymnasium.Env) -> Iterator[Any]:
     yield env
 
 
-def _attributes(holder: Any) -> dict[str, Any]:
-    return getattr(holder, "__dict__", {})
+def _attributes(holder: Any) -> MutableMapping[str, Any]:
+    """The attributes of an object; of a torch module its modules too."""
+    attributes: dict[str, Any] = getattr(holder, "__dict__", {})
+    modules = attributes.get("_modules")
+    return ChainMap(attributes, modules) if isinstance(modules, dict) else attributes
 
 
 def _read(value: Any, holder: Any, derived: bool, seen: set[int]) -> Any:
@@ -187,7 +192,7 @@ def _read(value: Any, holder: Any, derived: bool, seen: set[int]) -> Any:
     return {"object": [type(value).__name__, inside]}
 
 
-def _held(value: Any) -> dict[str, Any]:
+def _held(value: Any) -> Mapping[str, Any]:
     """The attributes of an object, as of a running mean; of a space its generator alone."""
     if isinstance(value, gymnasium.Space):
         return {} if value._np_random is None else {"_np_random": value._np_random}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
-from klrl.config.own import make_own, require
+from klrl.config.own import make_own, require, told
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
@@ -30,7 +31,7 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
     keys = config.observation_keys
-    return env if keys is None else _with_keys(config.id, env, keys)
+    return env if keys is None else _with_keys(config.named, env, keys)
 
 
 def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
@@ -54,15 +55,28 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
-        what = "return a gymnasium.Env; wrap another library's environment in one"
-        made = require("env", config, make_own("env", config, {}), gymnasium.Env, what)
+        what = "return a gymnasium.Env or a TorchRL EnvBase; wrap another library's environment"
+        made = _of_torchrl(config, make_own("env", config, {}))
+        require("env", config, made, gymnasium.Env, what)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(made, space, None), gymnasium.Space):
-                raise ConfigError(
-                    f"env.target={config.target}: has no {space}; set one in its __init__"
-                )
+                raise ConfigError(f"{config.named}: has no {space}; set one in its __init__")
         return made
     return make_gym(config.id, config.kwargs)
+
+
+def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
+    """TorchRL's environments as Gymnasium's; others as they are."""
+    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
+        return made
+    from torchrl.envs import EnvBase
+
+    from klrl.control.torchrl_env import wrap
+
+    if not isinstance(made, EnvBase):
+        return made
+    with told("env", config):  # it may compute its specs when they are asked for
+        return wrap(config.named, made)
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
@@ -84,17 +98,17 @@ def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     return gymnasium.make(env_id, **kwargs)
 
 
-def _with_keys(env_id: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasium.Env:
+def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasium.Env:
     space = env.observation_space
     if not isinstance(space, spaces.Dict):
         raise ConfigError(
-            f"env.observation_keys={list(keys)}: the observation of env.id={env_id} is a "
+            f"env.observation_keys={list(keys)}: the observation of {setting} is a "
             f"{type(space).__name__}, which has no keys; drop it"
         )
     unknown = [key for key in keys if key not in space.spaces]
     if unknown or not keys:
         raise ConfigError(
-            f"env.observation_keys={list(keys)}: the observation of env.id={env_id} has the keys "
+            f"env.observation_keys={list(keys)}: the observation of {setting} has the keys "
             f"{', '.join(space.spaces)}; give some of them"
         )
     return gymnasium.wrappers.FilterObservation(env, list(keys))

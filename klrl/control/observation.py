@@ -6,8 +6,8 @@ a list of *entries*, one for each key of a Dict or place of a Tuple:
     entry    of the space                                 what reads it
     vector   Box, MultiBinary                             an MLP, after normalisation
     index    Discrete, MultiDiscrete                      an embedding
-    image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``)
-             with 2 whose values go to 255
+    image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``), or the user's
+             with 2 whose values go to 255                networks (``actor=custom``)
     mask     the key ``action_mask``, or the info's       the policy's logits
 
 For transport alone the entries of a step lie side by side in one array [D], in the order of the
@@ -207,12 +207,12 @@ class Layout:
 
 
 def layout_of(
-    env_id: str, observation: Space[Any], action: Space[Any], action_mask: str = "auto"
+    setting: str, observation: Space[Any], action: Space[Any], action_mask: str = "auto"
 ) -> Layout | None:
     """The layout of a space; None for a single vector.
 
     Args:
-        env_id: for errors.
+        setting: that names the environment, with its value, for errors.
         observation: the environment's observation space.
         action: its action space, for the length of a mask.
         action_mask: ``env.action_mask``.
@@ -224,40 +224,40 @@ def layout_of(
     from_info = action_mask == "info"
     if from_info and (MASK,) in parts:
         raise ConfigError(
-            f"env.action_mask=info: the observations of env.id={env_id} have the key {MASK}; "
+            f"env.action_mask=info: the observations of {setting} have the key {MASK}; "
             "choose env.action_mask=auto, which reads it"
         )
     has_mask = (MASK,) in parts and action_mask == "auto"
     if not from_info and _is_single(parts):
         return None
     entries = [
-        _mask_entry(env_id, action, space)
+        _mask_entry(setting, action, space)
         if has_mask and path == (MASK,)
-        else _entry(env_id, path, space)
+        else _entry(setting, path, space)
         for path, space in parts.items()
         if not (path == (MASK,) and action_mask == "none")
     ]
     if from_info:
-        entries.append(_mask_entry(env_id, action, None))
+        entries.append(_mask_entry(setting, action, None))
     if all(entry.kind == "mask" for entry in entries):
-        raise ConfigError(f"env.id={env_id}: its observation is a mask alone; add what it shows")
+        raise ConfigError(f"{setting}: its observation is a mask alone; add what it shows")
     ordered = tuple(sorted(entries, key=lambda entry: KINDS.index(entry.kind)))
     bytes_hold = all(e.kind != "vector" and max(e.counts, default=0) <= 256 for e in ordered)
     return Layout(ordered, "uint8" if bytes_hold else "float32", from_info)
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
-    """Images go to a CNN, and to nothing else.
+    """Images go to a CNN or to networks of the user's own, and to nothing else.
 
     Raises:
         ConfigError: names the actor that serves the observation.
     """
     images = [] if layout is None else layout.images
-    if images and actor != "cnn":
+    if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))
         raise ConfigError(
             f"actor={actor}: an MLP reads no images, and {images[0].key or 'the observation'} is "
-            f"one of {shape} bytes; choose actor=cnn"
+            f"one of {shape} bytes; choose actor=cnn, or actor=custom"
         )
     if not images and actor == "cnn":
         raise ConfigError(
@@ -293,7 +293,7 @@ def is_image(space: Space[Any]) -> bool:
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)
 
 
-def flattened(env_id: str, space: Space[Any]) -> str | None:
+def flattened(space: Space[Any]) -> str | None:
     """A line about a single vector that is flattened; None for a Box of one dimension."""
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1:
@@ -349,7 +349,7 @@ def _is_single(parts: Mapping[tuple[Any, ...], Space[Any]]) -> bool:
     return isinstance(space, served) and not is_image(space)
 
 
-def _entry(env_id: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
+def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
     key = ".".join(map(str, path))
     shape = tuple(space.shape or ())
     if is_image(space):
@@ -364,12 +364,12 @@ def _entry(env_id: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
     where = f"the key {key} of its observation" if key else "its observation space"
     leave = "leave it out with env.observation_keys, or " if key else ""
     raise ConfigError(
-        f"env.id={env_id}: {where} is {type(space).__name__}, which has no fixed size; "
+        f"{setting}: {where} is {type(space).__name__}, which has no fixed size; "
         f"{leave}wrap the environment"
     )
 
 
-def _mask_entry(env_id: str, action: Space[Any], space: Space[Any] | None) -> Entry:
+def _mask_entry(setting: str, action: Space[Any], space: Space[Any] | None) -> Entry:
     """The mask of Discrete or MultiDiscrete actions; ``space`` None where it is the info's."""
     if isinstance(action, spaces.Discrete):
         counts: tuple[int, ...] = (int(action.n),)
@@ -377,12 +377,12 @@ def _mask_entry(env_id: str, action: Space[Any], space: Space[Any] | None) -> En
         counts = tuple(map(int, action.nvec.reshape(-1)))
     else:
         raise ConfigError(
-            f"env.id={env_id}: {MASK} masks Discrete and MultiDiscrete actions, and its are "
+            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, and its are "
             f"{type(action).__name__}; set env.action_mask=none, or wrap the environment"
         )
     if space is not None and space.shape and math.prod(space.shape) != sum(counts):
         raise ConfigError(
-            f"env.id={env_id}: {MASK} has shape {space.shape}, and there are {sum(counts)} "
+            f"{setting}: {MASK} has shape {space.shape}, and there are {sum(counts)} "
             "actions; give a number for each, or set env.action_mask=none"
         )
     return Entry(MASK, (MASK,), "mask", (sum(counts),), counts)

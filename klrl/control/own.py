@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
@@ -19,7 +21,9 @@ from klrl.control.actor import (
     tanh_normal_agent,
 )
 from klrl.control.distributions import Family
+from klrl.control.encoders import Given, Unpacked, given, given_sizes
 from klrl.control.networks import PolicyNet, ValueNet
+from klrl.control.observation import Layout
 
 #: ``actor.distribution`` -> who builds it.
 _AGENTS: dict[str, Callable[..., Agent]] = {
@@ -82,31 +86,73 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     """
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, family = agent.policy_net, agent.family
-    network: nn.Module = require(
-        "actor",
-        config,
-        make_own("actor", config, {"inputs": plain.inputs, "outputs": plain.outputs}),
-        nn.Module,
-        _WHAT,
-    )
-    whole = _try_policy(config, network, plain, family)
+    layout = agent.layout
+    inputs = plain.inputs if layout is None else given_sizes(layout)
+    example = _vectors(plain.inputs) if layout is None else _entries(layout)
+    made = make_own("actor", config, {"inputs": inputs, "outputs": plain.outputs})
+    network: nn.Module = require("actor", config, made, nn.Module, _WHAT)
+    whole = _try_policy(config, network, plain, family, example)
+    network = network if layout is None else Unpacked(layout, network)
     agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
     if config.own_critic is not None:
-        given = {"inputs": plain.inputs}
-        made = make_own("actor.own_critic", config.own_critic, given)
+        made = make_own("actor.own_critic", config.own_critic, {"inputs": inputs})
         critic: nn.Module = require("actor.own_critic", config.own_critic, made, nn.Module, _WHAT)
-        _try("actor.own_critic", config.own_critic, critic, plain.inputs, [1])
+        _try("actor.own_critic", config.own_critic, critic, example, [1])
+        critic = critic if layout is None else Unpacked(layout, critic)
         agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
     return agent
 
 
+class _Example(NamedTuple):
+    """Made-up observations.
+
+    Attributes:
+        seen: what a network takes.
+        leading: the leading dimensions of its outputs.
+        row: the first of them alone.
+        row_leading: its leading dimensions.
+    """
+
+    seen: Given
+    leading: tuple[int, ...]
+    row: Given
+    row_leading: tuple[int, ...] = (1,)
+
+
+def _vectors(size: int) -> _Example:
+    """Observations [2, 3, D]."""
+    seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
+    return _Example(seen, (2, 3), seen[0, :1])
+
+
+def _entries(layout: Layout) -> _Example:
+    """Six observations, by entry."""
+    drawn = torch.from_numpy(layout.drawn(np.random.default_rng(0), 6))
+    return _Example(given(layout, drawn), (6,), given(layout, drawn[:1]))
+
+
+def _fresh(seen: Given) -> Given:
+    """A network may take keys out of what it is given."""
+    return seen if isinstance(seen, Tensor) else dict(seen)
+
+
+def _shapes(seen: Given) -> str:
+    if isinstance(seen, Tensor):
+        return str(tuple(seen.shape))
+    return ", ".join(f"{key} {tuple(part.shape)}" for key, part in seen.items())
+
+
 def _try_policy(
-    config: CustomActorConfig, network: nn.Module, plain: PolicyNet, family: Family
+    config: CustomActorConfig,
+    network: nn.Module,
+    plain: PolicyNet,
+    family: Family,
+    example: _Example,
 ) -> bool:
     """Whether a policy's network gives all parameters of its distribution."""
     gaussian = len(family.param_keys) == 2
     most = [plain.outputs] * len(family.param_keys)
-    outputs = _try("actor", config, network, plain.inputs, most)
+    outputs = _try("actor", config, network, example, most)
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
         raise ConfigError(
             f"actor.target={config.target}: its second output is the scale of a Gaussian, and it "
@@ -116,15 +162,15 @@ def _try_policy(
 
 
 def _try(
-    setting: str, part: OwnPart, network: nn.Module, inputs: int, most: list[int]
+    setting: str, part: OwnPart, network: nn.Module, example: _Example, most: list[int]
 ) -> tuple[Tensor, ...]:
-    """Call a network on made-up observations [2, 3, D].
+    """Call a network on made-up observations.
 
     Args:
         setting: that holds it.
         part: the same.
-        network: takes observations [..., D].
-        inputs: D.
+        network: takes observations.
+        example: such observations.
         most: the widths that its outputs may have; one is enough.
 
     Returns:
@@ -140,15 +186,16 @@ def _try(
     if wrong or not parameters:
         fault = f"{wrong[0]} is not float32" if wrong else "it has no parameters"
         raise ConfigError(f"{text}: {fault}; give float32 parameters to train")
-    seen = torch.randn(2, 3, inputs, generator=torch.Generator().manual_seed(0))
+    seen, leading, row, row_leading = example
     with told(setting, part):
-        first, again, row = network(seen), network(seen), network(seen[0, :1])
-    outputs = _as_outputs(text, first, (2, 3), inputs, most)
-    others = _as_outputs(text, again, (2, 3), inputs, most)
-    rows = _as_outputs(text, row, (1,), inputs, most)
+        first, again, alone = (network(_fresh(each)) for each in (seen, seen, row))
+    outputs = _as_outputs(text, first, leading, _shapes(seen), most)
+    others = _as_outputs(text, again, leading, _shapes(seen), most)
+    rows = _as_outputs(text, alone, row_leading, _shapes(row), most)
     if not all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True)):
         raise ConfigError(f"{text}: two calls give different outputs; leave dropout and noise out")
-    if not all(torch.allclose(a[0, :1], b, atol=1e-4) for a, b in zip(outputs, rows, strict=True)):
+    firsts = [each.reshape(-1, each.shape[-1])[:1] for each in outputs]
+    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(firsts, rows, strict=True)):
         raise ConfigError(
             f"{text}: what it says of one observation depends on the others; leave batch "
             "normalisation out"
@@ -160,7 +207,7 @@ def _try(
 
 
 def _as_outputs(
-    text: str, made: object, leading: tuple[int, ...], inputs: int, most: list[int]
+    text: str, made: object, leading: tuple[int, ...], seen: str, most: list[int]
 ) -> tuple[Tensor, ...]:
     outputs = made if isinstance(made, tuple) else (made,)
     expected = [(*leading, width) for width in most]
@@ -168,9 +215,7 @@ def _as_outputs(
     if not 1 <= len(gave) <= len(expected) or gave != expected[: len(gave)]:
         wanted = f"{expected[0]}, or two of them (loc, scale)" if len(most) > 1 else expected[0]
         shown = gave[0] if len(gave) == 1 else gave
-        raise ConfigError(
-            f"{text}: gave {shown} for observations {(*leading, inputs)}; give {wanted}"
-        )
+        raise ConfigError(f"{text}: gave {shown} for observations {seen}; give {wanted}")
     floats = [x for x in outputs if isinstance(x, Tensor) and x.dtype == torch.float32]
     if len(floats) != len(outputs):
         raise ConfigError(f"{text}: its outputs are not float32")

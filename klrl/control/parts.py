@@ -14,7 +14,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.control.actor import make_agent
 from klrl.control.checks import preflight_checks
-from klrl.control.env import make_copies
+from klrl.control.env import VectorGymEnv, make_copies
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference
@@ -32,6 +32,14 @@ from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rollout
 from klrl.train.row import Rewards
 from klrl.train.schedule import Size
+
+
+def _notes(copies: EnvBase) -> list[str]:
+    """What the policy sees or does otherwise than the environment."""
+    if not isinstance(copies, VectorGymEnv):
+        return []
+    unread = copies.unread_mask()
+    return copies.notes if unread is None else [*copies.notes, unread]
 
 
 class ControlParts(Parts):
@@ -69,7 +77,7 @@ class ControlParts(Parts):
         self.agent.modules.to(self.device)
         self.kl = self._make_kl()
         self.preflight = [
-            *getattr(self._copies, "notes", ()),
+            *_notes(self._copies),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer = (

@@ -1,7 +1,8 @@
 """Plain values as JSON and back, to the bit: what an environment keeps in its attributes.
 
-Numbers, strings, arrays, random generators, and lists, tuples, dicts, sets and deques of them.
-A value of another kind stands as a mapping with one entry, its kind. Nothing is ever unpickled.
+Numbers, strings, arrays, tensors, random generators, and lists, tuples, dicts, TensorDicts, sets
+and deques of them. A value of another kind than JSON's stands as a mapping with one entry, its
+kind. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDict
 
 #: Kinds of numpy's types that bytes and a name describe: no objects, no records.
 _KINDS = "biufcSUmM"
@@ -51,7 +54,20 @@ def encode(value: Any) -> Any:
         return {"deque": [value.maxlen, [encode(item) for item in value]]}
     if kind is bytes:
         return {"bytes": _text(value)}
+    if kind is torch.Tensor:
+        return {"tensor": encode(_as_array(value))}
+    if kind is TensorDict:
+        return {"TensorDict": [list(value.batch_size), encode(dict(value.items()))]}
     return _encode_generator(value)
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.device.type != "cpu" or tensor.requires_grad:
+        raise Unplain("a tensor on a GPU, or of a graph, is no plain value")
+    try:
+        return np.ascontiguousarray(tensor.numpy()).reshape(tensor.shape)
+    except TypeError as error:  # bfloat16
+        raise Unplain(f"a tensor of {tensor.dtype} is no plain value") from error
 
 
 def _encode_generator(value: Any) -> Any:
@@ -61,6 +77,8 @@ def _encode_generator(value: Any) -> Any:
         return {"RandomState": encode(value.get_state(legacy=False))}
     if type(value) is random.Random:
         return {"Random": encode(value.getstate())}
+    if type(value) is torch.Generator and value.device.type == "cpu":
+        return {"torch.Generator": encode(value.get_state())}
     raise Unplain(f"a {type(value).__name__} is no plain value")
 
 
@@ -95,6 +113,11 @@ def decode(value: Any, before: Any = None) -> Any:
         return deque([decode(item) for item in items], longest)
     if kind == "bytes":
         return b64decode(held)
+    if kind == "tensor":
+        return torch.from_numpy(decode(held))
+    if kind == "TensorDict":
+        size, entries = held
+        return TensorDict(decode(entries), batch_size=size)
     if kind in _GENERATORS:
         return _GENERATORS[kind](decode(held), before)
     raise ValueError(f"{kind!r} is no kind of value")
@@ -123,10 +146,17 @@ def _random(state: Any, before: Any) -> random.Random:
     return held
 
 
+def _torch_generator(state: Any, before: Any) -> torch.Generator:
+    held = before if isinstance(before, torch.Generator) else torch.Generator()
+    held.set_state(state)
+    return held
+
+
 _GENERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Generator": _generator,
     "RandomState": _random_state,
     "Random": _random,
+    "torch.Generator": _torch_generator,
 }
 
 

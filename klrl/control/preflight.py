@@ -6,7 +6,8 @@ import difflib
 import importlib
 import math
 import os
-from dataclasses import replace
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,36 +46,6 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
-    try:
-        _check_env(env, _standing_for(actor), overridden)
-    except ConfigError as error:
-        raise ConfigError(_in_own_settings(str(error), env, actor)) from error
-
-
-def _standing_for(actor: ActorConfig) -> ActorConfig:
-    """klrl's actor with the distribution of the user's own."""
-    if not isinstance(actor, CustomActorConfig):
-        return actor
-    name = "mlp" if actor.distribution == "auto" else actor.distribution
-    return replace(actor, name=name)
-
-
-def _in_own_settings(text: str, env: EnvConfig, actor: ActorConfig) -> str:
-    """An error of the checks below, where the user's own parts have settings of other names."""
-    if isinstance(env, CustomEnvConfig):
-        text = text.replace(f"env.id={env.id}", f"env.target={env.target}")
-        text = text.replace(f"env.kwargs={env.kwargs}", f"env.args={env.args}")
-        text = text.replace("env.kwargs", "env.args")
-    image = f"actor={_standing_for(actor).name}: an MLP reads no images"
-    if isinstance(actor, CustomActorConfig) and text.startswith(image):
-        return text.replace(image, "actor=custom: a network of your own reads no images")
-    if isinstance(actor, CustomActorConfig):
-        text = text.replace("actor=mlp", "actor.distribution=auto").replace("or mlp", "or auto")
-        text = text.replace("actor=", "actor.distribution=")
-    return text
-
-
-def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     from klrl.control.action_space import is_discrete, require_served
     from klrl.control.observation import Packed, check_images, layout_of, require_actor
 
@@ -83,31 +54,51 @@ def _check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -
     copy = _make(env)
     space = copy.action_space
     discrete = is_discrete(space)
-    require_served(env.id, space)
-    layout = layout_of(env.id, copy.observation_space, space, env.action_mask)
+    require_served(env.named, space)
+    layout = layout_of(env.named, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
+    if isinstance(actor, CustomActorConfig) and layout is not None and layout.images:
+        _require_critic(actor)
     if isinstance(env, CustomEnvConfig):
+        _check_specs(env, copy)
         _check_answers(env, copy)
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
         check_images(layout, actor.arch)
-    if actor.name in ("normal", "tanh_normal") and discrete:
-        raise ConfigError(
-            f"actor={actor.name}: the actions of env.id={env.id} are discrete; "
-            "choose actor=categorical or actor=mlp"
-        )
-    if actor.name == "categorical" and not discrete:
-        raise ConfigError(
-            f"actor=categorical: the actions of env.id={env.id} are continuous; "
-            "choose actor=normal, tanh_normal or mlp"
-        )
-    if not discrete:
-        _check_bounds(env.id, actor, space)
+    _check_distribution(env, actor, space)
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
-            f"actor.init_std: nothing reads it here: env.id={env.id} has discrete actions; drop it"
+            f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
         )
+
+
+def _require_critic(actor: CustomActorConfig) -> None:
+    if actor.own_critic is None:
+        raise ConfigError(
+            "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
+            "reads no images; add actor.own_critic.target=package.module:Name"
+        )
+
+
+def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
+    """The distribution that was asked for must be one over these actions."""
+    import numpy as np
+
+    from klrl.control.action_space import is_discrete
+
+    setting, discrete = actor.distribution_setting, is_discrete(space)
+    text = f"{setting}={actor.chosen}: the actions of {env.named}"
+    if actor.chosen in ("normal", "tanh_normal") and discrete:
+        raise ConfigError(
+            f"{text} are discrete; choose {setting}=categorical or {setting}={actor.fitting}"
+        )
+    if actor.chosen == "categorical" and not discrete:
+        raise ConfigError(
+            f"{text} are continuous; choose {setting}=normal, tanh_normal or {actor.fitting}"
+        )
+    if actor.chosen == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
+        raise ConfigError(f"{text} have no finite bounds to scale to; choose {setting}=normal")
 
 
 #: Joint actions of a MultiDiscrete that a js sums over in every state.
@@ -123,7 +114,7 @@ def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
     copy.close()
     if count is not None and count > _MOST_JOINT:
         raise ConfigError(
-            f"kl.divergence={divergence}: env.id={env.id} has {count} joint actions, and the "
+            f"kl.divergence={divergence}: {env.named} has {count} joint actions, and the "
             f"{divergence} is summed over all of them, at most {_MOST_JOINT}; choose "
             "kl.divergence=forward or reverse"
         )
@@ -151,10 +142,9 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     from klrl.control.observation import layout_of
 
     copy = _make(env)
-    name = _standing_for(actor).name
-    chosen = "normal" if name in ("mlp", "cnn") else name
+    chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
-    layout = layout_of(env.id, copy.observation_space, copy.action_space, env.action_mask)
+    layout = layout_of(env.named, copy.observation_space, copy.action_space, env.action_mask)
     seen: Any = gymnasium.spaces.flatdim(copy.observation_space) if layout is None else layout.names
     action = kind_of(copy.action_space)
     copy.close()
@@ -184,18 +174,40 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
         within(env.step_timeout, step)
     except TookTooLong:
         raise ConfigError(
-            f"env.step_timeout={env.step_timeout:g}: the first step of env.id={env.id} takes "
+            f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes "
             "longer; mend the environment, or give more"
         ) from None
     except Misfit as error:
         raise ConfigError(
-            f"env.id={env.id}: its first step: {error}; fix the environment, or the setting named"
+            f"{env.named}: its first step: {error}; fix the environment, or the setting named"
         ) from error
     except Exception as error:  # someone else's code: it may raise anything
         raise ConfigError(
-            f"env.id={env.id} with env.kwargs={env.kwargs}: its first step fails: "
-            f"{first_line(error)}; fix env.kwargs"
+            f"{env.named} with {env.arguments}={_arguments(env)}: its first step fails: "
+            f"{first_line(error)}; fix {env.arguments}"
         ) from error
+
+
+def _arguments(env: EnvConfig) -> Mapping[str, Any]:
+    return env.args if isinstance(env, CustomEnvConfig) else env.kwargs
+
+
+def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
+    """Of a TorchRL environment of the user's own; what it answers must fit its specs."""
+    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
+        return
+    from klrl.control.torchrl_env import TorchRLEnv
+
+    made = copy.unwrapped
+    if not isinstance(made, TorchRLEnv):
+        return
+    try:
+        with told("env", env):
+            fault = within(env.step_timeout, made.fault)
+    except TookTooLong:
+        return  # the check of a step says so
+    if fault:
+        raise ConfigError(f"{env.named}: {fault}")
 
 
 def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
@@ -211,7 +223,7 @@ def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
         reset, step = within(env.step_timeout, play)
     except TookTooLong:
         return  # the check of a step says so
-    text = f"env.target={env.target}"
+    text = env.named
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise ConfigError(f"{text}: reset returned {type(reset).__name__}; give observation, info")
     if not (isinstance(step, tuple) and len(step) == 5):
@@ -243,16 +255,6 @@ def _require_contained(space: Any, observation: Any) -> None:
     require_observation(observation, space.shape)
     if not np.isfinite(np.asarray(observation)).all():
         raise Misfit("an observation is not finite")
-
-
-def _check_bounds(env_id: str, actor: ActorConfig, space: Any) -> None:
-    import numpy as np
-
-    if actor.name == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
-        raise ConfigError(
-            f"actor=tanh_normal: the actions of env.id={env_id} have no finite bounds to scale to; "
-            "choose actor=normal"
-        )
 
 
 def _check_id(env_id: str) -> None:

@@ -18,6 +18,7 @@ from klrl.config.own import changed_sources, check_sources, complete, make_own
 MODULE = """
 from __future__ import annotations
 from dataclasses import dataclass, field
+import math
 from klrl import setting
 import helper
 
@@ -46,6 +47,11 @@ class Derived(Base):
         self.width = width
 
 def function(coef, rate: float = 1.0): return (coef, rate)
+def unread(coef, a: Nowhere = 1.5, b: int = 2): return (coef, a, b)
+def nothing_there(coef, a: math.nothing = 1.5): return (coef, a)
+def no_type(coef, a: "3 +" = 1.5): return (coef, a)
+def no_union(coef, a: 1 | "b" = 1.5): return (coef, a)
+def by_pairs(coef, a: dict[tuple[int, int], int] = None, b: int = 2): return (coef, a, b)
 def raises(coef): raise RuntimeError("no")
 number = 3
 """
@@ -90,6 +96,9 @@ def test_without_one_by_the_arguments_of_the_class(module: str) -> None:
     part = job("controller.target=parts:Derived", "controller.args.depth=3").controller
     assert part.args == {"width": 8, "depth": 3}, "**given goes on to the class above"
     assert make_own("controller", part, {"coef": 7, "frames": 9}).depth == 3
+    part = job("controller.target=parts:Derived").controller
+    assert part.args == {"width": 8}, "what the class above has by default is left to it"
+    assert make_own("controller", part, {"coef": 7, "frames": 9}).depth == 1
     part = job("controller.target=parts:function").controller
     assert make_own("controller", part, {"coef": 7, "frames": 9}) == (7, 1.0)
 
@@ -124,6 +133,20 @@ def test_each_way_of_getting_it_wrong_is_one_line(module: str, words: list[str],
     told = refused(*(f"controller.{word}" for word in words))
     assert said in told
     assert told.startswith("controller.")
+
+
+@pytest.mark.parametrize("name", ["unread", "nothing_there", "no_type", "no_union"])
+def test_types_that_cannot_be_read_are_not_checked(module: str, name: str) -> None:
+    """A name that only a type checker imports, another's attribute, no expression, no union."""
+    part = job(f"controller.target=parts:{name}", "controller.args.a=x").controller
+    assert make_own("controller", part, {"coef": 7})[:2] == (7, "x")
+
+
+def test_a_type_that_no_setting_has_is_not_checked_and_others_are(module: str) -> None:
+    words = ["controller.target=parts:by_pairs", "controller.args.b=1.5"]
+    assert "controller.args.b=1.5: give a whole number" in refused(*words)
+    part = job(words[0], "controller.args.a=x").controller
+    assert make_own("controller", part, {"coef": 7}) == (7, "x", 2)
 
 
 def test_a_part_that_raises_is_told_with_its_line(module: str) -> None:

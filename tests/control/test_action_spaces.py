@@ -273,7 +273,7 @@ def test_the_transforms_charge_the_families_kl(action: str) -> None:
 )
 def test_other_spaces_are_refused(space: gymnasium.Space, named: str) -> None:
     with pytest.raises(ConfigError, match=f"env.id=X: {named}") as refused:
-        require_served("X", space)
+        require_served("env.id=X", space)
     assert "\n" not in str(refused.value)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.wrappers import NormalizeReward
+from tensordict import TensorDict
 
 from klrl.control.env import VectorGymEnv
 from klrl.control.env_proof import ANEW, EXACT, REPLAYED, Recorded, Way, prove, take_up
@@ -51,6 +52,30 @@ def test_nan_and_infinity_come_back() -> None:
     back = decode(json.loads(json.dumps(encode([float("nan"), float("inf")]))))
     assert back[0] != back[0]
     assert back[1] == float("inf")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.arange(6).reshape(2, 3).T, torch.tensor(0.1), torch.zeros(0, 2), torch.tensor([True])],
+    ids=str,
+)
+def test_a_tensor_comes_back_and_so_does_a_tensordict_of_it(value: torch.Tensor) -> None:
+    held = TensorDict({"a": {"b": value}, "c": torch.ones(3)})
+    back = decode(json.loads(json.dumps(encode(held))))
+    assert (back.batch_size, back["a", "b"].dtype) == (held.batch_size, value.dtype)
+    assert torch.equal(back["a", "b"], value)
+    assert set(back.keys(True, True)) == {("a", "b"), "c"}
+    for unplain in (torch.ones(1, dtype=torch.bfloat16), torch.ones(1, requires_grad=True)):
+        with pytest.raises(Unplain):
+            encode(unplain)
+
+
+def test_a_generator_of_torch_goes_on_in_place() -> None:
+    first, second = torch.Generator().manual_seed(3), torch.Generator()
+    torch.rand(5, generator=first)
+    state = json.loads(json.dumps(encode(first)))
+    assert decode(state, second) is second
+    assert torch.equal(torch.rand(7, generator=first), torch.rand(7, generator=second))
 
 
 @pytest.mark.parametrize("kind", ["PCG64", "MT19937", "Philox", "SFC64"])

@@ -51,7 +51,7 @@ def agent_for(env, *, normalize: bool = True) -> Agent:
 def test_nothing_is_lost_on_the_way() -> None:
     space = spaces.Dict(PARTS)
     space.seed(0)
-    layout = layout_of("X", space, TWO)
+    layout = layout_of("env.id=X", space, TWO)
     assert [entry.kind for entry in layout.entries] == [
         *("vector", "vector", "index", "index", "image", "mask"),
     ]
@@ -269,6 +269,28 @@ def test_no_excluded_action_is_ever_given(where: str) -> None:
         assert (choice.gather(-1, action.unsqueeze(-1)) != 0).all()
 
 
+def test_a_mask_in_info_that_is_not_read_is_told() -> None:
+    """By a copy of its own: neither torch's generator nor the copies have moved."""
+    torch.manual_seed(0)
+    before, ignoring = torch.get_rng_state(), made("Masked", kwargs={"where": "info"})
+    line = ignoring.unread_mask()
+    assert line is not None
+    assert "info has action_mask, which env.action_mask=auto does not read; set env.act" in line
+    assert torch.equal(torch.get_rng_state(), before)
+    for env in (
+        made("Masked"),
+        made("Masked", kwargs={"where": "info"}, action_mask="info"),
+        made("Masked", kwargs={"where": "info"}, action_mask="none"),
+        VectorGymEnv("CartPole-v1", 1),
+        VectorGymEnv("Pendulum-v1", 1),
+    ):
+        assert env.unread_mask() is None
+    # Gymnasium's own: the first observation is that of a seeded copy that was never asked.
+    taxi, other = VectorGymEnv("Taxi-v4", 1, seed=3), VectorGymEnv("Taxi-v4", 1, seed=3)
+    assert taxi.unread_mask() is not None
+    np.testing.assert_array_equal(taxi.reset_native(), other.reset_native())
+
+
 def test_a_mask_is_read_where_it_is_asked_for() -> None:
     auto = made("Masked")
     assert auto.layout.masked == 6
@@ -306,7 +328,7 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
 )  # fmt: skip
 def test_layouts_that_are_refused(observation, action, how, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
-        layout_of("X", observation, action, how)
+        layout_of("env.id=X", observation, action, how)
     assert "\n" not in str(refused.value)
 
 

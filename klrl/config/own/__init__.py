@@ -1,0 +1,28 @@
+"""Parts of the user's own: ``GROUP=custom GROUP.target=package.module:Name GROUP.args.x=1``.
+
+That is one more choice of the registry, whose factory calls :func:`make_own`. No torch in here, but
+the user's module may import it. docs/extending.md is the page to this.
+"""
+
+from klrl.config.own.args import help_of
+from klrl.config.own.complete import complete, complete_part
+from klrl.config.own.find import find_function, find_target, make_own, require, told
+from klrl.config.own.parts import GIVEN, own_parts, restore
+from klrl.config.own.sources import changed_sources, check_sources, manifest_of
+
+__all__ = [
+    "GIVEN",
+    "changed_sources",
+    "check_sources",
+    "complete",
+    "complete_part",
+    "find_function",
+    "find_target",
+    "help_of",
+    "make_own",
+    "manifest_of",
+    "own_parts",
+    "require",
+    "restore",
+    "told",
+]

@@ -1,0 +1,33 @@
+"""A job's parts of the user's own, made complete: found, their args typed, their sources noted."""
+
+from __future__ import annotations
+
+from klrl.config.fields import OwnPart
+from klrl.config.jobs import JobConfig
+from klrl.config.own.args import typed_args
+from klrl.config.own.find import find_target
+from klrl.config.own.parts import own_parts
+from klrl.config.own.sources import own_source
+
+
+def complete(config: JobConfig) -> None:
+    """Find the user's own parts of a job, in place: type their args, note their sources.
+
+    Raises:
+        ConfigError: a part cannot be found, or its args are not those that it takes.
+    """
+    for setting, part in own_parts(config):
+        complete_part(setting, part)
+        source = own_source(setting, part)
+        part.path, part.source, part.version = source.folder, source.digest, source.version
+        if setting == "env":
+            config.env.id = part.target  # the task's name
+
+
+def complete_part(setting: str, part: OwnPart) -> None:
+    """Type the args of one part, in place; its source stays as it is.
+
+    Raises:
+        ConfigError: as :func:`complete`.
+    """
+    part.args = typed_args(setting, part, find_target(setting, part))

@@ -1,0 +1,343 @@
+"""A TorchRL environment of the user's own (``EnvBase``) as one copy of a Gymnasium environment.
+
+So it is stepped, evaluated, saved and checked as any other: its specs become spaces, what it
+carries from step to step (``step_mdp``) stays here. TorchRL's own way there,
+``EnvBase.register_gym``, hands numpy's actions on as they are, so that a one-hot action is a
+number, and makes a mask a Discrete(2).
+
+Draws from torch's global generator come from one of this copy's own: many such environments seed
+the global one, and an evaluation would then set the policy's noise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from torchrl.envs import EnvBase, TransformedEnv, check_env_specs
+
+from klrl.base.errors import ConfigError, in_one_line
+from klrl.control.answers import Misfit
+
+#: A key of a tensordict: a name, or several of nested ones.
+Key = str | tuple[str, ...]
+
+
+def wrap(setting: str, base: EnvBase) -> TorchRLEnv:
+    """A copy of a TorchRL environment as one of Gymnasium.
+
+    Args:
+        setting: that names it, with its value.
+        base: of batch size [], with one action and one reward.
+
+    Raises:
+        ConfigError: it has others, or a spec that is no space.
+    """
+    keeps = callable(getattr(_innermost(base), "get_state", None))
+    return (KeptTorchRLEnv if keeps else TorchRLEnv)(setting, base)
+
+
+class TorchRLEnv(gymnasium.Env[Any, Any]):
+    """One copy; arguments and errors as :func:`wrap`.
+
+    Attributes:
+        base: the environment.
+    """
+
+    def __init__(self, setting: str, base: EnvBase) -> None:
+        _require_one(setting, base)
+        self.base = base
+        self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
+        self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
+        self.action_space = _action_space(setting, self._action_spec)
+        whole = _space(f"{setting}: its observation_spec", base.observation_spec)
+        assert isinstance(whole, spaces.Dict)
+        # A single entry is the observation; several are seen by key.
+        keys = list(whole.spaces)
+        self._alone = keys[0] if len(keys) == 1 else None
+        self.observation_space = whole if self._alone is None else whole[self._alone]
+        self.metadata = dict(getattr(base, "metadata", None) or {})
+        self.render_mode = getattr(base, "render_mode", None)
+        #: State of torch's global generator, where the environment draws from that.
+        self._generator = torch.Generator().manual_seed(0).get_state()
+        #: What the next step starts from.
+        self._carried = TensorDict()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As Gymnasium's; no ``options`` are read."""
+        if seed is not None:
+            self._generator = torch.Generator().manual_seed(seed).get_state()
+        with self._drawing():
+            if seed is not None:
+                self.base.set_seed(seed)
+            self._carried = self.base.reset()
+        return self._seen(self._carried), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """As Gymnasium's; an end that is not terminal is a truncation.
+
+        Raises:
+            Misfit: a key is missing.
+        """
+        given = self._carried.copy().set(self._action_key, self._as_action(action))
+        with self._drawing():
+            stepped = self.base.step(given)
+            self._carried = self.base.step_mdp(stepped)
+        after = stepped["next"]
+        done, terminated = _flag(after, "done"), _flag(after, "terminated")
+        truncated = _flag(after, "truncated") or (done and not terminated)
+        reward = float(_entry(after, self._reward_key).item())
+        return self._seen(after), reward, terminated, truncated, {}
+
+    def render(self) -> Any:
+        """Its own picture."""
+        drawn = self.base.render()  # which EnvBase has not
+        return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
+
+    def close(self) -> None:
+        """Close it."""
+        self.base.close(raise_if_closed=False)
+
+    def fault(self) -> str:
+        """What of a reset and a step does not fit its specs; empty where all does.
+
+        Raises:
+            Exception: whatever the environment raises.
+        """
+        with self._drawing():
+            before = self.base.rand_action(self.base.reset())
+            # step() stumbles over what _step leaves out.
+            after = self.base._step(before.copy())
+            seen, reward = self.base.observation_spec, self.base.full_reward_spec
+            if not isinstance(after, TensorDictBase):
+                return f"step returned {type(after).__name__}; return a TensorDict"
+            misfits = (
+                *_misfits("reset", before, seen),
+                *_misfits("step", after, seen),
+                *_misfits("step", after, reward),
+                *_undeclared(self.base, after),
+            )
+            if misfits:
+                return misfits[0]
+            try:
+                with _quiet():
+                    check_env_specs(self.base)
+            except AssertionError as error:
+                return f"torchrl's check_env_specs refuses it: {in_one_line(error)}"
+        return ""
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Have this copy's own state in torch's global generator."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._generator)
+        try:
+            yield
+        finally:
+            self._generator = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def _as_action(self, action: Any) -> Tensor:
+        spec = self._action_spec
+        given = torch.tensor(np.asarray(action))
+        if isinstance(spec, OneHot):
+            given = spec.to_categorical_spec().to_one_hot(given.long())
+        return given.to(spec.dtype).reshape(spec.shape).to(self.base.device)
+
+    def _seen(self, data: TensorDictBase) -> Any:
+        if self._alone is not None:
+            return _array(data, self._alone)
+        return _arrays(data, self.base.observation_spec)
+
+
+class KeptTorchRLEnv(TorchRLEnv):
+    """The same of one that has ``get_state()`` and ``set_state(state)``."""
+
+    def get_state(self) -> dict[str, Any]:
+        """What another copy goes on from: its own, and what is kept here."""
+        own: Any = _innermost(self.base)
+        return {"own": own.get_state(), "carried": self._carried, "torch": self._generator}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`get_state`."""
+        own: Any = _innermost(self.base)
+        own.set_state(state["own"])
+        self._carried, self._generator = state["carried"], state["torch"]
+
+
+def _innermost(base: EnvBase) -> EnvBase:
+    while isinstance(base, TransformedEnv):
+        base = base.base_env
+    return base
+
+
+def _require_one(setting: str, base: EnvBase) -> None:
+    """One environment, with one action, one number as reward, and an end.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if tuple(base.batch_size):
+        raise ConfigError(
+            f"{setting}: has the batch size {list(base.batch_size)}; return one environment of "
+            "batch size [], of which klrl makes env.num_envs"
+        )
+    for what, keys in (("action", base.action_keys), ("reward", base.reward_keys)):
+        if len(keys) != 1:
+            raise ConfigError(f"{setting}: has {len(keys)} {what}s ({_listed(keys)}); give one")
+    reward = base.full_reward_spec[base.reward_keys[0]]
+    if reward.shape.numel() != 1:
+        raise ConfigError(
+            f"{setting}: its reward has the shape {list(reward.shape)}; give one number"
+        )
+    if "done" not in base.done_keys:
+        raise ConfigError(f"{setting}: its done_spec has {_listed(base.done_keys)}; add done")
+    if not list(base.observation_spec.keys(True, True)):
+        raise ConfigError(f"{setting}: its observation_spec is empty; add what the policy sees")
+
+
+# ------------------------------------------------------------------------------------------ specs
+
+
+def _action_space(setting: str, spec: TensorSpec) -> gymnasium.Space[Any]:
+    """A one-hot action is chosen as a number."""
+    plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
+    return _space(f"{setting}: its action_spec", plain)
+
+
+def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
+    """A spec as a space.
+
+    Args:
+        what: it is of, with the setting, for the error.
+        spec: of batch size [].
+
+    Raises:
+        ConfigError: there is no such space.
+    """
+    if isinstance(spec, Composite):
+        return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})
+    shape, dtype = tuple(spec.shape), _DTYPES.get(spec.dtype)
+    if dtype is None or any(size < 1 for size in shape):
+        raise ConfigError(f"{what} is {_shown(spec.dtype, shape)}; {_LEAVE_OUT}")
+    if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
+        return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+    if isinstance(spec, MultiCategorical):
+        return spaces.MultiDiscrete(spec.nvec.numpy())
+    if isinstance(spec, Categorical):
+        return spaces.MultiDiscrete(np.full(shape, spec.n)) if shape else spaces.Discrete(spec.n)
+    if isinstance(spec, Bounded):
+        return spaces.Box(spec.low.cpu().numpy(), spec.high.cpu().numpy(), shape, dtype)
+    if isinstance(spec, Unbounded):
+        low, high = -np.inf, np.inf
+        if np.issubdtype(dtype, np.integer):
+            low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        return spaces.Box(low, high, shape, dtype)
+    raise ConfigError(f"{what} is a {type(spec).__name__}; {_LEAVE_OUT}")
+
+
+_LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the environment"
+
+#: Types that numpy has, and Gymnasium's spaces take.
+_DTYPES: dict[torch.dtype | None, Any] = {
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
+
+# ---------------------------------------------------------------------------------------- answers
+
+
+def _misfits(when: str, data: TensorDictBase, spec: Composite) -> Iterator[str]:
+    """The entries of a spec that are not in data, or of another type there."""
+    for key, leaf in spec.items(True, True):
+        value = data.get(key, None)
+        if value is None:
+            yield f"{when} wrote no {_listed([key])}, which its spec has; write it"
+        elif not isinstance(value, Tensor) or value.dtype != leaf.dtype:
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            yield f"{when} wrote {_listed([key])} as {kind}, and its spec says {leaf.dtype}"
+        elif value.numel() != leaf.shape.numel():
+            shape, expected = list(value.shape), list(leaf.shape)
+            yield f"{when} wrote {_listed([key])} of shape {shape}, and its spec says {expected}"
+
+
+def _undeclared(base: EnvBase, after: TensorDictBase) -> Iterator[str]:
+    """What a step wrote that no spec has."""
+    specs = (base.observation_spec, base.full_reward_spec, base.full_done_spec, base.state_spec)
+    known = {key for spec in specs for key in spec.keys(True, True)}
+    for key in after.keys(True, True):
+        if key not in known:
+            spec = "done" if key in ("done", "terminated", "truncated") else "observation"
+            yield f"step wrote {_listed([key])}, which no spec has; add it to {spec}_spec"
+
+
+def _entry(data: TensorDictBase, key: Key) -> Tensor:
+    value = data.get(key, None)
+    if not isinstance(value, Tensor):
+        raise Misfit(f"the environment wrote no {_listed([key])}")
+    return value
+
+
+def _flag(data: TensorDictBase, name: str) -> bool:
+    value = data.get(name, None)
+    return value is not None and bool(value.any())
+
+
+def _array(data: TensorDictBase, key: Key) -> np.ndarray:
+    return _entry(data, key).detach().cpu().numpy()
+
+
+def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, Any]:
+    """The entries of a spec, nested as there."""
+    return {
+        key: _arrays(data[key], each) if isinstance(each, Composite) else _array(data, key)
+        for key, each in spec.items()
+    }
+
+
+def _listed(keys: Iterable[Key]) -> str:
+    return ", ".join(key if isinstance(key, str) else ".".join(key) for key in keys)
+
+
+def _shown(dtype: torch.dtype | None, shape: tuple[int, ...]) -> str:
+    return f"{dtype or 'no tensor'} of shape {shape}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without TorchRL's line that all is well."""
+    logger = logging.getLogger("torchrl")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
