@@ -67,7 +67,7 @@ def check_address(address: str | None, setting: str) -> None:
     Raises:
         ConfigError: the address is malformed or nothing answers there.
     """
-    if address in (None, "", "auto", "local"):
+    if address in (None, "", "auto"):
         return
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdigit():
