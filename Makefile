@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-services test-slow test-slurm smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-services test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	faults fuzz soak kills clean
 
 help: ## list the targets
@@ -41,6 +41,9 @@ test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more o
 
 test-slurm: $(READY) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
 	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
+
+test-ray: $(READY) ## launcher=ray and collector=ray on a cluster whose machines die, on loopback: 8 minutes; part of test-slow
+	$(BIN)/python -m pytest -m slow -rA --no-header tests/sweep/test_ray_cluster.py
 
 smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep
 	bash .ci/smoke $(BIN)/python

@@ -35,9 +35,10 @@ class RewardError(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """A rollout worker of ``collector=ray`` cannot be started, died repeatedly, or has no CPUs.
+    """A worker of ``collector=ray`` died repeatedly, or Ray does not start or has no CPUs for jobs.
 
-    The run stops with exit code 1 and a checkpoint of its last iteration.
+    The run stops with exit code 1 and a checkpoint of its last iteration; so does a sweep of
+    ``launcher=ray``, whose jobs go on when it is started again.
     """
 
 

@@ -67,7 +67,7 @@ def check_address(address: str | None, setting: str) -> None:
     Raises:
         ConfigError: the address is malformed or nothing answers there.
     """
-    if address in (None, "", "auto", "local"):
+    if address in (None, "", "auto"):
         return
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdigit():
@@ -130,6 +130,23 @@ def wait(ray: Any, handles: list[Any], timeout: float) -> list[Any]:
     return ready
 
 
+#: Seconds that klrl waits for the head of a cluster. After 60 Ray ends the process.
+HEADLESS = 30
+
+
+def headless(ray: Any) -> str | None:
+    """That the head of the cluster does not answer; None: it does.
+
+    Whatever else Ray is asked waits for it.
+    """
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return f"the head of the Ray cluster ({host}:{port}) does not answer"
+    return None
+
+
 def machines(ray: Any) -> int:
     """How many machines of a cluster are alive, as far as Ray knows.
 
@@ -176,7 +193,7 @@ class Shortage:
             return False
         if self._since is None:
             self._since = time.monotonic()
-            self._say(f"{missing}: waiting {self._limit:g} s for machines that join it")
+            self._say(f"{missing}: waiting {self._limit:g} s for it to change")
         return time.monotonic() - self._since >= self._limit
 
 

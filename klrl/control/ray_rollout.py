@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import WorkerError, last_line
-from klrl.base.ray_start import Shortage, machines, quiet_ray, room, wait
+from klrl.base.ray_start import HEADLESS, Shortage, headless, machines, quiet_ray, room, wait
 from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
@@ -42,7 +43,7 @@ Arrays = dict[Any, np.ndarray]
 
 #: How often a worker is tried within one rollout before the run gives up.
 ATTEMPTS = 3
-#: Seconds without a worker's part after which the machines are counted, again and again.
+#: Seconds between counts of the machines.
 _LOOK = 2.0
 IDS = ("collector", "traj_ids")
 
@@ -89,6 +90,8 @@ class RayRollout:
         self._cluster = Cluster(config.workers, config.cpus_per_worker)
         self._ray = self._cluster.ray
         self._shortage = Shortage(config.cpus_timeout, say)
+        self._headless = Shortage(min(config.cpus_timeout, HEADLESS), say)
+        self._looked = time.monotonic()
         #: Those alive when a worker was lost the last time.
         self._machines = machines(self._ray)
         self._replacements = [0] * config.workers
@@ -104,8 +107,8 @@ class RayRollout:
 
         Raises:
             NonFiniteError: a step returned NaN or infinity.
-            WorkerError: a worker died again and again, or the cluster has too few CPUs for too
-                long.
+            WorkerError: a worker died again and again, or the cluster has had too few CPUs, or no
+                head, for too long.
         """
         weights = self._ray.put(weights_of(self._agent))
         requests = [self._request(worker, weights) for worker in range(self._config.workers)]
@@ -198,14 +201,26 @@ class RayRollout:
     def _answer(self, request: Any) -> Arrays:
         """Wait for a part; for CPUs that the cluster has lost, not without end."""
         while not wait(self._ray, [request], _LOOK):
-            missing = self._cluster.missing()
-            if self._shortage.lasts(missing):
-                raise WorkerError(
-                    f"collector=ray: {missing}, after {self._config.cpus_timeout:g} s of waiting; "
-                    "resume=RUN goes on when they are back, or on another cluster"
-                )
+            self._look()
+        if time.monotonic() - self._looked > _LOOK:
+            self._look()
         answer: Arrays = self._ray.get(request)
         return answer
+
+    def _look(self) -> None:
+        """Count the machines.
+
+        Raises:
+            WorkerError: there were too few for too long.
+        """
+        self._looked = time.monotonic()
+        away = headless(self._ray)
+        missing = None if away else self._cluster.missing()
+        if self._headless.lasts(away) or self._shortage.lasts(missing):
+            raise WorkerError(
+                f"collector=ray: {away or missing}; resume=RUN goes on when that has changed, or "
+                "on another cluster"
+            )
 
     def _number(self, worker: int, part: Arrays) -> Arrays:
         """Make trajectory ids unique among the workers and their replacements."""

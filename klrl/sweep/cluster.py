@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, WorkerError, last_line
-from klrl.base.ray_start import Shortage, check_address, quiet_ray, room, wait
+from klrl.base.ray_start import HEADLESS, Shortage, check_address, headless, quiet_ray, room, wait
 from klrl.config import LauncherConfig, RayLauncherConfig
 from klrl.runs.folder import RunFolder
 from klrl.runs.owner import read_owner
@@ -84,6 +84,7 @@ class _Tasks:
         self._starts: dict[str, list[int]] = {}  # name -> frames that each start went on from
         self._notices: list[str] = []
         self._shortage = Shortage(config.cpus_timeout, self._notices.append)
+        self._headless = Shortage(min(config.cpus_timeout, HEADLESS), self._notices.append)
         self._looked = time.monotonic()
         self._passed_on = False
 
@@ -199,7 +200,7 @@ class _Tasks:
         """Start held jobs whose owner is dead; count the machines.
 
         Raises:
-            WorkerError: there was none for too long.
+            WorkerError: there was none for too long, or no head.
         """
         for job in list(self._held.values()):
             owner = read_owner(job.folder)
@@ -207,21 +208,26 @@ class _Tasks:
                 yield Outcome(self._held.pop(job.name).name, "interrupted")
             elif owner is None or not owner.alive:
                 self._start(self._held.pop(job.name))
-        config, missing = self._config, None
-        if self._running and not room(self._ray, config.cpus_per_job, config.gpus_per_job):
-            missing = (
-                f"no machine of the Ray cluster has launcher.cpus_per_job={config.cpus_per_job:g}"
-            )
-            missing += f" launcher.gpus_per_job={config.gpus_per_job:g}" * (config.gpus_per_job > 0)
-        if self._shortage.lasts(missing) or (missing and self._stopping):
+        away = headless(self._ray)
+        missing = None if away or not self._running else self._no_room()
+        ends = self._headless.lasts(away) or self._shortage.lasts(missing)
+        if ends or ((away or missing) and self._stopping):
             yield from map(_without_machine, [*self._running.values(), *self._held.values()])
             if not self._stopping:
                 raise WorkerError(
-                    f"launcher=ray: {missing}, after {config.cpus_timeout:g} s of waiting; started "
-                    "again when one has, the sweep goes on"
+                    f"launcher=ray: {away or missing}; started again when that has changed, the "
+                    "sweep goes on"
                 )
             self._running.clear()
             self._held.clear()
+
+    def _no_room(self) -> str | None:
+        """That no living machine can hold a job; None: one can, though others may hold it."""
+        cpus, gpus = self._config.cpus_per_job, self._config.gpus_per_job
+        if room(self._ray, cpus, gpus):
+            return None
+        with_gpus = f" launcher.gpus_per_job={gpus:g}" * (gpus > 0)
+        return f"no machine of the Ray cluster has launcher.cpus_per_job={cpus:g}{with_gpus}"
 
 
 def _without_machine(job: Job) -> Outcome:

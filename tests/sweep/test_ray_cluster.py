@@ -211,10 +211,10 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
         machines.kill(node)
     said = command.ends(1)
     missing = "no machine of the Ray cluster has launcher.cpus_per_job=1"
-    assert said.count(f"{missing}: waiting 5 s for machines that join it\n") == 1
+    assert said.count(f"{missing}: waiting 5 s for it to change\n") == 1
     assert command.err == (
-        f"klrl: failed: launcher=ray: {missing}, after 5 s of waiting; started again when one has, "
-        "the sweep goes on\n"
+        f"klrl: failed: launcher=ray: {missing}; started again when that has changed, the sweep "
+        "goes on\n"
     )
     # Between two machines a job may have begun beside the first ones, or ended.
     assert set(statuses("outputs/a").values()) <= {"interrupted", "waiting", "finished"}
@@ -236,7 +236,7 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
 def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_they_do_not(
     machines: Machines, start
 ) -> None:
-    """Each is killed three times, one with a new checkpoint between."""
+    """Each is killed or stopped three times, one with a new checkpoint between."""
     machines.add(2)
     words = (*EAGER, "frames=1e6", "checkpoint.every=20,1000000")
     address = f"launcher.address={machines.address}"
@@ -244,7 +244,7 @@ def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_t
     advances, stays = (Path("outputs/a", f"checkpoint.every={n}") for n in (20, 1000000))
     killed: set[int] = set()
 
-    def kill(folder: Path, beyond: int) -> int:
+    def kill(folder: Path, beyond: int, signum: int = signal.SIGKILL) -> int:
         """The process of a job, once it has a checkpoint beyond some frames; those it had."""
 
         def trains() -> bool:
@@ -256,15 +256,16 @@ def test_a_job_that_dies_goes_on_while_its_checkpoints_advance_and_fails_where_t
         command.wait_for(trains)
         told, owner = command.out.count(f": {folder.name} (at"), read_owner(folder)
         assert owner is not None
-        os.kill(owner.pid, signal.SIGKILL)
-        killed.add(owner.pid)
+        os.kill(owner.pid, signum)
+        if signum == signal.SIGKILL:  # else the process lives, and Ray uses it again
+            killed.add(owner.pid)
         ends = f" {folder.name} (at", f"{folder.name}: failed"
         command.wait_for(lambda: sum(map(command.out.count, ends)) > told)
         return RunFolder(folder).checkpointed
 
     reached = [0]
-    for _ in range(3):
-        reached.append(kill(advances, reached[-1]))
+    for signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        reached.append(kill(advances, reached[-1], signum))
     for _ in range(3):
         assert kill(stays, -1) == 0
     command.wait_for(lambda: "failed" in command.out)
@@ -423,10 +424,10 @@ def test_a_run_outlives_a_machine_of_its_workers_ends_without_cpus_and_goes_on(
     kill_one(20)
     said = command.ends(1)
     lacks = "the Ray cluster lacks 1 of the 2 CPUs that the workers ask for"
-    assert said.count(f"{lacks}: waiting 5 s for machines that join it\n") == 1
+    assert said.count(f"{lacks}: waiting 5 s for it to change\n") == 1
     assert command.err == (
-        f"klrl: failed: collector=ray: {lacks}, after 5 s of waiting; resume=RUN goes on when they "
-        "are back, or on another cluster\n"
+        f"klrl: failed: collector=ray: {lacks}; resume=RUN goes on when that has changed, or on "
+        "another cluster\n"
     )
     frames = frames_of(run)
     assert frames == [400 * (i + 1) for i in range(len(frames))]
@@ -445,3 +446,31 @@ def test_a_run_outlives_a_machine_of_its_workers_ends_without_cpus_and_goes_on(
     start("resume=alone").ends(0)
     assert frames_of(run) == list(range(400, 24001, 400))
     bits_are_equal(run, "alone")
+
+
+def test_a_sweep_and_a_run_end_in_a_line_with_checkpoints_where_the_head_is_gone(
+    machines: Machines, start
+) -> None:
+    """Ray would end both with a line of its own after 60 s, and the run without a checkpoint."""
+    machines.add(3)
+    words = (*EAGER, "frames=1e7", "checkpoint.every=1000000")
+    on_ray = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus_timeout=5")
+    sweep = start("-m", "sweep=a", *words, *on_ray)
+    workers = ("collector=ray", "collector.workers=2", "collector.cpus_timeout=5")
+    run = start(*words, *workers, "hydra.run.dir=run", RAY_ADDRESS=machines.address)
+    sweep.wait_for(lambda: frames_of(Path("outputs/a/job")))
+    run.wait_for(lambda: frames_of(Path("run")))
+    machines.cluster.head_node.kill_gcs_server()
+    away = f"the head of the Ray cluster ({machines.address}) does not answer"
+    for command in (sweep, run):
+        assert command.ends(1).count(f"{away}: waiting 5 s for it to change\n") == 1
+    assert sweep.err == (
+        f"klrl: failed: launcher=ray: {away}; started again when that has changed, the sweep goes "
+        "on\n"
+    )
+    assert run.err == (
+        f"klrl: failed: collector=ray: {away}; resume=RUN goes on when that has changed, or on "
+        "another cluster\n"
+    )
+    assert statuses("outputs/a") == {"job": "interrupted"}
+    assert RunFolder(Path("run")).checkpointed == frames_of(Path("run"))[-1] > 0
