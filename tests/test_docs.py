@@ -73,9 +73,17 @@ def exit_code(*words: str) -> int:
     return int(stop.value.code or 0)
 
 
+#: The commands of which_kl.md.
+RUNS = [line.strip().partition("  #")[0] for line in WHICH if "python -m klrl" in line]
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "line", [line.strip().partition("  #")[0] for line in WHICH if "python -m klrl" in line]
+    "line",
+    [
+        line if i % 3 == 0 else pytest.param(line, marks=pytest.mark.slow)
+        for i, line in enumerate(RUNS)
+    ],
 )
 def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> None:
     """Each for two iterations, on networks of eight units."""

@@ -280,7 +280,7 @@ def test_a_cell_runs_and_a_stopped_one_begins_anew(tmp_path) -> None:
     assert {key: again[key] for key in same} == {key: whole[key] for key in same}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_diverged_run_counts_as_it_was_at_its_last_checkpoint(tmp_path) -> None:
     cell = Cell("inverted_pendulum", "infinite", 0, ("loss=clip", "optim.lr=1e30", *TINY))
     (found,) = run(cell, tmp_path / "a.jsonl")

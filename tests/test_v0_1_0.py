@@ -255,6 +255,7 @@ def test_two_runs_are_compared(call) -> None:
     assert "0.1.0" in told or "klrl" not in told
 
 
+@pytest.mark.slow
 def test_runs_and_a_sweep_are_reported(call) -> None:
     told = call("klrl.report", "run", "klpen_held", "language", "outputs", "-o", "report")
     assert "6 runs" in told

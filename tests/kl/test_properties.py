@@ -82,7 +82,7 @@ def test_never_negative_zero_for_equal_policies_and_of_batch_shape(make, seed: i
     torch.testing.assert_close(exact_kl(p, make(seed, 6)), torch.zeros(6, dtype=DOUBLE))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @each_kind
 def test_equals_the_mean_log_ratio_of_samples(make) -> None:
     """k1 over many samples of p, from the library's own log_prob: sign, direction and scale."""

@@ -121,6 +121,7 @@ def test_marks_stand_where_the_axis_says(two_tasks):
     np.testing.assert_allclose(ends, [0.4585, 0.4815], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
     text, _ = page_of(two_tasks, "--normalise", "Toy-v1=0:100", "Big-v1=0:10000")
     assert '<a href="#tasks">All tasks</a>' in text

@@ -181,6 +181,7 @@ def test_a_failed_and_a_silent_seed_are_told_together(diverged):
     assert page.cells[page.cells.index("kl.coef=0.1") + 1] == "3 of 5|4 of 5 have a return"
 
 
+@pytest.mark.slow
 def test_where_no_episode_ended_in_a_run_all_are_compared_by_the_reward_per_frame(tmp_path):
     write(tmp_path, {1.0: (10, 11, 12), 0.1: (50, 51, 52)})
 
@@ -274,6 +275,7 @@ def test_language_runs_of_one_base_model_are_paired(tmp_path):
     assert all(each.paired for each in differences_of(lines_of(tmp_path)))
 
 
+@pytest.mark.slow
 def test_of_many_settings_each_is_shown_against_the_best(tmp_path):
     coefs = [0.0, 0.1, 0.2, 0.3, 0.4]
     write(tmp_path, {c: 100 * c + np.arange(5.0) for c in coefs}, dict.fromkeys(coefs, 1.0))

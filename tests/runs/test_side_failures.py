@@ -64,7 +64,7 @@ def test_a_run_trains_on_when_the_reader_of_stdout_leaves() -> None:
     assert side_failures(Path("run")) == ["stdout: BrokenPipeError: [Errno 32] Broken pipe"]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_sweep_goes_on_too_and_says_so_once() -> None:
     done = shell(f"klrl -m {' '.join(QUICK)} seed=0,1 hydra.sweep.dir=sweep | head -1")
     assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; goes on without\n"
