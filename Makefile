@@ -5,8 +5,8 @@ VENV ?= .venv
 ARGS ?= env=pendulum kl.coef=0.1
 # Runs at a time, for make results
 JOBS ?= 2
-# Processes that the tests run in: one more than two cores, since some wait
-WORKERS ?= 3
+# Processes that the tests run in: each imports torch and collects every test
+WORKERS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

@@ -153,6 +153,7 @@ EITHER = pytest.mark.parametrize(
 SETTINGS = pytest.mark.parametrize("settings", SHARED)
 
 
+@pytest.mark.integration
 @LOSS
 @KL
 @EITHER
@@ -168,6 +169,7 @@ def test_control_and_language_give_the_same_numbers(loss, kl, advantage, setting
         assert_same(*map(shared, numbers.values()))
 
 
+@pytest.mark.integration
 @LOSS
 @KL
 @EITHER

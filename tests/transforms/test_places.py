@@ -83,6 +83,7 @@ def check(batch, actor: nn.Module, reference: nn.Module, coef: float) -> None:
     assert ratio.abs().mean() > 0.01
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("cloned", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
