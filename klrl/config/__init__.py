@@ -3,7 +3,7 @@
 Values are in ``conf/`` (one YAML per choice); types and ranges are here. Nothing in here imports
 torch or gymnasium, so that ``--help`` and config errors print at once.
 
-To add a setting: a field in the dataclass of its group in ``schemas.py`` (of a sweep's groups in
+To add a setting: a field in the dataclass of its group in ``schemas/`` (of a sweep's groups in
 ``sweep.py``), and a commented line in the YAML of each choice that has it. To add a choice: a line
 in ``choices.py``, and where it has settings of its own a dataclass there and among the names below.
 """
