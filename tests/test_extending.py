@@ -348,6 +348,7 @@ class NoSuper(PolicyLoss):
     def __init__(self): pass
     def gain(self, scored, advantage, beta): return scored.log_prob
 class Plain: pass
+async def later(): pass
 class Negative(FixedKLController):
     def move(self, kl, n): self.coef = -1.0
 class Text(FixedKLController):
@@ -441,6 +442,7 @@ ANSWERS = [
     (f"{CONTROLLER}=wrong:Plain", "derive it from klrl.kl.controllers.FixedKLController"),
     ("loss.beta_rule=custom loss.own_beta_rule.target=wrong:Infinite", "beta=inf after a KL of 2"),
     (f"{ENV}=wrong:Plain", "made Plain; return a gymnasium.Env"),
+    (f"{ENV}=wrong:later", "is an async function; name a plain one"),
     (f"{ENV}=wrong:Few", "step returned tuple; give observation, reward, terminated, truncated"),
     (f"{ENV}=wrong:Short", "observation has shape (3,), its space (4,); mend the environment"),
     (f"{ENV}=wrong:NanSeen", "an observation is not finite; mend the environment"),

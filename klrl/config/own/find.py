@@ -104,6 +104,8 @@ def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
         raise ConfigError(
             f"{named(setting, part)}: is of type {type(found).__name__}; name a class or a function"
         )
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(f"{named(setting, part)}: is an async function; name a plain one")
     return found
 
 
