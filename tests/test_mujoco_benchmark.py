@@ -14,9 +14,9 @@ import yaml
 
 from benchmarks.mujoco import sb3
 from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cells
-from benchmarks.mujoco.page import against_published, chance_interval
+from benchmarks.mujoco.page import against_published, chance_interval, loss_beside_loss
 from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
-from benchmarks.mujoco.runs import HELD, MAIN
+from benchmarks.mujoco.runs import CLIP, HELD, MAIN
 from benchmarks.mujoco.sb3 import Row
 from klrl.runs.rows import read_rows
 from tests.runs.commands import exits
@@ -247,6 +247,26 @@ def test_the_chance_of_more_is_certain_where_all_are_more_and_its_interval_holds
     assert 0 < low < exact < high <= 1
     # Of U's normal approximation (Mann and Whitney): the same to a tenth.
     assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(21 / (12 * 100)), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("held", "excluded"),
+    [((98, 99, 100, 101, 102), "yes"), ((93, 94, 95, 96, 97), "no"), ((70, 90, 110, 130), "no")],
+)
+def test_a_loss_of_five_percent_is_excluded_by_welchs_interval(held, excluded) -> None:
+    clip = (98, 99, 100, 101, 102)
+    cells = {
+        setting: {"hopper": [{"return": value} for value in values]}
+        for setting, values in ((HELD, held), (CLIP, clip))
+    }
+    line = loss_beside_loss(cells, HELD, CLIP, "hopper")
+    if len(held) < 5:
+        assert "not run yet" in line
+    else:
+        # Variances of 2.5, five each: a standard error of 1, eight degrees of freedom.
+        gap = np.mean(held) - 100
+        assert f"[{gap - 2.306:+,.0f}, {gap + 2.306:+,.0f}]" in line
+    assert line.endswith(f"| {excluded} |")
 
 
 def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:

@@ -65,6 +65,7 @@ def write_page(folder: Path = FOLDER) -> None:
         raise SystemExit(f"{folder}: no run is finished yet")
     write_csv(rows, MEASURES, folder / "figures.csv")
     draw_curves(folder / "mujoco.png", cells, "frames")
+    draw_curves(folder / "main.png", cells, "frames", MAIN, columns=5)
     draw_curves(folder / "cpu.png", cells, "seconds")
     runs = [line for tasks in cells.values() for lines in tasks.values() for line in lines]
     about = {
@@ -140,33 +141,42 @@ def _commands() -> str:
     return "Beside `env=TASK seed=SEED`: " + "; ".join(f"`{each}`" for each in words.values()) + "."
 
 
+#: (a loss, the one that it is compared with); the default is the second of the last two.
+PAIRS = ((HELD, CLIP), (HELD, KLPEN), (CLIP, KLPEN))
+
+
 def _losses(cells: Known) -> list[str]:
-    """Held less each other loss, task by task, and whether a loss of 5 % is excluded."""
+    """Loss less loss, task by task, and whether a loss of 5 % is excluded."""
     lines = [
-        _head("task", "other", "klpen_held - other [95 %]", "in % of other")
-        + _head("P(klpen_held > other)", "a loss of 5 % is excluded")[1:],
+        _head("losses", "task", "difference [95 %]", "in % of the second", "P(first > second)")
+        + _head("a loss of 5 % is excluded")[1:],
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for task in MAIN:
-        held = _returns(cells, HELD, task)
-        for setting in (CLIP, KLPEN):
-            other = _returns(cells, setting, task)
-            if min(len(held), len(other)) < ENOUGH:
-                lines.append(_head(task, setting, "not run yet", "", "", "no"))
-                continue
-            gap, mean = welch([held, other], [1, -1]), abs(other.mean())
-            excluded = gap.low > -LOSS * mean
-            lines.append(
-                f"| {task} | {setting} | {gap.value:+,.0f} [{gap.low:+,.0f}, {gap.high:+,.0f}] | "
-                f"{100 * gap.value / mean:+.0f} [{100 * gap.low / mean:+.0f}, "
-                f"{100 * gap.high / mean:+.0f}] | {chance_of_more(held, other):.2f} | "
-                f"{'yes' if excluded else 'no'} |"
-            )
+    for first, second in PAIRS:
+        for task in MAIN:
+            lines.append(loss_beside_loss(cells, first, second, task))
     note = (
-        "Welch's interval of the difference of the means. The default follows klpen_held only if "
-        "every line says yes."
+        "Welch's interval of the difference of the means. The default is klpen: klpen_held or "
+        "clip takes its place only if each of its lines against klpen says yes."
     )
-    return ["## klpen_held beside the other losses", note, "\n".join(lines)]
+    return ["## Loss beside loss", note, "\n".join(lines)]
+
+
+def loss_beside_loss(cells: Known, first: str, second: str, task: str) -> str:
+    """A line of the table."""
+    a, b = _returns(cells, first, task), _returns(cells, second, task)
+    if min(len(a), len(b)) < ENOUGH:
+        return _head(f"{first} - {second}", task, "not run yet", "", "", "no")
+    gap, mean = welch([a, b], [1, -1]), abs(b.mean())
+    shares = (100 * each / mean for each in (gap.value, gap.low, gap.high))
+    return _head(
+        f"{first} - {second}",
+        task,
+        f"{gap.value:+,.0f} [{gap.low:+,.0f}, {gap.high:+,.0f}]",
+        "{:+.0f} [{:+.0f}, {:+.0f}]".format(*shares),
+        f"{chance_of_more(a, b):.2f}",
+        "yes" if gap.low > -LOSS * mean else "no",
+    )
 
 
 def _head(*titles: str) -> str:
@@ -303,12 +313,22 @@ def _returns(cells: Known, setting: str, task: str) -> np.ndarray:
     return np.array([line["return"] for line in cells[setting].get(task, ())], float)
 
 
-def draw_curves(path: Path, cells: Known, axis: str) -> None:
-    """Training return over frames or seconds: nine panels, a thin line per seed, their mean."""
-    with panels(path, 3, 3, height=2.9) as axes:
-        for each, task in zip(axes.ravel(), NAMES, strict=True):
-            for setting, tasks in cells.items():
-                lines = tasks.get(task, ())
+def draw_curves(
+    path: Path, cells: Known, axis: str, tasks: Sequence[str] = tuple(NAMES), columns: int = 3
+) -> None:
+    """Training return over frames or seconds: a panel per task, a thin line per seed, their mean.
+
+    Args:
+        path: the PNG.
+        cells: what is known.
+        axis: ``frames`` or ``seconds``, of a cell's curve.
+        tasks: of the panels, row by row.
+        columns: of panels.
+    """
+    with panels(path, len(tasks) // columns, columns, height=2.9) as axes:
+        for each, task in zip(axes.ravel(), tasks, strict=True):
+            for setting, by_task in cells.items():
+                lines = by_task.get(task, ())
                 if lines:
                     _curves(each, lines, axis, COLOUR[setting], TITLES.get(setting, setting))
             each.set(title=NAMES[task])
