@@ -34,7 +34,7 @@ from klrl.language.batch import (
 from klrl.language.causal_lm import head
 from klrl.language.lora import adapter_off
 from klrl.language.scoring import Layout
-from klrl.language.vocabulary import NextTokens, log_probs_and_divergences
+from klrl.language.vocabulary import Against, NextTokens, token_measures
 
 
 class Reference(FrozenReference):
@@ -127,7 +127,7 @@ def annotate(
     names: dict[tuple[str, str], Which] = {EXACT: "reverse"}
     if not divergence.is_reverse:
         names[DIVERGENCE] = divergence.name
-    scored = log_probs_and_divergences(policy, reference, tokens, mask, list(names.values()))
+    scored = token_measures(policy, tokens, mask, [Against(reference, list(names.values()))])
     _, ref_log_prob, *exact = scored
     batch[REF_LOG_PROBS] = on_full(batch, ref_log_prob)
     for key, value in zip(names, exact, strict=True):

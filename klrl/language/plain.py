@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.base.errors import first_line
+from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.batch import (
     ATTENTION,
     LOG_PROBS,
@@ -19,7 +20,7 @@ from klrl.language.batch import (
     response_mask,
 )
 from klrl.language.causal_lm import backbone, head, unwrapped, without_dropout
-from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.transforms.token_log_probs import check_length
 
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.

@@ -13,12 +13,12 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import head, model_dtype, sharing_refused, unwrapped
 from klrl.language.decoders import IN_WORDS, WAYS, Decoder
 from klrl.language.plain import AGREEMENT, FAMILY_ERRORS, off_plain, reason_of
-from klrl.language.vocabulary import tempered_log_softmax
 from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
 

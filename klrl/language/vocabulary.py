@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from klrl.kl.divergences import Which, expected, over_actions
+from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
 from klrl.language.causal_lm import Head
 from klrl.language.mixed import weights_cast_once
 
 #: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
 CHUNK_ELEMENTS = 2**26
-#: Where none are kept, this share of them at a time: less memory, and no slower.
-_SMALLER = 4
+#: What part of them goes at a time where they are computed again in the backward pass, each time
+#: with a gradient of the head; and where there is none: tables of 27 MB are quicker.
+_AGAIN, _WITHOUT = 4, 10
 LARGE_VOCABULARY = 2**18
 
 
@@ -47,93 +50,87 @@ class NextTokens:
         vocabulary = weight.shape[0] if weight is not None else LARGE_VOCABULARY
         return max(1, CHUNK_ELEMENTS // vocabulary)
 
-    def log_softmax(self, states: Tensor) -> Tensor:
-        """[n, D] -> [n, V], nats, at least float32."""
-        return tempered_log_softmax(self.head(states), self.temperature)
+
+class Against(NamedTuple):
+    """Another policy's distributions of the same tokens, and what is measured against them.
+
+    Attributes:
+        other: q.
+        names: of :mod:`klrl.kl.divergences`; reverse is KL(policy || other), forward
+            KL(other || policy).
+    """
+
+    other: NextTokens
+    names: Sequence[Which] = ("reverse",)
 
 
-def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Log softmax(logits / temperature), at least float32."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
+def token_measures(
+    policy: NextTokens, tokens: Tensor, mask: Tensor, against: Sequence[Against] = ()
+) -> Tensor:
+    """Log-probs, and divergences over the whole vocabulary, with each head applied once.
+
+    Args:
+        policy: the distributions pi.
+        tokens: [B, R].
+        mask: [B, R] bool; padding gives 0, and no gradient.
+        against: the q's.
+
+    Returns:
+        [1 + sum(1 + names), B, R], nats: log pi, then of each q log q of the token and the
+        divergences of the token's distributions.
+    """
+
+    def of_chunk(chosen: Tensor, states: Tensor, *other_states: Tensor) -> Tensor:
+        logits = policy.head(states)
+        tables = [q.other.head(s) for q, s in zip(against, other_states, strict=True)]
+        closed = all(name in CLOSED_FORM for q in against for name in q.names)
+        of_logits = log_probs_and_kls if closed and not _learned(tables) else _by_autograd
+        others = [
+            Other(table, q.other.temperature, q.names)
+            for table, q in zip(tables, against, strict=True)
+        ]
+        return of_logits(logits, chosen, others, policy.temperature)
+
+    inputs = [tokens, policy.states, *(q.other.states for q in against)]
+    return over_tokens(of_chunk, inputs, mask, policy.chunk)
+
+
+def _learned(tables: Sequence[Tensor]) -> bool:
+    return any(table.requires_grad for table in tables)
+
+
+def _by_autograd(
+    logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
+) -> Tensor:
+    """:func:`log_probs_and_kls`, for any divergence, with gradients into the others too."""
+    log_p = tempered_log_softmax(logits, temperature)
+    rows = [chosen_of(log_p, tokens)]
+    for other in others:
+        log_q = tempered_log_softmax(other.logits, other.temperature)
+        rows.append(chosen_of(log_q, tokens))
+        rows += [over_actions(name, log_p, log_q) for name in other.names]
+    return torch.stack(rows)
 
 
 def response_log_probs(policy: NextTokens, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Log-prob of every response token.
+    """Log-prob of every response token, [B, R] nats; see :func:`token_measures`."""
+    return token_measures(policy, tokens, mask)[0]
 
-    Args:
-        policy: the distributions.
-        tokens: [B, R].
-        mask: [B, R] bool; padding gives 0, and no gradient.
 
-    Returns:
-        [B, R], nats.
-    """
-
-    def of_chunk(states: Tensor, chosen: Tensor) -> Tensor:
-        return chosen_of(policy.log_softmax(states), chosen)[None]
-
-    return over_tokens(of_chunk, [policy.states, tokens], mask, policy.chunk)[0]
+def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tensor:
+    """KL(policy || other) of every response token, [B, R] nats; see :func:`token_measures`."""
+    any_token = torch.zeros_like(mask, dtype=torch.long)
+    return token_measures(policy, any_token, mask, [Against(other)])[2]
 
 
 def token_entropy(policy: NextTokens, mask: Tensor) -> Tensor:
     """Entropy of every next-token distribution, [B, R] nats; 0 at padding."""
 
     def of_chunk(states: Tensor) -> Tensor:
-        log_p = policy.log_softmax(states)
+        log_p = tempered_log_softmax(policy.head(states), policy.temperature)
         return -expected(log_p, log_p)[None]
 
     return over_tokens(of_chunk, [policy.states], mask, policy.chunk)[0]
-
-
-def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tensor:
-    """KL(policy || other) of every response token, over the whole vocabulary.
-
-    Args:
-        policy: the first distribution.
-        other: the second; gradients flow into both where their tensors require them.
-        mask: [B, R] bool; padding gives 0, and no gradient.
-
-    Returns:
-        [B, R], nats.
-    """
-
-    def of_chunk(states: Tensor, other_states: Tensor) -> Tensor:
-        log_p, log_q = policy.log_softmax(states), other.log_softmax(other_states)
-        return over_actions("reverse", log_p, log_q)[None]
-
-    return over_tokens(of_chunk, [policy.states, other.states], mask, policy.chunk)[0]
-
-
-def log_probs_and_divergences(
-    policy: NextTokens,
-    reference: NextTokens,
-    tokens: Tensor,
-    mask: Tensor,
-    names: Sequence[Which] = ("reverse",),
-) -> Tensor:
-    """Both log-probs, and divergences over the whole vocabulary, with each head applied once.
-
-    Args:
-        policy: the distributions pi.
-        reference: pi_ref's of the same tokens.
-        tokens: [B, R].
-        mask: [B, R] bool; padding gives 0, and no gradient.
-        names: of :mod:`klrl.kl.divergences`; reverse is KL(policy || reference).
-
-    Returns:
-        [2 + names, B, R], nats: log pi, log pi_ref, then the divergences of each token's
-        distribution.
-    """
-
-    def of_chunk(states: Tensor, ref_states: Tensor, chosen: Tensor) -> Tensor:
-        log_p, log_q = policy.log_softmax(states), reference.log_softmax(ref_states)
-        log_probs = [chosen_of(log_p, chosen), chosen_of(log_q, chosen)]
-        # After the log-probs: autograd adds gradients up in this order, and rows keep their bits.
-        return torch.stack([*log_probs, *(over_actions(name, log_p, log_q) for name in names)])
-
-    inputs = [policy.states, reference.states, tokens]
-    return over_tokens(of_chunk, inputs, mask, policy.chunk)
 
 
 def chosen_of(values: Tensor, tokens: Tensor) -> Tensor:
@@ -153,7 +150,7 @@ def over_tokens(
     if real.numel() <= chunk and torch.is_grad_enabled():
         values = function(*flat)
     else:
-        size = max(1, chunk // _SMALLER)
+        size = max(1, chunk // (_AGAIN if torch.is_grad_enabled() else _WITHOUT))
         pieces = zip(*(value.split(size) for value in flat), strict=True)
         with weights_cast_once(mask.device):
             values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)

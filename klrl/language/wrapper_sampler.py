@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
+from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.batch import ATTENTION, Responses, make_batch
 from klrl.language.causal_lm import head, model_dtype, unwrapped
 from klrl.language.plain import AGREEMENT, FAMILY_ERRORS, max_off, off_plain, reason_of
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
-from klrl.language.vocabulary import NextTokens, response_log_probs, tempered_log_softmax
+from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
 

@@ -14,11 +14,12 @@ from klrl.language.causal_lm import head, sharing_refused
 from klrl.language.plain import packed_states
 from klrl.language.scoring import Layout, padded_states, self_check, shared_states
 from klrl.language.vocabulary import (
+    Against,
     NextTokens,
     exact_token_kl,
-    log_probs_and_divergences,
     response_log_probs,
     token_entropy,
+    token_measures,
 )
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
@@ -73,7 +74,9 @@ def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
     expected = true_kl(model, other, batch, 0.7)
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     assert expected.sum() > 1
-    three = log_probs_and_divergences(*pair, batch["tokens", "response"], response_mask(batch))
+    three = token_measures(
+        pair[0], batch["tokens", "response"], response_mask(batch), [Against(pair[1])]
+    )
     torch.testing.assert_close(three[0], log_probs(layout, model, batch, 0.7))
     torch.testing.assert_close(three[1], log_probs(layout, other, batch, 0.7))
     torch.testing.assert_close(three[2], kl)
@@ -89,7 +92,7 @@ def test_divergences_are_the_plain_sums_over_the_vocabulary(few, monkeypatch) ->
 
     def divergences() -> torch.Tensor:
         pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
-        return log_probs_and_divergences(*pair, tokens, mask, ("forward", "js"))[2:]
+        return token_measures(pair[0], tokens, mask, [Against(pair[1], ("forward", "js"))])[2:]
 
     tables = zip(truth(model, batch, 0.7), truth(other, batch, 0.7), strict=True)
     found = divergences()
@@ -168,14 +171,16 @@ def test_both_layouts_have_one_gradient(family) -> None:
     assert max(float(g.abs().max()) for g in grads[0]) > 1e-3
 
 
-def test_chunks_change_neither_values_nor_gradients(monkeypatch) -> None:
+@pytest.mark.parametrize("learned", [False, True], ids=["closed_form", "autograd"])
+def test_chunks_change_neither_values_nor_gradients(learned, monkeypatch) -> None:
     model, other, batch = network().double(), network(seed=1).double(), rollout()
+    other.requires_grad_(learned)
     mask, found = response_mask(batch), []
     for logits in (vocabulary.CHUNK_ELEMENTS, 4 * 300):
         monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", logits)
         model.zero_grad()
         pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
-        terms = log_probs_and_divergences(*pair, batch["tokens", "response"], mask)
+        terms = token_measures(pair[0], batch["tokens", "response"], mask, [Against(pair[1])])
         terms.square().sum().backward()
         found.append([*terms, *(p.grad.clone() for p in model.parameters())])
     for a, b in zip(*found, strict=True):

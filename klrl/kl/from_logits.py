@@ -1,0 +1,155 @@
+"""Log-prob of an action and exact KLs of pi = softmax(z / T), with their gradient in closed form.
+
+Autograd keeps, and passes over, about ten tables [n, K] for each KL; with K = 49,152 tokens that
+took as long as the model's own backward pass. Here the logits alone are kept, and a few rows at a
+time go through each step, so that what lies between stays in the cache. With u = z / T, of one row:
+
+    log pi(a)               d / du = 1_a - pi
+    KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
+    KL(q || pi)             d / du = pi - q
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from klrl.kl.divergences import Which, over_actions
+
+#: The divergences that have a gradient here.
+CLOSED_FORM = ("reverse", "forward")
+#: Entries of a table that go through all steps together: 16 MB of float32.
+PIECE = 2**22
+
+
+class Other(NamedTuple):
+    """Another distribution q = softmax(logits / temperature) over the same actions.
+
+    Attributes:
+        logits: [n, K], without gradient.
+        temperature: its own.
+        names: reverse is KL(pi || q), forward KL(q || pi); others have no closed form here.
+    """
+
+    logits: Tensor
+    temperature: float
+    names: Sequence[Which]
+
+
+def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Log softmax(logits / temperature), at least float32."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
+
+
+def log_probs_and_kls(
+    logits: Tensor, actions: Tensor, others: Sequence[Other], temperature: float
+) -> Tensor:
+    """log pi of the actions, then of each other distribution log q and its KLs.
+
+    Args:
+        logits: z [n, K]; an action that is forbidden is -inf.
+        actions: [n].
+        others: the q's, with names of :data:`CLOSED_FORM`.
+        temperature: T.
+
+    Returns:
+        [1 + sum(1 + names), n], nats, at least float32; log q has no gradient.
+    """
+    which = [(other.temperature, tuple(other.names)) for other in others]
+    tables = [other.logits for other in others]
+    rows: Tensor = _LogProbsAndKLs.apply(logits, actions, temperature, which, *tables)
+    return rows
+
+
+class _LogProbsAndKLs(torch.autograd.Function):
+    """Arguments: z, actions, T, (temperature, names) of each q, then the logits of each q."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        actions: Tensor,
+        temperature: float,
+        which: Sequence[tuple[float, tuple[Which, ...]]],
+        *tables: Tensor,
+    ) -> Tensor:
+        pieces, forbids = [], False
+        for part in _pieces(logits):
+            log_p, chosen = tempered_log_softmax(logits[part], temperature), actions[part, None]
+            rows = [log_p.gather(-1, chosen).squeeze(-1)]
+            for table, (q_temperature, names) in zip(tables, which, strict=True):
+                log_q = tempered_log_softmax(table[part], q_temperature)
+                rows.append(log_q.gather(-1, chosen).squeeze(-1).to(log_p.dtype))
+                for name in names:
+                    kl = _kl(name, log_p, log_q)
+                    if not torch.isfinite(kl).all():  # an action that pi or q forbids
+                        kl, forbids = over_actions(name, log_p, log_q), True
+                    rows.append(kl)
+            pieces.append(torch.stack(rows))
+        values = torch.cat(pieces, 1)
+        ctx.temperature, ctx.which, ctx.forbids = temperature, which, forbids
+        ctx.save_for_backward(logits, actions, values, *tables)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        logits, actions, values, *tables = ctx.saved_tensors
+        slope = torch.empty_like(logits)
+        for part in _pieces(logits):
+            log_p = tempered_log_softmax(logits[part], ctx.temperature)
+            qs = [
+                (tempered_log_softmax(table[part], q_temperature), names)
+                for table, (q_temperature, names) in zip(tables, ctx.which, strict=True)
+            ]
+            of_part = _slope(
+                log_p, actions[part], gradient[:, part], values[:, part], qs, ctx.forbids
+            )
+            if ctx.temperature != 1.0:
+                of_part.div_(ctx.temperature)
+            slope[part] = of_part
+        return slope, None, None, None, *(None for _ in tables)
+
+
+def _slope(
+    log_p: Tensor,
+    actions: Tensor,
+    gradient: Tensor,
+    values: Tensor,
+    qs: Sequence[tuple[Tensor, Sequence[Which]]],
+    forbids: bool,
+) -> Tensor:
+    """sum_i gradient_i d values_i / du, [n, K]; rows i as :func:`log_probs_and_kls` has them."""
+    p, of_log_p = log_p.exp(), gradient[0]
+    slope = p * -of_log_p[:, None]
+    slope.scatter_add_(1, actions[:, None], of_log_p[:, None])
+    row = 1
+    for log_q, names in qs:
+        for i, name in enumerate(names, row + 1):
+            if name == "reverse":
+                excess = (log_p - log_q).sub_(values[i, :, None]).mul_(gradient[i, :, None])
+                if forbids:  # it has no share; 0 times infinity is no number
+                    excess.masked_fill_(p == 0, 0.0)
+                slope.addcmul_(excess, p)
+            else:
+                slope.addcmul_(p - log_q.exp(), gradient[i, :, None])
+        row += 1 + len(names)
+    return slope
+
+
+def _kl(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q) or KL(q || p), [n], where no action is forbidden."""
+    first, second = (log_p, log_q) if name == "reverse" else (log_q, log_p)
+    return (first - second).mul_(first.exp()).sum(-1)
+
+
+def _pieces(table: Tensor) -> Iterator[slice]:
+    """Rows that go together: all of them, but on a CPU; one piece at least, of no row."""
+    count, width = table.shape
+    size = max(1, PIECE // width) if table.device.type == "cpu" else max(1, count)
+    return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))

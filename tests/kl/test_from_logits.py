@@ -1,0 +1,119 @@
+"""Log-probs and KLs from logits: against numpy, central differences, and plain autograd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from klrl.kl import from_logits
+from klrl.kl.from_logits import Other, log_probs_and_kls, tempered_log_softmax
+
+ROWS, ACTIONS = 7, 5
+BOTH = ("reverse", "forward")
+
+
+def tables(count: int = 3) -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    return [torch.randn(ROWS, ACTIONS, dtype=torch.float64, generator=rng) for _ in range(count)]
+
+
+def chosen() -> torch.Tensor:
+    return torch.arange(ROWS) % ACTIONS
+
+
+@pytest.fixture(params=[1, 10**6], ids=["row_by_row", "at_once"], autouse=True)
+def piece(request, monkeypatch) -> None:
+    monkeypatch.setattr(from_logits, "PIECE", request.param)
+
+
+def softmax(z: torch.Tensor, temperature: float) -> np.ndarray:
+    e = np.exp(z.numpy() / temperature)
+    return e / e.sum(-1, keepdims=True)
+
+
+def test_the_values_are_the_plain_sums() -> None:
+    z, a, b = tables()
+    found = log_probs_and_kls(z, chosen(), [Other(a, 1.0, BOTH), Other(b, 0.6, ("forward",))], 0.7)
+    p, q, r = softmax(z, 0.7), softmax(a, 1.0), softmax(b, 0.6)
+    rows = np.arange(ROWS), chosen().numpy()
+    expected = [
+        np.log(p[rows]),
+        np.log(q[rows]),
+        (p * np.log(p / q)).sum(-1),
+        (q * np.log(q / p)).sum(-1),
+        np.log(r[rows]),
+        (r * np.log(r / p)).sum(-1),
+    ]
+    np.testing.assert_allclose(found.numpy(), np.array(expected), rtol=1e-12)
+
+
+def test_the_gradient_is_that_of_central_differences() -> None:
+    z, a, b = tables()
+    z.requires_grad_()
+    others = [Other(a, 1.0, BOTH), Other(b, 0.6, ("forward",))]
+    differentiable = [0, 2, 3, 5]
+
+    def values(z: torch.Tensor) -> torch.Tensor:
+        return log_probs_and_kls(z, chosen(), others, 0.7)[differentiable]
+
+    assert torch.autograd.gradcheck(values, z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_fewer_bits_the_gradient_is_autograds(dtype) -> None:
+    """Of bfloat16 logits to their rounding, once; the arithmetic is float32."""
+    z, a, b = (table.to(dtype) for table in tables())
+    weights = torch.arange(1.0, 6.0)
+    z.requires_grad_()
+    others = [Other(a, 0.7, ("reverse",)), Other(b, 0.7, ("forward",))]
+    found = log_probs_and_kls(z, chosen(), others, 0.7)
+    assert found.dtype == torch.float32
+    (found.sum(1) * weights)[[0, 2, 4]].sum().backward()
+    own, z.grad = z.grad, None
+    p, q, r = (tempered_log_softmax(table, 0.7) for table in (z, a, b))
+    of_tokens = p.gather(-1, chosen()[:, None]).sum()
+    reverse, forward = (p.exp() * (p - q)).sum(), (r.exp() * (r - p)).sum()
+    (of_tokens * weights[0] + reverse * weights[2] + forward * weights[4]).backward()
+    assert own.dtype == dtype
+    torch.testing.assert_close(own, z.grad)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_both_forbid_adds_nothing(name) -> None:
+    z, a = tables(2)
+    z[:, 1] = a[:, 1] = -torch.inf
+    z.requires_grad_()
+    kept = [0, 2, 3, 4]
+    actions = torch.zeros(ROWS, dtype=torch.long)
+    found = log_probs_and_kls(z, actions, [Other(a, 1.0, (name,))], 1.0)
+    found[[0, 2]].sum().backward()
+    own, few = z.grad, z.detach()[:, kept].requires_grad_()
+    without = log_probs_and_kls(few, actions, [Other(a[:, kept], 1.0, (name,))], 1.0)
+    without[[0, 2]].sum().backward()
+    torch.testing.assert_close(found, without)
+    torch.testing.assert_close(own[:, kept], few.grad)
+    assert not own[:, 1].any()
+
+
+def test_what_q_alone_forbids_makes_the_reverse_kl_infinite() -> None:
+    z, a = tables(2)
+    a[0, 1] = -torch.inf
+    found = log_probs_and_kls(z, chosen(), [Other(a, 1.0, BOTH)], 1.0)
+    assert found[2].isinf().tolist() == [True] + [False] * (ROWS - 1)
+    assert found[3].isfinite().all()
+
+
+def test_autograd_keeps_the_logits_alone() -> None:
+    z, a, b = tables()
+    z.requires_grad_()
+    kept = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel() if tensor.shape == z.shape else 0)
+        return tensor
+
+    others = [Other(a, 0.7, ("reverse",)), Other(b, 0.7, ("forward",))]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        log_probs_and_kls(z, chosen(), others, 0.7)
+    assert sum(kept) == 3 * ROWS * ACTIONS
