@@ -143,8 +143,7 @@ RESULT = Result(
     limits=(
         "One small model, one instruction whose reward has four values. Three seeds bear no "
         "intervals. What is rewarded are three rules that a function can check; whether the "
-        "sentences are true or good is not measured. In mixed precision a KL below kl/ref/floor "
-        "is not known."
+        "sentences are true or good is not measured."
     ),
     sweeps=[
         Sweep(f"{NAME}/held", (*JOB, "threads=1", "logger=none", "seed=0,1,2"), {"kl.coef": HELD}),
