@@ -254,10 +254,14 @@ def _beside_published(cells: Known) -> list[str]:
             f"{NAMES[task]} {means[task].mean() / value:.2f} ({source.name})"
             for task, (value, source) in highest.items()
         )
-        middle = against_published(cells, values)
+        middles = ", ".join(
+            f"{setting} {against_published(cells, setting, values):.2f}"
+            for setting in (HELD, CLIP, KLPEN)
+            if all(len(_returns(cells, setting, task)) >= ENOUGH for task in MAIN)
+        )
         text.append(
             f"Return / the best published PPO, {which}: interquartile mean over all runs of the "
-            f"five main tasks {middle:.2f}; means by task {each}."
+            f"five main tasks {middles}. klpen_held's means by task: {each}."
         )
     changed = "; ".join(f"{NAMES[task]}: {what}" for task, what in V5.items())
     note = (
@@ -298,14 +302,15 @@ def _link(address: str) -> str:
     return address.split(",")[0].split(" ")[0].rstrip(";")
 
 
-def against_published(cells: Known, best: Mapping[str, float]) -> float:
+def against_published(cells: Known, setting: str, best: Mapping[str, float]) -> float:
     """Interquartile mean over the main tasks' runs of (return / best published).
 
     Args:
-        cells: with klpen_held's.
+        cells: with the setting's.
+        setting: whose runs.
         best: task -> the best published return of PPO at a million frames.
     """
-    ratios = [_returns(cells, HELD, task) / best[task] for task in MAIN]
+    ratios = [_returns(cells, setting, task) / best[task] for task in MAIN]
     return float(iqm(np.concatenate(ratios)))
 
 
