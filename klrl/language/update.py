@@ -302,8 +302,8 @@ class Optimizer:
         for key, value in state.items():
             index, _, name = key.partition(".")
             parameter = self.parameters[int(index)]
-            # AdamW keeps step on the CPU.
-            moved = value.cpu() if name == "step" else value.to(parameter)
+            # The count of steps keeps its dtype.
+            moved = value.to(parameter.device) if name == "step" else value.to(parameter)
             self._adam.state[parameter][name] = moved.clone()
 
 
