@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
-#: Incremented when equal settings give other rows than before; a release alone does not change it.
+#: Incremented when equal settings give rows that differ by more than rounding; a release alone does
+#: not change it.
 #: 1: 0.1.0. 2: the KL in the loss is scaled as the rewards beside it are.
 NUMERICS = 2
 

@@ -1,8 +1,9 @@
 """Log-prob of an action and exact KLs of pi = softmax(z / T), with their gradient in closed form.
 
-Autograd keeps, and passes over, about ten tables [n, K] for each KL; with K = 49,152 tokens that
-took as long as the model's own backward pass. Here the logits alone are kept, and a few rows at a
-time go through each step, so that what lies between stays in the cache. With u = z / T, of one row:
+Autograd passes over a table [n, K] some twenty times for each KL, forward and back; with K = 49,152
+tokens that took half as long as the matrix products of the whole model. Here the logits alone are
+kept, and a few rows at a time go through all steps, so that what lies between stays in the cache.
+With u = z / T, of one row:
 
     log pi(a)               d / du = 1_a - pi
     KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
@@ -16,14 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from klrl.kl.divergences import Which, over_actions
 
 #: The divergences that have a gradient here.
 CLOSED_FORM = ("reverse", "forward")
-#: Entries of a table that go through all steps together: 16 MB of float32.
-PIECE = 2**22
+#: Entries of a table that go through all steps together: 2 MB of float32 on a CPU, whose cache
+#: holds them; elsewhere 64 MB, which bounds the memory.
+PIECE, PIECE_ELSEWHERE = 2**19, 2**24
 
 
 class Other(NamedTuple):
@@ -58,8 +59,17 @@ def log_probs_and_kls(
         temperature: T.
 
     Returns:
-        [1 + sum(1 + names), n], nats, at least float32; log q has no gradient.
+        [1 + sum(1 + names), n], nats, at least float32; log q has no gradient, and there is no
+        second derivative.
+
+    Raises:
+        ValueError: a name without a closed form; logits of a q whose gradient would be lost.
     """
+    for other in others:
+        if any(name not in CLOSED_FORM for name in other.names):
+            raise ValueError(f"names={other.names}: choose of {', '.join(CLOSED_FORM)}")
+        if other.logits.requires_grad and torch.is_grad_enabled():
+            raise ValueError("the logits of a q require a gradient: detach them")
     which = [(other.temperature, tuple(other.names)) for other in others]
     tables = [other.logits for other in others]
     rows: Tensor = _LogProbsAndKLs.apply(logits, actions, temperature, which, *tables)
@@ -97,8 +107,9 @@ class _LogProbsAndKLs(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # by create_graph; once_differentiable lets some of them pass
+            raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors
         slope = torch.empty_like(logits)
         for part in _pieces(logits):
@@ -149,7 +160,7 @@ def _kl(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _pieces(table: Tensor) -> Iterator[slice]:
-    """Rows that go together: all of them, but on a CPU; one piece at least, of no row."""
+    """Rows that go together; one piece at least, of no row."""
     count, width = table.shape
-    size = max(1, PIECE // width) if table.device.type == "cpu" else max(1, count)
+    size = max(1, (PIECE if table.device.type == "cpu" else PIECE_ELSEWHERE) // width)
     return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))

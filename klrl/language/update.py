@@ -271,8 +271,8 @@ class Optimizer:
             eps=config.eps,
             weight_decay=weight_decay,
             # One pass over weight, gradient and moments: a third of the time on a CPU, and no
-            # table of square roots beside them.
-            fused=True,
+            # table of square roots beside them. It takes their memory as contiguous (torch 2.13).
+            fused=all(p.is_contiguous() for p in parameters),
         )
 
     def zero_grad(self) -> None:
@@ -302,9 +302,11 @@ class Optimizer:
         for key, value in state.items():
             index, _, name = key.partition(".")
             parameter = self.parameters[int(index)]
-            # The count of steps keeps its dtype.
-            moved = value.to(parameter.device) if name == "step" else value.to(parameter)
-            self._adam.state[parameter][name] = moved.clone()
+            if name == "step":  # it keeps its dtype
+                moved = value.to(parameter.device).clone()
+            else:
+                moved = torch.empty_like(parameter).copy_(value)
+            self._adam.state[parameter][name] = moved.detach()
 
 
 def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Optimizer:

@@ -8,7 +8,7 @@ response of 512 tokens take 311 MB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,9 +23,9 @@ from klrl.language.mixed import weights_cast_once
 
 #: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
 CHUNK_ELEMENTS = 2**26
-#: What part of them goes at a time where they are computed again in the backward pass, each time
-#: with a gradient of the head; and where there is none: tables of 27 MB are quicker.
-_AGAIN, _WITHOUT = 4, 10
+#: The part of it that goes at a time: where the backward pass computes logits again, each time with
+#: a gradient of the head's size; and where there is no backward pass, for which 27 MB are quicker.
+_PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
 
@@ -118,7 +118,10 @@ def response_log_probs(policy: NextTokens, tokens: Tensor, mask: Tensor) -> Tens
 
 
 def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tensor:
-    """KL(policy || other) of every response token, [B, R] nats; see :func:`token_measures`."""
+    """KL(policy || other) of every response token, [B, R] nats; gradients flow into both.
+
+    See :func:`token_measures`.
+    """
     any_token = torch.zeros_like(mask, dtype=torch.long)
     return token_measures(policy, any_token, mask, [Against(other)])[2]
 
@@ -147,18 +150,23 @@ def over_tokens(
     """
     real = mask.flatten().nonzero().squeeze(-1)
     flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]
-    if real.numel() <= chunk and torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
+        pieces = _split(flat, chunk // _PART_WITHOUT_GRADIENT)
+        with weights_cast_once(mask.device):
+            values = torch.cat([function(*piece) for piece in pieces], 1)
+    elif real.numel() <= chunk:
         values = function(*flat)
     else:
-        size = max(1, chunk // (_AGAIN if torch.is_grad_enabled() else _WITHOUT))
-        pieces = zip(*(value.split(size) for value in flat), strict=True)
-        with weights_cast_once(mask.device):
-            values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
+        # Each piece casts the head's weight: through one copy, gradients would add up in bfloat16.
+        pieces = _split(flat, chunk // _PART_RECOMPUTED)
+        values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
     spread = values.new_zeros(values.shape[0], mask.numel()).index_copy(1, real, values)
     return spread.unflatten(1, mask.shape)
 
 
+def _split(values: list[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(value.split(max(1, rows)) for value in values), strict=True)
+
+
 def _recomputed(function: Callable[..., Tensor], piece: tuple[Tensor, ...]) -> Tensor:
-    if not torch.is_grad_enabled():
-        return function(*piece)
     return checkpoint(function, *piece, use_reentrant=False, preserve_rng_state=False)

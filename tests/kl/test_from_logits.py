@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from klrl.kl import from_logits
+from klrl.kl.divergences import over_actions
 from klrl.kl.from_logits import Other, log_probs_and_kls, tempered_log_softmax
 
 ROWS, ACTIONS = 7, 5
@@ -96,12 +97,55 @@ def test_what_both_forbid_adds_nothing(name) -> None:
     assert not own[:, 1].any()
 
 
-def test_what_q_alone_forbids_makes_the_reverse_kl_infinite() -> None:
+@pytest.mark.parametrize("forbidding", ["pi", "q", "rows of either"])
+def test_what_one_alone_forbids_is_autograds(forbidding) -> None:
+    """Also where a KL is infinite: in no other row, and with the same gradient there."""
     z, a = tables(2)
-    a[0, 1] = -torch.inf
-    found = log_probs_and_kls(z, chosen(), [Other(a, 1.0, BOTH)], 1.0)
-    assert found[2].isinf().tolist() == [True] + [False] * (ROWS - 1)
-    assert found[3].isfinite().all()
+    if forbidding != "q":
+        z[0, 2] = -torch.inf
+    if forbidding != "pi":
+        a[3, 2] = -torch.inf
+    weights = torch.arange(1.0, 1 + ROWS, dtype=torch.float64)
+    grads, values = [], []
+    for of_logits in (log_probs_and_kls, by_autograd):
+        leaf = z.clone().requires_grad_()
+        found = of_logits(leaf, chosen(), [Other(a, 1.0, BOTH)], 0.7)
+        finite = [torch.where(row.isfinite(), row, 0.0) for row in found]
+        (finite[0] + 2 * finite[2] + 3 * finite[3]).mul(weights).sum().backward()
+        values.append(found.detach())
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*values)
+    infinite = {"pi": (0, 1), "q": (1, 0), "rows of either": (1, 1)}[forbidding]
+    assert [int(values[0][i].isinf().sum()) for i in (2, 3)] == list(infinite)
+    of_finite = values[0].isfinite().all(0)
+    torch.testing.assert_close(grads[0][of_finite], grads[1][of_finite])
+    assert grads[0][of_finite].isfinite().all()
+
+
+def by_autograd(z, actions, others, temperature):
+    log_p, rows = tempered_log_softmax(z, temperature), []
+    for other in others:
+        log_q = tempered_log_softmax(other.logits, other.temperature)
+        kls = [over_actions(name, log_p, log_q) for name in other.names]
+        rows += [log_q.gather(-1, actions[:, None]).squeeze(-1), *kls]
+    return torch.stack([log_p.gather(-1, actions[:, None]).squeeze(-1), *rows])
+
+
+def test_there_is_no_second_derivative() -> None:
+    """It would be that of a constant: wrong in silence."""
+    x, a = tables(2)
+    x.requires_grad_()
+    found = log_probs_and_kls(x.tanh(), chosen(), [Other(a, 1.0, BOTH)], 1.0)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(found[2].sum(), x, create_graph=True)
+
+
+def test_what_has_no_gradient_here_is_refused() -> None:
+    z, a = tables(2)
+    with pytest.raises(ValueError, match=r"names=\('js',\): choose of reverse, forward"):
+        log_probs_and_kls(z, chosen(), [Other(a, 1.0, ("js",))], 1.0)
+    with pytest.raises(ValueError, match="require a gradient"):
+        log_probs_and_kls(z, chosen(), [Other(a.requires_grad_(), 1.0, BOTH)], 1.0)
 
 
 def test_autograd_keeps_the_logits_alone() -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from klrl.__main__ import compose
 from klrl.base.errors import ConfigError
 from klrl.config.checks import to_config
+from klrl.language.rollout import REF_STATES
 from klrl.runs.resume import stored_config
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
@@ -58,6 +59,30 @@ def moved(config) -> tuple[Training, TensorDict]:
     return training, frames
 
 
+def test_both_kls_of_a_minibatch_are_plain_sums_over_the_vocabulary(job) -> None:
+    """KL(policy||reference) and KL(old||new), scored together: the direction and who is who."""
+    words = ("loss=klpen", "loss.kl_old=exact", "kl.placement=loss", "kl.estimator=exact")
+    training, batch = moved(job(*COMMON, *words, "reference=ema", "reference.decay=0.5"))
+    steps = training.parts.learner.steps
+    scored = steps.score(batch)
+    new = steps.layout.next_tokens(steps.policy.model, batch, steps._temperature)
+    reference = steps.reference.next_tokens(batch[REF_STATES], steps._temperature)
+    log_new, log_ref, log_old = (
+        (each.head(each.states) / each.temperature).log_softmax(-1).detach()
+        for each in (new, reference, steps._old(batch))
+    )
+    mask = batch["masks", "all_assistant_mask"][:, -log_new.shape[1] :]
+    of_ref = (log_new.exp() * (log_new - log_ref)).sum(-1)[mask]
+    of_old = (log_old.exp() * (log_old - log_new)).sum(-1)[mask]
+    other_way = (log_new.exp() * (log_new - log_old)).sum(-1)[mask]
+    torch.testing.assert_close(scored.exact_ref[mask].detach(), of_ref)
+    torch.testing.assert_close(scored.kl_old[mask].detach(), of_old)
+    assert float(of_ref.mean()) > 1e-3
+    assert not torch.allclose(
+        of_old, (log_new.exp() * (log_new - log_old)).sum(-1)[mask], rtol=0.01
+    )
+
+
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 def test_responses_that_were_cut_off_are_left_out(job, reduction: str) -> None:
     """As a minibatch without their tokens; whatever advantage they have."""
@@ -98,6 +123,7 @@ def test_the_entropy_is_that_of_all_responses_where_all_were_cut_off(job, size) 
         ["loss.reduction=response"],
         ["loss.reduction=token", "loss.mask_truncated=true"],
         ["loss.reduction=sequence", "loss=klpen", "loss.kl_old=exact"],
+        ["loss=klpen", "loss.kl_old=exact", "kl.placement=loss", "kl.estimator=exact"],
         ["loss.reduction=token", "loss=klpen", "loss.kl_old=sampled", "loss.entropy_coeff=0.1"],
         ["advantage.baseline=leave_one_out", "kl.placement=loss", "kl.estimator=exact"],
         ["advantage.baseline=normalized_shaped", "kl.placement=reward"],

@@ -32,3 +32,20 @@ def test_the_first_step_is_lr_against_the_gradients_sign(name: str) -> None:
     parameter.grad = torch.tensor([3.0, -4.0])
     assert float(optimizer.step(LR)) == pytest.approx(5.0), "the norm before clipping"
     torch.testing.assert_close(parameter.detach(), torch.tensor([-LR, LR]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("of", [lambda w: w.T, lambda w: w[:, :3]], ids=["transposed", "a slice"])
+def test_weights_in_any_order_of_memory_learn_alike(of) -> None:
+    """Torch's fused step takes memory as contiguous; also after moments were loaded."""
+    weights, config = torch.arange(24.0).reshape(4, 6), CONFIGS["adam"]
+    found = []
+    for whole in (of(weights.clone()), of(weights.clone()).contiguous()):
+        parameter, state = torch.nn.Parameter(whole), {}
+        for step in range(4):
+            optimizer = factory("optim", config, LANGUAGE)(config, [parameter])
+            optimizer.load_state_dict({name: value.contiguous() for name, value in state.items()})
+            parameter.grad = torch.arange(float(whole.numel())).reshape(whole.shape) - 5 * step
+            optimizer.step(LR)
+            state = optimizer.state_dict()
+        found.append(parameter.detach())
+    torch.testing.assert_close(*found)

@@ -74,12 +74,12 @@ def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
     expected = true_kl(model, other, batch, 0.7)
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     assert expected.sum() > 1
-    three = token_measures(
+    measures = token_measures(
         pair[0], batch["tokens", "response"], response_mask(batch), [Against(pair[1])]
     )
-    torch.testing.assert_close(three[0], log_probs(layout, model, batch, 0.7))
-    torch.testing.assert_close(three[1], log_probs(layout, other, batch, 0.7))
-    torch.testing.assert_close(three[2], kl)
+    torch.testing.assert_close(measures[0], log_probs(layout, model, batch, 0.7))
+    torch.testing.assert_close(measures[1], log_probs(layout, other, batch, 0.7))
+    torch.testing.assert_close(measures[2], kl)
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["one_chunk", "chunks"])
@@ -179,10 +179,14 @@ def test_chunks_change_neither_values_nor_gradients(learned, monkeypatch) -> Non
     for logits in (vocabulary.CHUNK_ELEMENTS, 4 * 300):
         monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", logits)
         model.zero_grad()
-        pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
+        other.zero_grad()
+        pair = [SHARED.next_tokens(model, batch, 0.7), SHARED.next_tokens(other, batch, 1.3)]
         terms = token_measures(pair[0], batch["tokens", "response"], mask, [Against(pair[1])])
         terms.square().sum().backward()
-        found.append([*terms, *(p.grad.clone() for p in model.parameters())])
+        learning = [*model.parameters(), *(other.parameters() if learned else ())]
+        found.append([*terms, *(p.grad.clone() for p in learning)])
+        assert all(float(p.grad.abs().max()) > 0 for p in learning)
+        torch.testing.assert_close(terms[1], log_probs(SHARED, other, batch, 1.3))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
 
