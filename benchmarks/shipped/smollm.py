@@ -137,7 +137,7 @@ RESULT = Result(
         "`controller=held` is told to hold it, and how far is that from the best of n?"
     ),
     chosen=(
-        "`experiment=smollm` is as it ships; its learning rate, batch, target and start of "
+        "`experiment=smollm` is as it ships; its learning rate, batch, target, gains and start of "
         "`kl.coef` were chosen on seed 100. The coefficients were chosen beforehand."
     ),
     limits=(
