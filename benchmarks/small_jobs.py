@@ -191,6 +191,7 @@ LEFT_OUT = {
     "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
     "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
     "loss=klpen_tokens": "is klpen_held with other settings",
+    "controller=held_tokens": "is held with other gains",
     **dict.fromkeys(
         (
             *("env=custom", "actor=custom", "loss=custom", "controller=custom"),

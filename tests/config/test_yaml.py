@@ -84,9 +84,11 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g in SHARED for c in choices(g)])
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     asked = ASKING.get((group, choice), [])
-    config = to_config(compose(["experiment=sort_digits", f"{group}={choice}", *asked]))
-    assert isinstance(config, LanguageConfig)
-    assert config.frames_per_iteration == config.collector.prompts * config.collector.group_size
+    for experiment in ("sort_digits", "smollm"):
+        config = to_config(compose([f"experiment={experiment}", f"{group}={choice}", *asked]))
+        assert isinstance(config, LanguageConfig)
+        batch = config.collector.prompts * config.collector.group_size
+        assert config.frames_per_iteration == batch
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(conf_dir())))
