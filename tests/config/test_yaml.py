@@ -84,7 +84,8 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g in SHARED for c in choices(g)])
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     asked = ASKING.get((group, choice), [])
-    for experiment in ("sort_digits", "smollm"):
+    # experiment=smollm sets what kl=none and kl=legacy do not have, and says so.
+    for experiment in ("sort_digits", "smollm") if group != "kl" else ("sort_digits",):
         config = to_config(compose([f"experiment={experiment}", f"{group}={choice}", *asked]))
         assert isinstance(config, LanguageConfig)
         batch = config.collector.prompts * config.collector.group_size
