@@ -21,8 +21,9 @@ from hydra.core.config_store import ConfigStore
 
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
-from klrl.config import schemas, sweep
+from klrl.config import sweep
 from klrl.config.fields import ChoiceConfig
+from klrl.config.schemas import control, language, learning, penalty, record, root
 
 CONTROL, LANGUAGE = "control", "language"
 #: The "domain" of a sweep's groups, which belong to no job.
@@ -79,98 +80,98 @@ def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
-        "gym": Choice(schemas.EnvConfig, _control("klrl.control.env:gym")),
-        "custom": Choice(schemas.CustomEnvConfig, _control("klrl.control.env:custom")),
+        "gym": Choice(control.EnvConfig, _control("klrl.control.env:gym")),
+        "custom": Choice(control.CustomEnvConfig, _control("klrl.control.env:custom")),
         "sort_digits": Choice(
-            schemas.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
+            language.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
         ),
         "instructions": Choice(
-            schemas.InstructionsConfig, _language("klrl.language.tasks:instructions")
+            language.InstructionsConfig, _language("klrl.language.tasks:instructions")
         ),
-        "text": Choice(schemas.TextConfig, _language("klrl.language.tasks:text")),
+        "text": Choice(language.TextConfig, _language("klrl.language.tasks:text")),
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
-        "mlp": Choice(schemas.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
-        "normal": Choice(schemas.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
+        "mlp": Choice(control.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
+        "normal": Choice(control.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
         "tanh_normal": Choice(
-            schemas.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
+            control.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
         ),
         "categorical": Choice(
-            schemas.ActorConfig, _control("klrl.control.actor:categorical_agent")
+            control.ActorConfig, _control("klrl.control.actor:categorical_agent")
         ),
-        "cnn": Choice(schemas.CNNActorConfig, _control("klrl.control.actor:cnn_agent")),
-        "custom": Choice(schemas.CustomActorConfig, _control("klrl.control.own:custom_agent")),
-        "causal_lm": Choice(schemas.CausalLMConfig, _language("klrl.language.policy:make_policy")),
+        "cnn": Choice(control.CNNActorConfig, _control("klrl.control.actor:cnn_agent")),
+        "custom": Choice(control.CustomActorConfig, _control("klrl.control.own:custom_agent")),
+        "causal_lm": Choice(language.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },
     # (config) -> ReferenceRule
     "reference": {
-        "initial": Choice(schemas.ReferenceConfig, _both("klrl.kl.reference:initial")),
+        "initial": Choice(penalty.ReferenceConfig, _both("klrl.kl.reference:initial")),
         "checkpoint": Choice(
-            schemas.CheckpointReferenceConfig, _both("klrl.kl.reference:checkpoint")
+            penalty.CheckpointReferenceConfig, _both("klrl.kl.reference:checkpoint")
         ),
-        "ema": Choice(schemas.EMAReferenceConfig, _both("klrl.kl.reference:ema")),
-        "periodic": Choice(schemas.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
-        "adapter_off": Choice(schemas.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
+        "ema": Choice(penalty.EMAReferenceConfig, _both("klrl.kl.reference:ema")),
+        "periodic": Choice(penalty.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
+        "adapter_off": Choice(penalty.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
     },
     # control: (config, actor, reference), language: (config) -> ReferenceKL | None
     "kl": {
-        "none": Choice(schemas.KLConfig, _each("kl:no_kl")),
-        "legacy": Choice(schemas.LegacyKLConfig, _each("kl:legacy")),
-        "retrieve": Choice(schemas.RetrieveKLConfig, _each("kl:retrieve")),
+        "none": Choice(penalty.KLConfig, _each("kl:no_kl")),
+        "legacy": Choice(penalty.LegacyKLConfig, _each("kl:legacy")),
+        "retrieve": Choice(penalty.RetrieveKLConfig, _each("kl:retrieve")),
     },
     # (config, coef, frames) -> a controller
     "controller": {
-        "fixed": Choice(schemas.ControllerConfig, _both("klrl.kl.controllers:fixed")),
-        "schedule": Choice(schemas.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
-        "adaptive": Choice(schemas.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
-        "dual": Choice(schemas.DualControllerConfig, _both("klrl.kl.controllers:dual")),
-        "held": Choice(schemas.HeldControllerConfig, _both("klrl.kl.controllers:held")),
-        "custom": Choice(schemas.CustomControllerConfig, _both("klrl.kl.controllers:custom")),
+        "fixed": Choice(penalty.ControllerConfig, _both("klrl.kl.controllers:fixed")),
+        "schedule": Choice(penalty.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
+        "adaptive": Choice(penalty.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
+        "dual": Choice(penalty.DualControllerConfig, _both("klrl.kl.controllers:dual")),
+        "held": Choice(penalty.HeldControllerConfig, _both("klrl.kl.controllers:held")),
+        "custom": Choice(penalty.CustomControllerConfig, _both("klrl.kl.controllers:custom")),
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
-        "gae": Choice(schemas.AdvantageConfig, _each("advantage:gae")),
-        "custom": Choice(schemas.CustomAdvantageConfig, _control("klrl.control.advantage:custom")),
-        "group": Choice(schemas.GroupConfig, _language("klrl.language.advantage:group")),
+        "gae": Choice(learning.AdvantageConfig, _each("advantage:gae")),
+        "custom": Choice(learning.CustomAdvantageConfig, _control("klrl.control.advantage:custom")),
+        "group": Choice(learning.GroupConfig, _language("klrl.language.advantage:group")),
     },
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
     "loss": {
-        "klpen": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
-        "klpen_held": Choice(schemas.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
-        "clip": Choice(schemas.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
-        "custom": Choice(schemas.CustomLossConfig, _both("klrl.losses.own:custom")),
+        "klpen": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
+        "klpen_held": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
+        "clip": Choice(learning.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
+        "custom": Choice(learning.CustomLossConfig, _both("klrl.losses.own:custom")),
     },
     # (job, the domain's steps) -> a learner
     "learner": {
-        "ppo": Choice(schemas.LearnerConfig, _both("klrl.train.learner:Learner")),
+        "ppo": Choice(learning.LearnerConfig, _both("klrl.train.learner:Learner")),
     },
     # (config, parameters) -> the optimiser
     "optim": {
         "adam": Choice(
-            schemas.OptimConfig,
+            learning.OptimConfig,
             {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.update:adam"},
         ),
         "adamw": Choice(
-            schemas.AdamWConfig,
+            learning.AdamWConfig,
             {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.update:adamw"},
         ),
     },
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
     "collector": {
-        "vector": Choice(schemas.CollectorConfig, _control("klrl.control.rollout:vector_rollout")),
+        "vector": Choice(control.CollectorConfig, _control("klrl.control.rollout:vector_rollout")),
         "torchrl": Choice(
-            schemas.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
+            control.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
         ),
         "ray": Choice(
-            schemas.RayCollectorConfig,
+            control.RayCollectorConfig,
             _control("klrl.control.ray_rollout:ray_rollout"),
             free=("cpus_timeout",),
             package="ray",
             remedy="pip install 'klrl[ray]', or choose collector=vector",
         ),
         "sampler": Choice(
-            schemas.SamplerConfig,
+            language.SamplerConfig,
             _language("klrl.language.rollout:PromptRollout"),
             free=("samples_every", "samples_count"),
         ),
@@ -178,24 +179,24 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # (config, opened) -> a context manager that yields loggers
     "logger": {
         "wandb": Choice(
-            schemas.WandbConfig,
+            record.WandbConfig,
             _both("klrl.runs.wandb_logger:wandb_run"),
             free=("*",),
             package="wandb",
             remedy="pip install wandb, or choose logger=none",
         ),
         "tensorboard": Choice(
-            schemas.LoggerConfig,
+            record.LoggerConfig,
             _both("klrl.runs.loggers:tensorboard_run"),
             free=("*",),
             package="tensorboard",
             remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
         ),
-        "csv": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
+        "csv": Choice(record.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
         "custom": Choice(
-            schemas.CustomLoggerConfig, _both("klrl.runs.own_logger:custom_run"), free=("*",)
+            record.CustomLoggerConfig, _both("klrl.runs.own_logger:custom_run"), free=("*",)
         ),
-        "none": Choice(schemas.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
+        "none": Choice(record.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
     },
 }
 
@@ -274,7 +275,7 @@ def choices_for(group: str, domain: str) -> list[str]:
 def register_schemas() -> None:
     """Register the dataclasses with Hydra, once, in the group ``schema``: they are no choices."""
     store = ConfigStore.instance()
-    store.store(group="schema", name="root", node=schemas.RootConfig)
+    store.store(group="schema", name="root", node=root.RootConfig)
     store.store(group="schema", name="sweep", node=sweep.SweepRoot)
     for group, choices in ALL_CHOICES.items():
         for name, choice in choices.items():

@@ -8,25 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
-from klrl.config.schemas import (
-    ActorConfig,
+from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
+from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
+from klrl.config.schemas.learning import (
     AdvantageConfig,
-    CausalLMConfig,
-    CheckpointConfig,
-    CollectorConfig,
-    ControllerConfig,
-    EnvConfig,
-    EvalConfig,
     GroupConfig,
-    KLConfig,
-    LanguageEnvConfig,
     LearnerConfig,
-    LoggerConfig,
     LossConfig,
     OptimConfig,
-    ReferenceConfig,
-    SamplerConfig,
 )
+from klrl.config.schemas.penalty import ControllerConfig, KLConfig, ReferenceConfig
+from klrl.config.schemas.record import CheckpointConfig, EvalConfig, LoggerConfig
 
 
 @dataclass

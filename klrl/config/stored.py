@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME, choice_of
-from klrl.config.schemas import RootConfig
+from klrl.config.schemas.root import RootConfig
 
 #: group -> the key under which 0.1.0 stored the name of its choice
 _NAMED = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from klrl.config.schemas import SHAPED
+from klrl.config.schemas.learning import SHAPED
 from klrl.kl.charge import shaped
 
 #: A group whose spread is below this share of its scores' size has none: rounding made it.

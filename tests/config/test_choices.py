@@ -24,6 +24,9 @@ from klrl.config import (
     ClipConfig,
     Config,
     KLPENConfig,
+    LossConfig,
+    OptimConfig,
+    SamplerConfig,
     choice_of,
     choices_for,
     conf_dir,
@@ -143,15 +146,15 @@ def test_a_yaml_without_a_name_or_with_a_list_is_refused(tmp_path: Path) -> None
 
 
 def test_a_factory_of_another_domain_is_no_default() -> None:
-    config = schemas.SamplerConfig(name="sampler")
+    config = SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: control has no such choice.*vector"):
         factory("collector", config, CONTROL)
     with pytest.raises(ConfigError, match="loss.name=spo: is not registered"):
-        factory("loss", schemas.LossConfig(name="spo"), CONTROL)
+        factory("loss", LossConfig(name="spo"), CONTROL)
 
 
 @dataclasses.dataclass
-class SpoConfig(schemas.LossConfig):
+class SpoConfig(LossConfig):
     """A loss with the settings of clip."""
 
     clip_epsilon: float = number(gt=0)
@@ -234,7 +237,7 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
     """As long as it does what was done before."""
 
     @dataclasses.dataclass
-    class Later(schemas.OptimConfig):
+    class Later(OptimConfig):
         warmup: int = added(number(ge=0), before=0)
 
     config = job_config([])

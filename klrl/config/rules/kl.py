@@ -16,7 +16,7 @@ from klrl.config import (
     RetrieveKLConfig,
 )
 from klrl.config.placement import OWN, check_divergence, check_placement
-from klrl.config.schemas import SHAPED
+from klrl.config.schemas.learning import SHAPED
 
 
 def check_charged(c: JobConfig) -> None:
