@@ -20,21 +20,13 @@ import numpy as np
 import torch
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Binary
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
-from klrl.control.action_space import conversion, require_served, told
+from klrl.control.action_space import conversion, told
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -48,6 +40,7 @@ from klrl.control.answers import told as fault
 from klrl.control.env_proof import Way, generators_kept, prove, take_up
 from klrl.control.gym_make import make_gym, make_one
 from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
+from klrl.control.specs import action_spec, done_spec, observation_spec, reward_spec
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
@@ -181,16 +174,9 @@ class VectorGymEnv(EnvBase):
     def _set_specs(self) -> None:
         n = self.num_copies
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
-        dtype = torch.uint8 if self.observation_dtype == np.uint8 else torch.float32
-        self.observation_spec = Composite(
-            observation=Unbounded(shape=(n, *observation.shape), dtype=dtype), shape=(n,)
-        )
-        self.action_spec = Composite(action=_action_spec(self._setting, action, n), shape=(n,))
-        self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
-        flag = Categorical(2, dtype=torch.bool, shape=(n, 1))
-        self.done_spec = Composite(
-            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,)
-        )
+        self.observation_spec = observation_spec(observation.shape, self.observation_dtype, n)
+        self.action_spec = action_spec(self._setting, action, n)
+        self.reward_spec, self.done_spec = reward_spec(n), done_spec(n)
         self._box = isinstance(action, gymnasium.spaces.Box)
         if self._box:
             self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
@@ -473,34 +459,6 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env
     return FlattenObservation(env)
-
-
-def _action_spec(setting: str, space: gymnasium.Space, n: int) -> TensorSpec:
-    """Of the policy's flat actions.
-
-    Raises:
-        ConfigError: a space that is not served.
-    """
-    require_served(setting, space)
-    spaces = gymnasium.spaces
-    if isinstance(space, spaces.Discrete):
-        return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
-    if isinstance(space, spaces.MultiDiscrete):
-        counts = space.nvec.reshape(-1).tolist()
-        return MultiCategorical(counts, shape=(n, len(counts)), dtype=torch.int64)
-    size = int(np.prod(space.shape))
-    if isinstance(space, spaces.MultiBinary):
-        return Binary(size, shape=(n, size), dtype=torch.int64)
-    assert isinstance(space, spaces.Box)
-    if not np.isfinite([space.low, space.high]).all():
-        return Unbounded(shape=(n, size), dtype=torch.float32)
-    low, high = (
-        torch.as_tensor(x.reshape(-1), dtype=torch.float32) for x in (space.low, space.high)
-    )
-    shape = (n, size)
-    return Bounded(
-        low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
-    )
 
 
 def _float(value: np.ndarray) -> torch.Tensor:
