@@ -14,7 +14,12 @@ import yaml
 
 from benchmarks.mujoco import sb3
 from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cells
-from benchmarks.mujoco.page import against_published, chance_interval, loss_beside_loss
+from benchmarks.mujoco.page import (
+    against_published,
+    chance_interval,
+    loss_beside_loss,
+    over_tasks,
+)
 from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
 from benchmarks.mujoco.runs import CLIP, HELD, MAIN
 from benchmarks.mujoco.sb3 import Row
@@ -267,6 +272,22 @@ def test_a_loss_of_five_percent_is_excluded_by_welchs_interval(held, excluded) -
         gap = np.mean(held) - 100
         assert f"[{gap - 2.306:+,.0f}, {gap + 2.306:+,.0f}]" in line
     assert line.endswith(f"| {excluded} |")
+
+
+def test_the_mean_over_tasks_is_that_of_the_percentages() -> None:
+    held, clip = [98, 99, 100, 101, 102], [95, 96, 97, 98, 99]
+    scaled = {"hopper": 1.0, "ant": 30.0}  # the unit of a task's reward does not matter
+    cells = {
+        setting: {task: [{"return": unit * v} for v in values] for task, unit in scaled.items()}
+        for setting, values in ((HELD, held), (CLIP, clip))
+    }
+    line = over_tasks(cells, HELD, CLIP, list(scaled))
+    # 3 of 97; four samples of variance 2.5 with weights of 1 / 2: a standard error of sqrt(1 / 2)
+    # of 97, 16 degrees of freedom, whose quantile is 2.120.
+    reach = 100 * 2.120 * np.sqrt(0.5) / 97
+    gap = 100 * 3 / 97
+    assert f"{gap:+.0f} [{gap - reach:+.0f}, {gap + reach:+.0f}]" in line
+    assert line.endswith("| yes |")
 
 
 def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:

@@ -54,7 +54,7 @@ def write_page(folder: Path = FOLDER) -> None:
     cells: Known = {setting: known(setting, folder) for setting in SEEDS}
     rows = [
         Row(
-            {"task": task, "setting": TITLES.get(setting, setting), "seeds": str(len(lines))},
+            {"task": task, "setting": title(setting), "seeds": str(len(lines))},
             _values(lines),
         )
         for task in NAMES
@@ -141,36 +141,70 @@ def _commands() -> str:
     return "Beside `env=TASK seed=SEED`: " + "; ".join(f"`{each}`" for each in words.values()) + "."
 
 
-#: (a loss, the one that it is compared with); the default is the second of the last two.
-PAIRS = ((HELD, CLIP), (HELD, KLPEN), (CLIP, KLPEN))
+#: (a setting, the one that it is compared with, on which tasks).
+PAIRS = ((HELD, CLIP, MAIN), (HELD, KLPEN, MAIN), (CLIP, KLPEN, MAIN), (KL, HELD, TWO))
 
 
 def _losses(cells: Known) -> list[str]:
-    """Loss less loss, task by task, and whether a loss of 5 % is excluded."""
+    """Setting less setting, task by task, and whether a loss of 5 % is excluded."""
     lines = [
-        _head("losses", "task", "difference [95 %]", "in % of the second", "P(first > second)")
+        _head("settings", "task", "difference [95 %]", "in % of the second", "P(first > second)")
         + _head("a loss of 5 % is excluded")[1:],
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for first, second in PAIRS:
-        for task in MAIN:
+    for first, second, tasks in PAIRS:
+        for task in tasks:
             lines.append(loss_beside_loss(cells, first, second, task))
+        lines.append(over_tasks(cells, first, second, tasks))
     note = (
         "Welch's interval of the difference of the means. The default is klpen: klpen_held or "
-        "clip takes its place only if each of its lines against klpen says yes."
+        "clip takes its place only if each of its lines against klpen says yes. A mean over tasks "
+        "is that of the percentages, and takes what they are percent of as certain. The last "
+        "lines: what the regulariser adds to klpen_held."
     )
     return ["## Loss beside loss", note, "\n".join(lines)]
+
+
+def title(setting: str) -> str:
+    """What tables and pictures call it."""
+    return TITLES.get(setting, setting)
+
+
+def difference(first: str, second: str) -> str:
+    """As in ``klpen_held - clip``."""
+    return " - ".join(f"({name})" if "," in name else name for name in map(title, (first, second)))
+
+
+def over_tasks(cells: Known, first: str, second: str, tasks: Sequence[str]) -> str:
+    """The line of the mean over tasks, in percent of the second's means."""
+    names, pairs = difference(first, second), []
+    for task in tasks:
+        pairs.append((_returns(cells, first, task), _returns(cells, second, task)))
+    if min(len(sample) for pair in pairs for sample in pair) < ENOUGH:
+        return _head(names, f"mean of {len(tasks)}", "", "not run yet", "", "no")
+    shares = [100 / (len(tasks) * abs(b.mean())) for _, b in pairs]
+    weights = [sign * share for share in shares for sign in (1, -1)]
+    mean = welch([sample for pair in pairs for sample in pair], weights)
+    return _head(
+        names,
+        f"mean of {len(tasks)}",
+        "",
+        f"{mean.value:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}]",
+        "",
+        "yes" if mean.low > -100 * LOSS else "no",
+    )
 
 
 def loss_beside_loss(cells: Known, first: str, second: str, task: str) -> str:
     """A line of the table."""
     a, b = _returns(cells, first, task), _returns(cells, second, task)
+    names = difference(first, second)
     if min(len(a), len(b)) < ENOUGH:
-        return _head(f"{first} - {second}", task, "not run yet", "", "", "no")
+        return _head(names, task, "not run yet", "", "", "no")
     gap, mean = welch([a, b], [1, -1]), abs(b.mean())
     shares = (100 * each / mean for each in (gap.value, gap.low, gap.high))
     return _head(
-        f"{first} - {second}",
+        names,
         task,
         f"{gap.value:+,.0f} [{gap.low:+,.0f}, {gap.high:+,.0f}]",
         "{:+.0f} [{:+.0f}, {:+.0f}]".format(*shares),
@@ -335,7 +369,7 @@ def draw_curves(
             for setting, by_task in cells.items():
                 lines = by_task.get(task, ())
                 if lines:
-                    _curves(each, lines, axis, COLOUR[setting], TITLES.get(setting, setting))
+                    _curves(each, lines, axis, COLOUR[setting], title(setting))
             each.set(title=NAMES[task])
         for each in axes[-1]:
             each.set(xlabel="thousand frames" if axis == "frames" else "seconds of iterations")
