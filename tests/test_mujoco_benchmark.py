@@ -21,8 +21,9 @@ from benchmarks.mujoco.page import (
     over_tasks,
 )
 from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
-from benchmarks.mujoco.runs import CLIP, HELD, MAIN
+from benchmarks.mujoco.runs import CLIP, HELD, KLPEN, MAIN, known
 from benchmarks.mujoco.sb3 import Row
+from benchmarks.results import ROOT
 from klrl.runs.rows import read_rows
 from tests.runs.commands import exits
 
@@ -295,6 +296,21 @@ def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
     # Of 0 to 9, five times each: the middle half of 50 numbers, 12 cut at either end.
     ordered = np.sort(np.tile(np.arange(10.0), 5))
     assert against_published(cells, HELD, dict.fromkeys(MAIN, 10.0)) == ordered[12:-12].mean()
+
+
+def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
+    cells = {setting: known(setting) for setting in (HELD, CLIP, KLPEN)}
+    told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for other in (CLIP, KLPEN):
+        gap, interval = over_tasks(cells, HELD, other, MAIN).split(" | ")[3].split(" ", 1)
+        assert f"{gap.removeprefix('+')}% {interval} more than `{other}`" in told
+    bands = {
+        setting: [line["band"] for lines in cells[setting].values() for line in lines]
+        for setting in (HELD, KLPEN)
+    }
+    assert f"in {min(bands[HELD]):.0%} of the iterations of every run" in told
+    low, high = (100 * edge(bands[KLPEN]) for edge in (min, max))
+    assert f"(`klpen` in {low:.0f} to {high:.0f}%)" in told
 
 
 def run(cell: Cell, path: Path) -> list[dict]:
