@@ -241,10 +241,11 @@ def _beside_sb3(cells: Known) -> list[str]:
         )
     if len(lines) == 2:
         return []
+    seeds = _counts(_returns(cells, SB3, task) for task in TWO)
     note = (
-        f"Stable-Baselines3's PPO with CleanRL's settings, {SEEDS[SB3]} seeds, on the same start "
+        f"Stable-Baselines3's PPO with CleanRL's settings, {seeds} seeds, on the same start "
         "states. P(klrl > SB3): that a run of klrl returns more than one of Stable-Baselines3; its "
-        f"interval is a percentile bootstrap over seeds, of which {SEEDS[SB3]} are too few for it "
+        f"interval is a percentile bootstrap over seeds, of which {seeds} are too few for it "
         "to hold its level. CPU: medians, without evaluation."
     )
     return ["## Beside Stable-Baselines3", note, "\n".join(lines)]
