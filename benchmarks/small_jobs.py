@@ -198,7 +198,7 @@ LEFT_OUT = {
             *("advantage=custom", "logger=custom", "estimator=custom", "beta_rule=custom"),
             "divergence=custom",
         ),
-        "is the user's own code; tests/test_extending.py",
+        "is the user's own code; tests/extending",
     ),
     "env=instructions": "needs SmolLM2; tests/language/test_instructions.py",
     **dict.fromkeys(

@@ -144,7 +144,7 @@ def assert_same(numbers: Numbers, expected: Numbers) -> None:
     assert not far, f"largest differences: {far}"
 
 
-#: The user's own parts are compared with klrl's in tests/test_extending.py.
+#: The user's own parts are compared with klrl's in tests/extending.
 LOSS = pytest.mark.parametrize("loss", [name for name in CHOICES["loss"] if name != "custom"])
 KL = pytest.mark.parametrize("kl", list(kl_words()))
 EITHER = pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         "Return: 100 deterministic episodes of the last policy, from start states that all runs of "
         f"a task share. In band: iterations after the tenth with KL(old||new) within {BAND} times "
         f"its target, of all and of the last {END:.0%}. CPU: of the whole process, one thread, "
-        "evaluation included. A setting of fewer than five seeds shows its range.",
+        "evaluation included, on a machine that ran one other run, at times more: too long rather "
+        "than too short. A setting of fewer than five seeds shows its range.",
         markdown(rows, MEASURES),
         INTERVAL.format(seeds="the"),
         *_ended_early(cells),
@@ -122,8 +123,7 @@ def _missing(made: int) -> list[str]:
     if made >= planned:
         return []
     return [
-        f"**Not complete: {made} of {planned} runs are made.** What stands here may change; "
-        "CPU seconds were taken on a machine that was busy with other work too."
+        f"**Not complete: {made} of {planned} runs are made.** What stands here may change."
     ]
 
 
