@@ -107,27 +107,21 @@ def test_kwargs_reach_the_simulator() -> None:
 class Broken(gymnasium.Env):
     """Returns NaN after three steps."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, where: str = "observation") -> None:
-        self.where, self.steps = where, 0
+    def __init__(self, where: str = "observation", value: float = np.nan) -> None:
+        self.where, self.value, self.steps = where, value, 0
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
-        return np.zeros(2, np.float32), {}
+        return np.zeros(2), {}
 
     def step(self, action):
         self.steps += 1
-        bad = self.steps > 3
-        observation = np.full(2, np.nan if bad and self.where == "observation" else 0, np.float32)
-        return (
-            observation,
-            float("inf") if bad and self.where == "reward" else 0.0,
-            False,
-            False,
-            {},
-        )
+        value = self.value if self.steps > 3 else 0.0
+        observation = np.full(2, value if self.where == "observation" else 0.0)
+        return observation, value if self.where == "reward" else 0.0, False, False, {}
 
 
 gymnasium.register("klrl-test/Broken-v0", Broken, disable_env_checker=True)
@@ -139,9 +133,11 @@ gymnasium.register(
 )
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
 @pytest.mark.parametrize("where", ["observation", "reward"])
-def test_a_value_that_is_not_finite_is_named(where: str) -> None:
-    env = make_env(config("klrl-test/Broken-v0", 2, where=where), seed=0)
+def test_a_value_that_is_not_finite_in_float32_is_named(where: str, value: float) -> None:
+    env = make_env(config("klrl-test/Broken-v0", 2, where=where, value=value), seed=0)
     with pytest.raises(NonFiniteError, match=rf"{where} of klrl-test/Broken-v0 \(copy 0\)"):
         env.rollout(10)
 
