@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from math import erf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +15,14 @@ import yaml
 
 from benchmarks.mujoco import sb3
 from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cells
-from benchmarks.mujoco.page import (
-    against_published,
-    chance_interval,
-    loss_beside_loss,
-    over_tasks,
-)
+from benchmarks.mujoco.curves import training_cpu, x_of
+from benchmarks.mujoco.losses import default_told, loss_beside_loss, over_tasks
+from benchmarks.mujoco.peers import against_published, aim_told, chance_interval
 from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
 from benchmarks.mujoco.runs import CLIP, HELD, KLPEN, MAIN, known
 from benchmarks.mujoco.sb3 import Row
 from benchmarks.results import ROOT
+from klrl.report.statistics import chance_of_more
 from klrl.runs.rows import read_rows
 from tests.runs.commands import exits
 
@@ -221,7 +220,7 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing(tmp_path, monkeypatch) 
         code = "import os, signal, time; time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)"
         wait = "; time.sleep(60)"
         words = [sys.executable, "-c", (code if pids else "import time") + wait]
-        pids.append(os.posix_spawn(sys.executable, words, os.environ))
+        pids.append(os.posix_spawn(sys.executable, words, os.environ, setpgroup=0))
         return pids[-1]
 
     monkeypatch.setattr("benchmarks.mujoco.cells.start", begin)
@@ -238,21 +237,38 @@ def test_a_torn_line_is_dropped(tmp_path) -> None:
     Lines(path).add(line(CELL, cpu=7.0))
     whole = path.read_text()
     path.write_text(whole + '{"name": "hopper')
-    assert Lines(path).get(CELL) is not None
-    assert path.read_text() == whole
+    known = Lines(path)
+    assert known.get(CELL) is not None
+    other = replace(CELL, seed=4)
+    known.add(line(other, cpu=8.0))
+    assert path.read_text() == whole + json.dumps(line(other, cpu=8.0)) + "\n"
 
 
-@pytest.mark.integration
-def test_the_chance_of_more_is_certain_where_all_are_more_and_its_interval_holds_it() -> None:
-    a, b = np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0])
-    assert chance_interval(a, b) == (1.0, 1.0)
+def test_the_interval_of_the_chance_of_more_covers_it_with_few_seeds() -> None:
+    """Normal samples of 10 and 3, whose P(A > B) is Phi(shift / sqrt(2))."""
     rng = np.random.default_rng(1)
-    a, b = rng.normal(0.5, 1, 10), rng.normal(0, 1, 10)
-    low, high = chance_interval(a, b)
-    exact = np.mean([[x > y for y in b] for x in a])
-    assert 0 < low < exact < high <= 1
-    # Of U's normal approximation (Mann and Whitney): the same to a tenth.
-    assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(21 / (12 * 100)), abs=0.1)
+    for shift in (0.0, 1.0, 2.0):
+        truth = 0.5 * (1 + erf(shift / 2))
+        held = []
+        for _ in range(2000):
+            a, b = rng.normal(shift, 1, 10), rng.normal(0, 1, 3)
+            low, high = chance_interval(chance_of_more(a, b), 10, 3)
+            held.append(low <= truth <= high)
+        assert 0.92 < np.mean(held) < 0.995, shift
+
+
+def test_the_interval_of_the_chance_of_more_solves_newcombes_equation() -> None:
+    for chance, m, n in ((0.85, 10, 2), (0.5, 5, 5), (0.02, 7, 9)):
+        for p in chance_interval(chance, m, n):
+            k = (m + n) / 2 - 1
+            variance = p * (1 - p) / (m * n) * (1 + k * (1 - p) / (2 - p) + k * p / (1 + p))
+            assert abs(chance - p) == pytest.approx(1.96 * np.sqrt(variance), rel=1e-4)
+    low, high = chance_interval(1.0, 10, 3)
+    assert high == 1.0
+    assert 0 < low < 0.8  # all of ten above all of three is no certainty
+    low, high = chance_interval(0.0, 3, 10)
+    assert low == 0.0
+    assert high == pytest.approx(1 - chance_interval(1.0, 3, 10)[0])
 
 
 @pytest.mark.parametrize(
@@ -298,12 +314,50 @@ def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
     assert against_published(cells, HELD, dict.fromkeys(MAIN, 10.0)) == ordered[12:-12].mean()
 
 
+def test_the_aim_is_told_as_missed_or_reached() -> None:
+    def cells(**factors: float) -> dict:
+        ratios = {task: factors.get(task, 1.2) for task in MAIN}
+        return {
+            setting: {task: [{"return": r * best(task)[0]}] * 10 for task, r in ratios.items()}
+            for setting in (HELD, CLIP, KLPEN)
+        }
+
+    assert "It is reached: 1.20.**" in aim_told(cells())
+    assert "It is missed: 1.20, Swimmer 0.80.**" in aim_told(cells(swimmer=0.8))
+    assert "It is missed: 1.05.**" in aim_told(cells(**dict.fromkeys(MAIN, 1.05)))
+
+
+def test_the_default_changes_only_where_every_task_says_yes() -> None:
+    near = [98, 99, 100, 101, 102]
+
+    def cells(**held: list[int]) -> dict:
+        by_task = {task: [{"return": v} for v in near] for task in MAIN}
+        taken = {task: [{"return": v} for v in held.get(task, near)] for task in MAIN}
+        wide = {task: [{"return": v} for v in (50, 150, 100, 80, 120)] for task in MAIN}
+        return {HELD: taken, CLIP: wide, KLPEN: by_task}
+
+    assert default_told(cells()).startswith("**klpen_held takes klpen's place.**")
+    assert default_told(cells(ant=[93, 94, 95, 96, 97])).startswith("**klpen stays the default.**")
+
+
+def test_cpu_seconds_are_spread_as_the_clocks() -> None:
+    """A process of 60 CPU seconds: 90 seconds of training and 30 of evaluation by the clock."""
+    curve = {"frames": [1000, 2000], "seconds": [45.0, 90.0]}
+    line = {"cpu": 60.0, "seconds": 90.0, "evaluation_seconds": 30.0, "curve": curve}
+    assert training_cpu(line) == pytest.approx(45.0)
+    assert x_of(line, "seconds") == pytest.approx([22.5, 45.0])
+    assert x_of(line, "frames") == pytest.approx([1.0, 2.0])
+
+
 def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
     cells = {setting: known(setting) for setting in (HELD, CLIP, KLPEN)}
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    for other in (CLIP, KLPEN):
-        gap, interval = over_tasks(cells, HELD, other, MAIN).split(" | ")[3].split(" ", 1)
-        assert f"{gap.removeprefix('+')}% {interval} more than `{other}`" in told
+    gaps = [
+        over_tasks(cells, HELD, other, MAIN, key).split(" | ")[3].replace(" [", "% [")
+        for key, other in (("return", CLIP), ("return", KLPEN), ("training", CLIP))
+    ]
+    assert f"{gaps[0]} to `clip`, {gaps[1]} to `klpen`" in told
+    assert f"in training, where actions are drawn, {gaps[2]} to `clip`" in told
     bands = {
         setting: [line["band"] for lines in cells[setting].values() for line in lines]
         for setting in (HELD, KLPEN)
@@ -311,6 +365,10 @@ def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
     assert f"in {min(bands[HELD]):.0%} of the iterations of every run" in told
     low, high = (100 * edge(bands[KLPEN]) for edge in (min, max))
     assert f"(`klpen` in {low:.0f} to {high:.0f}%)" in told
+    minutes = [
+        line["cpu"] / 60 for tasks in cells.values() for lines in tasks.values() for line in lines
+    ]
+    assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of one core a run" in told
 
 
 def run(cell: Cell, path: Path) -> list[dict]:

@@ -98,7 +98,7 @@ def job_identity(cell: Cell) -> str:
 
 
 class Lines:
-    """A file of JSON lines, one per finished cell; only added to.
+    """A file of JSON lines, one per finished cell; only added to, and never by reading.
 
     Args:
         path: the file.
@@ -107,9 +107,7 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole, _, torn = text.rpartition("\n")
-        if torn:  # by a kill; its cell runs again
-            path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+        whole, _, self._torn = text.rpartition("\n")  # by a kill; its cell runs again
         self._known = {
             (line["name"], line["identity"]): line for line in map(json.loads, whole.splitlines())
         }
@@ -119,9 +117,13 @@ class Lines:
         return self._known.get((cell.name, job_identity(cell)))
 
     def add(self, line: Line) -> None:
-        """Append, in one write."""
+        """Append, in one write; a torn line goes first."""
         self._known[line["name"], line["identity"]] = line
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._torn:
+            whole = self.path.read_bytes().removesuffix(self._torn.encode())
+            self.path.write_bytes(whole)
+            self._torn = ""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -158,8 +160,8 @@ def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = Tru
             ended = f", {line['failed']}" if "failed" in line else ""
             print(f"[{done}/{len(missing)}] {cell.name}: {told}{ended}", flush=True)
     except KeyboardInterrupt:
-        for pid in running:
-            os.kill(pid, signal.SIGTERM)
+        for pid in running:  # with what it started itself
+            os.killpg(pid, signal.SIGTERM)
         for pid in running:
             os.waitpid(pid, 0)
         left = len(missing) - done
@@ -208,6 +210,7 @@ def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
     run = runs[0]
     about = {"name": cell.name, "identity": job_identity(cell), "words": list(cell.words)}
     line = {**about, **outcome(run), "cpu": round(cpu, 1), "machine": cpu_name()}
+    line |= {"versions": run.manifest["versions"], "commit": run.manifest["git_commit"]}
     if diverged(run):
         line["failed"] = run.manifest["error"]
     return {**line, "curve": curve(run)} if curves else line

@@ -30,7 +30,8 @@ NAMES = {
 V5 = {
     "hopper": "no healthy_reward on the step that ends the episode",
     "walker2d": "no healthy_reward on the last step; equal friction of both feet",
-    "ant": "no healthy_reward on the last step; contact forces observed, their cost in the reward",
+    "ant": "no healthy_reward on the last step; contact forces observed (klrl's preset leaves them "
+    "out), their cost in the reward",
     "reacher": "the distance is that after the step, not before",
     "inverted_pendulum": "no reward on the step that ends the episode",
     "inverted_double_pendulum": "no healthy_reward on the step that ends the episode",
@@ -83,8 +84,9 @@ _ENGSTROM = "https://arxiv.org/abs/2005.12729"
 _V3 = "v3; Reacher and both pendulums v2"
 _OFF_CURVES = "training returns, read off curves by Tianshou's README"
 _BEST_MEAN = (
-    "highest point of the curve over seeds; each of its points 10 test episodes a seed, "
-    "actions as Tianshou's default has it: sampled"
+    "highest point up to 1M frames of the curve over seeds; each of its points 10 test episodes a "
+    "seed, actions as Tianshou's default has it: sampled. By its scripts the runs are of 3M "
+    "frames, over which the learning rate falls to 0"
 )
 
 SOURCES = (
@@ -153,7 +155,7 @@ SOURCES = (
     Source(
         "CleanRL",
         "PPO",
-        "https://docs.cleanrl.dev/rl-algorithms/ppo/#ppo_continuous_actionpy",
+        "https://github.com/vwxyzjn/cleanrl/blob/09f7a7f2/docs/benchmark/ppo_continuous_action.md",
         "v4",
         3,
         "one setting",
@@ -170,7 +172,8 @@ SOURCES = (
     Source(
         "CleanRL, v2",
         "PPO",
-        "https://docs.cleanrl.dev/rl-algorithms/ppo/ as of 2022, before vwxyzjn/cleanrl#424",
+        "https://github.com/vwxyzjn/cleanrl/pull/424, which removes the table from "
+        "docs/rl-algorithms/ppo.md",
         "v2",
         3,
         "one setting",
@@ -185,7 +188,8 @@ SOURCES = (
     Source(
         "OpenAI Baselines by Huang et al. 2022",
         "PPO",
-        "https://docs.cleanrl.dev/rl-algorithms/ppo/ as of 2022; seeds and frames from "
+        "https://github.com/vwxyzjn/cleanrl/pull/424, which removes the table from "
+        "docs/rl-algorithms/ppo.md; seeds and frames from "
         "vwxyzjn/ppo-implementation-details, scripts/baselines/mujoco.sh",
         "v2",
         3,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.mujoco.cells import SB3, Cell, Line, Lines
 from benchmarks.mujoco.published import NAMES
@@ -24,6 +26,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     KLPEN: ("kl=none", "loss=klpen"),
     KL: ("kl.coef=0.01", "reference=ema", "loss=klpen_held"),
 }
+#: Setting -> task -> its finished cells.
+Known = Mapping[str, Mapping[str, Sequence[Line]]]
 SEEDS = {HELD: 10, CLIP: 5, KLPEN: 5, KL: 5, SB3: 3}
 
 
@@ -47,3 +51,24 @@ def known(setting: str, folder: Path = FOLDER) -> dict[str, list[Line]]:
         if line is not None:
             found.setdefault(cell.task, []).append(line)
     return found
+
+
+def values(cells: Known, setting: str, task: str, key: str = "return") -> np.ndarray:
+    """One number per finished seed.
+
+    Args:
+        cells: what is known.
+        setting, task: whose.
+        key: of a line: ``return`` of the likeliest actions, ``training`` of drawn ones.
+    """
+    return np.array([line[key] for line in cells[setting].get(task, ())], float)
+
+
+def title(setting: str) -> str:
+    """What tables and pictures call it."""
+    return TITLES.get(setting, setting)
+
+
+def table_line(*cells: str) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,125 @@
+"""Loss beside loss: differences of the means, and what they say of the default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.mujoco.runs import (
+    CLIP,
+    HELD,
+    KL,
+    KLPEN,
+    MAIN,
+    TWO,
+    Known,
+    table_line,
+    title,
+    values,
+)
+from klrl.report.statistics import ENOUGH, chance_of_more, welch
+
+#: Share of a task's return that a new default may lose at most.
+LOSS = 0.05
+#: What the presets take; documented as the rule.
+DEFAULT = KLPEN
+CHALLENGERS = (HELD, CLIP)
+#: (a setting, the one that it is compared with, on which tasks).
+PAIRS = ((HELD, CLIP, MAIN), (HELD, KLPEN, MAIN), (CLIP, KLPEN, MAIN), (KL, HELD, TWO))
+TASKS_OF = {(first, second): tasks for first, second, tasks in PAIRS}
+
+
+def sections(cells: Known) -> list[str]:
+    """Both tables, what they mean, and the default."""
+    return [
+        "## Loss beside loss",
+        "Welch's interval of the difference of the means. The default is klpen: klpen_held or clip "
+        "takes its place only if each of its lines against klpen excludes a loss of "
+        f"{LOSS:.0%}. A mean over tasks is that of the percentages, and takes what they are "
+        "percent of as certain. The last lines: what the regulariser adds to klpen_held. The "
+        "setting was searched with klpen_held alone, and clip takes steps of another KL(old||new), "
+        "which the table above shows.",
+        _table(cells, "return"),
+        default_told(cells),
+        "The same of the returns in training, over its last tenth, where actions are drawn and not "
+        "the likeliest. The rule does not look at them:",
+        _table(cells, "training"),
+    ]
+
+
+def default_told(cells: Known) -> str:
+    """Which loss the presets take, by the rule above."""
+    ahead = [each for each in CHALLENGERS if is_ahead(cells, each)]
+    if ahead:
+        return f"**{title(ahead[0])} takes {DEFAULT}'s place.**"
+    return (
+        f"**{DEFAULT} stays the default.** A no means: not shown. The intervals of five and ten "
+        f"seeds are wider than the {LOSS:.0%} that is asked for."
+    )
+
+
+def is_ahead(cells: Known, challenger: str) -> bool:
+    """Whether each task's line against the default excludes the loss."""
+    tasks = TASKS_OF[challenger, DEFAULT]
+    lines = (loss_beside_loss(cells, challenger, DEFAULT, task) for task in tasks)
+    return all(line.endswith("| yes |") for line in lines)
+
+
+def _table(cells: Known, key: str) -> str:
+    """Setting less setting, task by task, and whether a loss of 5 % is excluded."""
+    lines = [
+        table_line(
+            *("settings", "task", "difference [95 %]", "in % of the second"),
+            *("P(first > second)", f"a loss of {LOSS:.0%} is excluded"),
+        ),
+        table_line(*["---"] * 6),
+    ]
+    for first, second, tasks in PAIRS:
+        lines += [loss_beside_loss(cells, first, second, task, key) for task in tasks]
+        lines.append(over_tasks(cells, first, second, tasks, key))
+    return "\n".join(lines)
+
+
+def difference(first: str, second: str) -> str:
+    """As in ``klpen_held - clip``."""
+    return " - ".join(f"({name})" if "," in name else name for name in map(title, (first, second)))
+
+
+def over_tasks(
+    cells: Known, first: str, second: str, tasks: Sequence[str], key: str = "return"
+) -> str:
+    """The line of the mean over tasks, in percent of the second's means."""
+    names = difference(first, second)
+    pairs = [tuple(values(cells, each, task, key) for each in (first, second)) for task in tasks]
+    if min(len(sample) for pair in pairs for sample in pair) < ENOUGH:
+        return table_line(names, f"mean of {len(tasks)}", "", "not run yet", "", "no")
+    shares = [100 / (len(tasks) * abs(b.mean())) for _, b in pairs]
+    weights = [sign * share for share in shares for sign in (1, -1)]
+    mean = welch([sample for pair in pairs for sample in pair], weights)
+    return table_line(
+        names,
+        f"mean of {len(tasks)}",
+        "",
+        f"{mean.value:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}]",
+        "",
+        "yes" if mean.low > -100 * LOSS else "no",
+    )
+
+
+def loss_beside_loss(cells: Known, first: str, second: str, task: str, key: str = "return") -> str:
+    """A line of the table."""
+    a, b = values(cells, first, task, key), values(cells, second, task, key)
+    names = difference(first, second)
+    if min(len(a), len(b)) < ENOUGH:
+        return table_line(names, task, "not run yet", "", "", "no")
+    gap, mean = welch([a, b], [1, -1]), abs(float(np.mean(b)))
+    shares = (100 * each / mean for each in (gap.value, gap.low, gap.high))
+    return table_line(
+        names,
+        task,
+        f"{gap.value:+,.0f} [{gap.low:+,.0f}, {gap.high:+,.0f}]",
+        "{:+.0f} [{:+.0f}, {:+.0f}]".format(*shares),
+        f"{chance_of_more(a, b):.2f}",
+        "yes" if gap.low > -LOSS * mean else "no",
+    )
