@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.shipped.answers import Answers, base_answers, trained_answers
 from benchmarks.shipped.beside import LEAST, SETTING, best_of_n, draw, optimum
-from benchmarks.shipped.best_of_n import base_scores
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
@@ -20,15 +20,17 @@ from klrl.report.statistics import Array
 COEFS = ("0.03", "0.1", "0.3")
 HELD = "held"
 SEEDS = (0, 1, 2)
-#: Best-of-n: candidates; prompts of the evaluation split; samples of the base model for each.
+#: Best-of-n: candidates. Prompts of the evaluation split; responses to each, of the base model and
+#: of a trained one; prompts that are sampled together.
 CANDIDATES = (1, 2, 4, 8, 16)
-PROMPTS, DRAWN, TOGETHER = 64, 64, 2
-#: Responses of an evaluation.
-RESPONSES = 256
+PROMPTS, DRAWN, TRAINED = 64, 64, 8
+TOGETHER = 2
 #: What half a gain is measured by.
 BEST = 8
-#: Of a run's iterations; the KL and the samples' NLL are means over the last ones.
+#: Of a run's iterations: the last ones, over which its KL is held.
 LAST = 1 / 3
+#: What `controller=held_tokens` holds, nats per token, and how near is near.
+TARGET, NEAR = 0.1, 0.25
 #: Shown of the base model and of a trained one.
 SHOWN = 4
 JOB = ("experiment=smollm",)
@@ -41,35 +43,39 @@ MEASURES = (
     Measure("kl", "KL(policy||base)", "nats per response", ",.3f", ""),
     Measure("token", "KL(policy||base)", "nats per token", ",.4f", ""),
     Measure("nll", "base model's NLL / its own samples'", "per token", ",.2f", ""),
+    Measure("length", "length", "tokens", ",.1f", ""),
+    Measure("third", "KL over the last third", "nats per token", ",.4f", ""),
+    Measure("least", "its lowest iteration", "likewise", ",.4f", ""),
+    Measure("most", "its highest", "likewise", ",.4f", ""),
+    Measure("near", f"within {NEAR:.0%} of {TARGET:g}", "share of them", ",.2f", ""),
     Measure("effective", "effective samples", f"of {DRAWN}", ",.0f", ""),
 )
 NOTE = (
-    f"Trained: scores of {RESPONSES} responses sampled at temperature .8 to the evaluation split, "
-    "whose topics no training prompt has, by the last policy; KL in closed form and the base "
-    "model's negative log-likelihood (NLL) of the sampled tokens are means over the last third of "
-    "the training. That of the base model's own samples is that of the first iteration, in which "
-    "the policy is the base model. Reward: the share of three parts (one sentence, at most so many "
-    "words, about the topic) that are followed; gold: whether all are. Best-of-n and the optimum "
-    f"are made of the base model's own responses, {DRAWN} to each of {PROMPTS} prompts of the "
-    "evaluation split, as on [result 5](../frontier/README.md), which says how; their seeds are "
-    f"those of the samples. The line of the optimum ends where a tenth of the prompts have fewer "
-    f"than {LEAST} effective samples."
+    f"All policies answer the same {PROMPTS} prompts of the evaluation split, whose topics no "
+    "training prompt has, at temperature .8: the last policy of a run "
+    f"{TRAINED} times each, the base model {DRAWN} times; seeds are those of the samples too. KL "
+    "in closed form and the base model's negative log-likelihood (NLL) are of these responses, "
+    "under the base model at that temperature. The last third: of the training, whose responses "
+    "answer eight prompts an iteration. Reward: the share of three parts (one sentence, at most so "
+    "many words, about the topic) that are followed; gold: whether all are. Best-of-n and the "
+    "optimum are made of the base model's responses as on "
+    "[result 5](../frontier/README.md), which says how. The line of the optimum ends where a "
+    f"tenth of the prompts have fewer than {LEAST} effective samples. c is in reward per nat; "
+    "`kl.coef` stands beside a score that is normalised over its group."
 )
 
 
 def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     groups = by_labels(runs, "kl.coef")
     kept = OUTPUTS / NAME
-    scores = [
-        base_scores(JOB, PROMPTS, DRAWN, s, kept / f"base_{s}.npz", at_a_time=TOGETHER)
-        for s in SEEDS
-    ]
+    base = [base_answers(JOB, PROMPTS, DRAWN, s, kept / f"base_{s}.npz", TOGETHER) for s in SEEDS]
+    scores = [(each.proxy, each.gold) for each in base]
     chosen, best = best_of_n(scores, CANDIDATES), optimum(scores)
-    base, eight = (chosen[CANDIDATES.index(n)].estimate("proxy").value for n in (1, BEST))
-    tuned = [
-        Row({"policy": "trained", SETTING: coef}, _values(groups[(coef,)], plays, base, eight))
-        for coef in (*COEFS, HELD)
-    ]
+    means = {n: chosen[CANDIDATES.index(n)].estimate("proxy").value for n in (1, BEST)}
+    tuned = []
+    for coef in (*COEFS, HELD):
+        values = _values(groups[(coef,)], base, means[BEST] - means[1], means[1])
+        tuned.append(Row({"policy": "trained", SETTING: coef}, values))
     draw(folder / "smollm.png", tuned, chosen, best, TITLES)
     alt = "Reward and gold score against the root of the KL: training, best-of-n and the optimum"
     return [
@@ -78,39 +84,52 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     ]
 
 
-def _values(runs: Sequence[Run], plays: Plays, base: float, eight: float) -> dict[str, Array]:
+def _values(
+    runs: Sequence[Run], base: Sequence[Answers], gain: float, start: float
+) -> dict[str, Array]:
     """Of one setting.
 
     Args:
         runs: a run per seed.
-        plays: plays the last policy.
-        base, eight: mean reward of the base model, and of its best of :data:`BEST`.
+        base: the base model's answers.
+        gain: of the base model's best of :data:`BEST`, over its mean reward ``start``.
     """
-    played = [plays(run, episodes=RESPONSES, sampled=True) for run in runs]
-    proxy = np.array([row["eval/return"] for row in played])
-    return {
+    answers = [
+        trained_answers(
+            run, PROMPTS, TRAINED, run.path / "answers.npz", TOGETHER * DRAWN // TRAINED
+        )
+        for run in runs
+    ]
+    proxy = np.array([each.proxy.mean() for each in answers])
+    own = np.mean([per_token(each.nll, each) for each in base])
+    thirds = [last_third(column(run, "kl/ref/exact")) for run in runs]
+    values = {
         "proxy": proxy,
-        "gold": np.array([row["eval/gold"] for row in played]),
-        "gain": (proxy - base) / (eight - base),
-        "kl": np.array([last_third(column(run, "kl/ref/exact_seq")) for run in runs]),
-        "token": np.array([last_third(column(run, "kl/ref/exact")) for run in runs]),
-        "nll": np.array([nll_ratio(run) for run in runs]),
+        "gold": np.array([each.gold.mean() for each in answers]),
+        "gain": (proxy - start) / gain,
+        "kl": np.array([each.kl.mean() for each in answers]),
+        "token": np.array([per_token(each.kl, each) for each in answers]),
+        "nll": np.array([per_token(each.nll, each) / own for each in answers]),
+        "length": np.array([each.tokens.mean() for each in answers]),
+        "third": np.array([each.mean() for each in thirds]),
+        "least": np.array([each.min() for each in thirds]),
+        "most": np.array([each.max() for each in thirds]),
     }
+    if runs[0].settings["controller"] != "fixed":
+        near = [(abs(each / TARGET - 1) <= NEAR).mean() for each in thirds]
+        values["near"] = np.array(near)
+    return values
 
 
-def last_third(values: Array) -> float:
-    """Mean over the last third of the iterations; row 0 and the closing row have no value."""
+def per_token(sums: Array, answers: Answers) -> float:
+    """Mean over all tokens of a sum per response."""
+    return float(sums.sum() / answers.tokens.sum())
+
+
+def last_third(values: Array) -> Array:
+    """Of the iterations; row 0 and the closing row have no value."""
     values = values[np.isfinite(values)]
-    return float(values[-max(1, round(len(values) * LAST)) :].mean())
-
-
-def nll_ratio(run: Run) -> float:
-    """-log base of the sampled tokens, nats per token: at the end over that at the start.
-
-    -log base = -log pi + k1, where k1 = log pi - log base; all of them means over the tokens.
-    """
-    nll = column(run, "policy/entropy") + column(run, "kl/ref/k1")
-    return last_third(nll) / float(nll[np.isfinite(nll)][0])
+    return values[-max(1, round(len(values) * LAST)) :]
 
 
 def samples(path: Path) -> str:
@@ -141,7 +160,8 @@ RESULT = Result(
         "`kl.coef` were chosen on seed 100. The coefficients were chosen beforehand."
     ),
     limits=(
-        "One small model, one instruction whose reward has four values. Three seeds bear no "
+        "One small model, its weights rounded to four bits (Q4_1) before any of this, and one "
+        "instruction whose reward has four values. Three seeds bear no "
         "intervals. What is rewarded are three rules that a function can check; whether the "
         "sentences are true or good is not measured."
     ),
