@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
     config = language_config(folder, "RUN")
     config.device = device
     lines, problems = _read(folder, str(run))
-    weights = _Sources(folder, config)
+    weights = Sources(folder, config)
     bounds = bounds_of(folder, config)
     names = [name for name, key in _RECORDED.items() if any(key in line for _, line in lines)]
     measures = {name: Measure(name, bounds) for name in names}
@@ -256,7 +256,15 @@ def _texts(policy: Policy, lines: Sequence[tuple[int, Mapping[str, Any]]]) -> It
 # ------------------------------------------------------------------------------------ computing
 
 
-class _Sources:
+def unmixed(config: LanguageConfig) -> LanguageConfig:
+    """The same job with arithmetic as precise as its weights: a mixed one's are float32."""
+    if not config.mixed:
+        return config
+    learner = replace(config.learner, dtype="float32")
+    return replace(config, actor=replace(config.actor, dtype="float32"), learner=learner)
+
+
+class Sources:
     """Policy and reference as they were when a sample was drawn, as far as they are there.
 
     Args:
@@ -269,7 +277,8 @@ class _Sources:
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
-        self._config, self.notes = config, list[str]()
+        self._config = config = unmixed(config)
+        self.notes = list[str]()
         self._entries = dict(self._whole_entries(folder))
         self.policy = make_policy(config, say=lambda _: None)
         model, head = self.policy.model, self.policy.value_head
@@ -309,7 +318,8 @@ class _Sources:
         if self._rule.source != OTHER_RUN:
             return deepcopy(self.policy.model)
         described = RunFolder(folder).manifest["reference"]
-        model = make_policy(with_network(self._config, described), say=lambda _: None).model
+        config = unmixed(with_network(self._config, described))
+        model = make_policy(config, say=lambda _: None).model
         self._in_float(model)
         return model
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.cli.verify import as_json
-from klrl.language.verify import Measure, Verdict, bounds_of, verify_run
+from klrl.language.load import language_config
+from klrl.language.verify import Measure, Sources, Verdict, bounds_of, verify_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
@@ -202,6 +204,26 @@ def test_lower_precision_has_bounds_of_its_own(job) -> None:
     found = verify_run(trained(job, "actor.dtype=bfloat16", "actor.lora.r=2"))
     assert found.bounds[0] > 1e-4
     assert found.ok
+
+
+def test_a_mixed_run_is_computed_in_float32(job) -> None:
+    """What rounds as the run did would not see a rounding that is wrong."""
+    run = trained(job, "actor.dtype=bfloat16")
+    config = language_config(run)
+    assert config.mixed
+    sample = json.loads((run / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["weights"] == 0
+    plain = AutoModelForCausalLM.from_pretrained(config.actor.model, dtype=torch.float32).eval()
+    ids = torch.tensor([[*sample["prompt_ids"], *sample["response_ids"]]])
+    with torch.no_grad():
+        logits = plain(input_ids=ids).logits[0, len(sample["prompt_ids"]) - 1 : -1]
+    expected = (logits.double() / config.collector.temperature).log_softmax(-1)
+    for table in Sources(run, config).tables(sample):
+        torch.testing.assert_close(table, expected, rtol=0, atol=1e-5)
+    found = verify_run(run)
+    assert found.ok
+    (policy,) = (each for each in found.measures if each.name == "policy")
+    assert policy.largest > 1e-4  # bfloat16 does round
 
 
 @pytest.mark.slow
