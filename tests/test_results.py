@@ -24,6 +24,7 @@ from benchmarks.shipped import (
     transforms,
 )
 from benchmarks.shipped.__main__ import RESULTS
+from benchmarks.shipped.answers import Answers
 from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
 from benchmarks.shipped.sweeps import Sweep, by_labels, closing_return, words_of
 from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
@@ -278,10 +279,10 @@ def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> Non
                 write_samples(sweep.folder / name)
             count += 1
     scores = np.linspace(0, 1, 64)[None] * np.ones((2, 1))
-    for name in ("frontier", "smollm"):
-        monkeypatch.setattr(
-            f"benchmarks.shipped.{name}.base_scores", lambda *_, **__: (scores, 1 - scores)
-        )
+    monkeypatch.setattr("benchmarks.shipped.frontier.base_scores", lambda *_: (scores, 1 - scores))
+    own = Answers(scores, 1 - scores, scores + 9, scores + 1, scores)
+    for name in ("base_answers", "trained_answers"):
+        monkeypatch.setattr(f"benchmarks.shipped.smollm.{name}", lambda *_: own)
     monkeypatch.setattr(page, "Plays", lambda path: toy_plays)
     monkeypatch.setattr(page, "FOLDER", tmp_path / "results")
     folder = page.write_result(result)

@@ -74,7 +74,7 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     means = {n: chosen[CANDIDATES.index(n)].estimate("proxy").value for n in (1, BEST)}
     tuned = []
     for coef in (*COEFS, HELD):
-        values = _values(groups[(coef,)], base, means[BEST] - means[1], means[1])
+        values = _values(groups[(coef,)], base, means[BEST] - means[1], means[1], coef == HELD)
         tuned.append(Row({"policy": "trained", SETTING: coef}, values))
     draw(folder / "smollm.png", tuned, chosen, best, TITLES)
     alt = "Reward and gold score against the root of the KL: training, best-of-n and the optimum"
@@ -85,7 +85,7 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
 
 
 def _values(
-    runs: Sequence[Run], base: Sequence[Answers], gain: float, start: float
+    runs: Sequence[Run], base: Sequence[Answers], gain: float, start: float, held: bool
 ) -> dict[str, Array]:
     """Of one setting.
 
@@ -93,6 +93,7 @@ def _values(
         runs: a run per seed.
         base: the base model's answers.
         gain: of the base model's best of :data:`BEST`, over its mean reward ``start``.
+        held: whether its KL was held.
     """
     answers = [
         trained_answers(
@@ -115,7 +116,7 @@ def _values(
         "least": np.array([each.min() for each in thirds]),
         "most": np.array([each.max() for each in thirds]),
     }
-    if runs[0].settings["controller"] != "fixed":
+    if held:
         near = [(abs(each / TARGET - 1) <= NEAR).mean() for each in thirds]
         values["near"] = np.array(near)
     return values
