@@ -171,29 +171,43 @@ def language(data: dict[str, Any]) -> str:
             told = ", ".join(f"{phase} {value:,.0f}" for phase, value in phases_told.items())
             parts.append(f"klrl, us of CPU per sample: {told}.")
         if kl := contenders["TRL"].get("kl"):
-            logged, k3, exact = (f"{kl[name]:.5f}" for name in ("logged", "k3", "exact"))
-            parts.append(
-                "KL(policy||reference) of the last iteration's minibatches, nats per token: TRL "
-                f"logs {logged}; its own estimator by plain transformers gives {k3}, the sum over "
-                f"the vocabulary {exact}."
-            )
+            parts.append(kl_of_trl(kl))
     return "\n\n".join(parts)
 
 
+def kl_of_trl(kl: dict[str, Any]) -> str:
+    """What TRL logs beside the truth."""
+    if "error" in kl:
+        return f"TRL's KL beside the truth: not measured ({kl['error']})."
+    logged, k3, exact, error = (f"{kl[n]:.5f}" for n in ("logged", "k3", "exact", "k3_error"))
+    return prose(
+        f"KL(policy||reference) of the last iteration's {kl['responses']} responses, nats per "
+        f"token: TRL logs {logged} (k3, weighted by the ratio); its estimator k3 by plain "
+        f"transformers gives {k3}, the sum over the vocabulary {exact}. The two are "
+        f"{kl['k3'] - kl['exact']:+.5f} apart, with a standard error of {error}."
+    )
+
+
 def samples(contenders: dict[str, Any], last: int) -> str:
+    last = contenders["klrl"].get("last", last)
     reward = f"reward at the start -> mean of the last {last} iterations"
-    header = ["", "samples per CPU-second", "x TRL (target)", reward, "samples", "peak MB"]
+    header = ["", "samples per CPU-second", "x TRL (target)", reward, "samples"]
+    header += ["tokens per response", "peak MB"]
     rows = []
     for name, row in contenders.items():
         if "error" in row:
-            rows.append([name, row["error"], "", "", "", ""])
+            rows.append([name, row["error"], *[""] * (len(header) - 2)])
             continue
         ratio = f"{spread(row['ratio'], 2)} ({row['target']:g})" if "ratio" in row else ""
+        if "ratio_compact" in row:
+            ratio += f"; with its head on response tokens alone {spread(row['ratio_compact'], 2)}"
         rewards = f"{spread(row['reward_first'], 2)} -> {spread(row['reward'], 2)}"
         name = f"{name} {row['versions'].get('trl', '')}".strip() if name == "TRL" else name
         speed = row["samples_per_cpu_second"]
         speed = spread(speed, 0 if speed["min"] >= 100 else 2)
-        rows.append([name, speed, ratio, rewards, f"{row['samples']:,}", f"{row['peak_mb']:,}"])
+        tokens = spread(row["tokens"], 1) if "tokens" in row else ""
+        counts = [f"{row['samples']:,}", tokens, f"{row['peak_mb']:,}"]
+        rows.append([name, speed, ratio, rewards, *counts])
     return table(header, rows)
 
 

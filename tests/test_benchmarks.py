@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -228,7 +229,52 @@ def test_the_true_kl_is_that_of_every_response_alone() -> None:
         "completion_ids": torch.tensor([[1, 2], [0, 0]]),
         "completion_mask": torch.tensor([[1, 1], [1, 0]]),
     }
-    exact, k3 = trl_grpo.true_kl(trainer, inputs)
-    assert exact == pytest.approx(float((a.exp() * (a - b)).sum()), rel=1e-5)
+    tokens, exact, k3 = trl_grpo.true_kl(trainer, inputs)
+    kl = float((a.exp() * (a - b)).sum())
+    assert tokens == [2, 1]
+    assert exact == pytest.approx([2 * kl, kl], rel=1e-5)
     r = (b - a)[[1, 2, 0]]
-    assert k3 == pytest.approx(float((r.exp() - 1 - r).mean()), rel=1e-5)
+    each = r.exp() - 1 - r
+    assert k3 == pytest.approx([float(each[:2].sum()), float(each[2])], rel=1e-5)
+
+
+def test_kls_beside_the_truth_are_means_over_tokens_with_an_error() -> None:
+    """Responses of one token: the standard error is that of a mean of differences."""
+    k3, exact = [0.2, 0.4, 0.6, 0.0], [0.1, 0.3, 0.2, 0.2]
+    told = {"logged": [0.3, 0.5], "tokens": [1, 1, 1, 1], "exact": exact, "k3": k3}
+    found = language.kl_beside_truth(told)
+    assert (found["logged"], found["responses"]) == (0.4, 4)
+    assert (found["k3"], found["exact"]) == pytest.approx((0.3, 0.2))
+    off = np.array(k3) - np.array(exact)
+    assert found["k3_error"] == pytest.approx(off.std(ddof=1) / 2)
+    longer = {**told, "tokens": [3, 1, 1, 1]}
+    assert language.kl_beside_truth(longer)["exact"] == pytest.approx(0.8 / 6)
+
+
+def line_of(speed: float, **more) -> dict:
+    return {
+        **{"frames_per_cpu_second": speed, "reward_last": 0.5, "reward_first": 0.4, "last": 2},
+        **{"frames": 64, "n": 8, "t": 8, "tokens": 20.0, "peak_mb": 100.0, "asked": 1},
+        **{"versions": {"trl": "1"}, "phases": {"env": 0.0, "policy": 1.0}, **more},
+    }
+
+
+def test_the_target_holds_for_trl_as_it_ships_and_for_its_quicker_way() -> None:
+    workload = WORKLOADS["smollm"]
+    found = {
+        "klrl": [line_of(4.0), line_of(6.0), line_of(5.0)],
+        "TRL": [line_of(1.0), line_of(2.0), line_of(1.0)],
+        language.COMPACT: [line_of(2.0), line_of(3.0), line_of(2.0)],
+    }
+    summary = language.summarise(found, workload)
+    assert summary["klrl"]["ratio"]["median"] == 4.0
+    assert summary["klrl"]["ratio_compact"]["median"] == 2.0
+    assert language.good_enough(summary)
+    slow = {**found, language.COMPACT: [line_of(3.0), line_of(4.0), line_of(4.0)]}
+    assert not language.good_enough(language.summarise(slow, workload))
+    failed = {**found, language.COMPACT: [line_of(3.0), "killed"]}
+    assert not language.good_enough(language.summarise(failed, workload))
+    told = results.samples(summary, 5)
+    assert "| 4.00 [3.00, 5.00] (1.6); with its head" in told
+    with pytest.raises(SystemExit, match="different questions"):
+        language.require_equal_prompts({**found, "TRL": [line_of(1.0, asked=2)]})

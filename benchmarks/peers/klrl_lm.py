@@ -53,21 +53,25 @@ def make_words(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def train(task: str, words: Sequence[str], clock: Clock) -> tuple[list[float], int]:
-    """Run; the reward of each iteration and what was asked in the first."""
+def train(task: str, words: Sequence[str], clock: Clock) -> tuple[list[float], list[float], int]:
+    """Run; reward and response length of each iteration, and what was asked in the first."""
+    from klrl.language.batch import response_mask
+
     config = make_config(words, clock)
     rewards: list[float] = []
+    tokens: list[float] = []
     asked: list[int] = []
 
     def see(experiment: Any, batch: Any) -> None:
         rewards.append(float(batch["next", "reward_raw"].mean()))
+        tokens.append(float(response_mask(batch).sum(1).double().mean()))
         if not asked:
             prompts = experiment.parts.collector.scored_prompts
             asked.append(checksum(task, [prompt.row for prompt in prompts]))
 
     time_training(clock, see)
     run_quietly(config)
-    return rewards, asked[0]
+    return rewards, tokens, asked[0]
 
 
 def main() -> None:
@@ -75,8 +79,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("words", nargs="*", help="further words for klrl's command line")
     args = parser.parse_args()
-    rewards, asked = train(args.task, make_words(args), clock)
-    finish("klrl", args, clock, rewards, asked)
+    finish("klrl", args, clock, *train(args.task, make_words(args), clock))
 
 
 if __name__ == "__main__":

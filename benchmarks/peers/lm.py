@@ -22,7 +22,7 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELIS
 PACKAGES = (*common.PACKAGES, "transformers", "tokenizers", "accelerate", "datasets", "trl")
 #: What is asked, by the columns of a row that tell one question from another.
 TASKS = {"sort_digits": ("digits",), "instructions": ("topic", "words")}
-#: The reward at the end is the mean over so many iterations.
+#: The reward at the end is the mean over so many iterations, of few over their second half.
 LAST = 5
 
 
@@ -61,6 +61,7 @@ def finish(
     args: argparse.Namespace,
     clock: Clock,
     rewards: Sequence[float],
+    tokens: Sequence[float],
     asked: int,
     **more: Any,
 ) -> None:
@@ -71,14 +72,18 @@ def finish(
         args: of :func:`make_parser`.
         clock: its laps, one per iteration.
         rewards: mean score of each iteration's samples.
+        tokens: mean length of each iteration's responses, EOS counted.
         asked: :func:`checksum` of the first iteration's questions.
         more: to be told beside.
     """
+    last = min(LAST, max(1, len(rewards) // 2))
     work = argparse.Namespace(env=args.task, n=args.prompts, t=args.group, curve=False)
     told: dict[str, Any] = {
         "asked": asked,
         "reward_first": round(rewards[0], 4),
-        "reward_last": round(statistics.fmean(rewards[-LAST:]), 4),
+        "reward_last": round(statistics.fmean(rewards[-last:]), 4),
+        "last": last,
+        "tokens": round(statistics.fmean(tokens[1:] or tokens), 2),
         "rewards": [round(reward, 4) for reward in rewards],
         "versions": versions(PACKAGES),
     }

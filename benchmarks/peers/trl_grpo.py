@@ -2,7 +2,8 @@
 
 Its own choices stay where they do not change the work (sampling by ``generate``, fused AdamW).
 Changed: float32 and no gradient checkpointing, as in klrl; ``bnpo``, the mean over a minibatch's
-tokens; the dataset in its order, so that the prompts are the same.
+tokens; the dataset in its order, so that the prompts are the same. On a CPU TRL puts prompts and
+padding through the model's head too, on CUDA response tokens alone; ``--compact`` lets it do so.
 """
 
 from __future__ import annotations
@@ -73,9 +74,12 @@ class Score:
     def __init__(self, task: str) -> None:
         self.task = task
         self.rewards: list[float] = []
+        self.tokens: list[float] = []
         self.asked: int | None = None
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, completions: Sequence[Any], completion_ids: Sequence[Any], **columns: Any
+    ) -> list[float]:
         given = {name: columns[name] for name in COLUMNS[self.task]}
         rows = [{name: given[name][i] for name in given} for i in range(len(completions))]
         if self.asked is None:
@@ -83,6 +87,7 @@ class Score:
         said = [completion[0]["content"] for completion in completions]
         scores = SCORES[self.task](said, rows)
         self.rewards.append(sum(scores) / len(scores))
+        self.tokens.append(sum(map(len, completion_ids)) / len(scores))
         return scores
 
 
@@ -111,6 +116,8 @@ def train(args: argparse.Namespace, clock: Clock) -> tuple[Score, KLs | None]:
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(1)
+    if args.compact:
+        score_responses_alone()
     clock.import_seconds = clock.now()
     steps = args.minibatches * args.epochs
 
@@ -137,17 +144,32 @@ def train(args: argparse.Namespace, clock: Clock) -> tuple[Score, KLs | None]:
     return score, kls
 
 
+def score_responses_alone() -> None:
+    """Let the fused head leave out what is no response, as on CUDA; the torch kernels stay.
+
+    The name that is replaced decides this alone; the kernels' module has one of its own.
+    """
+    from trl.trainer import utils
+
+    if not hasattr(utils, "_use_triton"):
+        raise SystemExit("this TRL decides otherwise which positions it scores; drop --compact")
+    utils._use_triton = lambda device: True
+
+
 @dataclass
 class KLs:
-    """KL(policy||reference) of the minibatches of the last iteration, nats per token.
+    """KL(policy||reference) in the last iteration, nats.
 
     Attributes:
-        logged: by TRL.
-        exact: over the whole vocabulary, by plain transformers: one response at a time, unpadded.
-        k3: the same tokens by the estimator that TRL uses.
+        logged: by TRL, a mean over the tokens of each minibatch, weighted by the ratio.
+        tokens: of each response.
+        exact: over the whole vocabulary, by plain transformers: one response at a time, unpadded;
+            a sum over each response.
+        k3: the same tokens by the estimator that TRL uses, unweighted; likewise.
     """
 
     logged: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
     exact: list[float] = field(default_factory=list)
     k3: list[float] = field(default_factory=list)
 
@@ -160,9 +182,10 @@ def watched_kl(trainer: Any, args: argparse.Namespace) -> KLs:
     def watched(model: Any, inputs: Any) -> Any:
         watches = trainer.state.global_step >= first
         if watches:
-            exact, k3 = true_kl(trainer, inputs)
-            found.exact.append(exact)
-            found.k3.append(k3)
+            for own, values in zip(
+                (found.tokens, found.exact, found.k3), true_kl(trainer, inputs), strict=True
+            ):
+                own.extend(values)
         loss = compute(model, inputs)
         if watches:
             found.logged.append(trainer._metrics["train"]["kl"][-1])
@@ -172,15 +195,15 @@ def watched_kl(trainer: Any, args: argparse.Namespace) -> KLs:
     return found
 
 
-def true_kl(trainer: Any, inputs: Any) -> tuple[float, float]:
-    """Exact KL and k3 of a minibatch's responses, means over their tokens."""
+def true_kl(trainer: Any, inputs: Any) -> tuple[list[float], list[float], list[float]]:
+    """Tokens, exact KL and k3 of each response of a minibatch, the last two sums over tokens."""
     import torch
 
     def log_probs(model: Any, ids: Any, count: int) -> Any:
         logits = model(input_ids=ids[None]).logits[0, -count - 1 : -1].float()
         return (logits / trainer.temperature).log_softmax(-1)
 
-    exact = k3 = tokens = 0.0
+    tokens, exact, k3 = list[float](), list[float](), list[float]()
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     with torch.no_grad():
         for prompt, asked, completion, said in zip(*(inputs[n] for n in names), strict=True):
@@ -188,11 +211,11 @@ def true_kl(trainer: Any, inputs: Any) -> tuple[float, float]:
             ids, count = torch.cat([prompt[asked.bool()], answer]), len(answer)
             policy = log_probs(trainer.model, ids, count)
             reference = log_probs(trainer.ref_model, ids, count)
-            exact += float((policy.exp() * (policy - reference)).sum())
+            exact.append(float((policy.exp() * (policy - reference)).sum()))
             log_ratio = (reference - policy).gather(1, answer[:, None])
-            k3 += float((log_ratio.exp() - 1 - log_ratio).sum())
-            tokens += count
-    return exact / tokens, k3 / tokens
+            k3.append(float((log_ratio.exp() - 1 - log_ratio).sum()))
+            tokens.append(count)
+    return tokens, exact, k3
 
 
 def main() -> None:
@@ -202,12 +225,13 @@ def main() -> None:
         "--data", type=Path, required=True, help="JSON: prompt, and what its score reads"
     )
     parser.add_argument("--truth", action="store_true", help="the true KL of the last iteration")
+    parser.add_argument("--compact", action="store_true", help="score response tokens alone")
     args = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
         score, kls = train(args, clock)
     assert score.asked is not None
     more = {} if kls is None else {"kl": asdict(kls)}
-    finish("TRL", args, clock, score.rewards, score.asked, **more)
+    finish("TRL", args, clock, score.rewards, score.tokens, score.asked, **more)
 
 
 if __name__ == "__main__":
