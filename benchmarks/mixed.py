@@ -3,11 +3,11 @@
     python -m benchmarks.mixed                 # about half an hour on one core; prints only
     python -m benchmarks.mixed --model FOLDER --tokens 64
 
-A Llama of SmolLM2-135M's shape with random weights (or the model of a folder) learns for a few
-iterations, in turn in float32, mixed, and mixed in micro-batches, each in a process of its own with
-one thread. Times are CPU seconds of sampling, of the KL and of the update; memory is the highest
-resident size. Needs /proc, that is Linux; bfloat16 is fast on CPUs with AMX (``amx_bf16`` in
-/proc/cpuinfo).
+``experiment=smollm`` (or its task with the model of a folder) learns for a few iterations, in turn
+in float32, mixed, and both in micro-batches, each in a process of its own with one thread. Times
+are CPU seconds of sampling, of the KL and of the update, and of all per 1,000 response tokens:
+precisions draw other responses, of other lengths. Memory is the highest resident size. Needs /proc,
+that is Linux; bfloat16 is fast on CPUs with AMX (``amx_bf16`` in /proc/cpuinfo).
 
 Target: mixed takes at most .85 of float32's CPU seconds on a CPU with AMX.
 """
@@ -20,7 +20,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,61 +29,32 @@ from typing import Any
 from benchmarks.results import ROOT, environment, table
 from benchmarks.watched import status_mb
 
-#: SmolLM2-135M's.
-SIZES = {"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536}
-SIZES |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048}
-VOCABULARY = 49_152
-
 COMMON = (
-    "experiment=sort_digits",
-    "collector.prompts=8",
-    "collector.group_size=8",
+    *("experiment=smollm", "logger=none", "device=cpu", "threads=1", "eval.every=0"),
     "collector.samples_every=0",
-    "learner.minibatches=2",
-    "learner.epochs=1",
-    "optim.lr=1e-6",
-    "optim.lr_floor=1e-6",
-    "logger=none",
-    "device=cpu",
-    "threads=1",
-    "eval.every=0",
 )
 WAYS = {
-    "float32": (),
+    "float32": ("actor.dtype=float32",),
     "mixed": ("actor.dtype=bfloat16",),
-    "float32, micro_batch=1": ("learner.micro_batch=1",),
+    "float32, micro_batch=1": ("actor.dtype=float32", "learner.micro_batch=1"),
     "mixed, micro_batch=1": ("actor.dtype=bfloat16", "learner.micro_batch=1"),
 }
 PHASES = ("sampling", "KL", "update")
 ENOUGH = 0.85
 
 
-def save_model(folder: Path) -> None:
-    """A Llama of random weights with the tokenizer of sort_digits."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from klrl.language.model import no_progress_bar
-    from klrl.language.sort_digits import make_tokenizer
-
-    tokenizer = make_tokenizer()
-    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos")}
-    config = LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=True, **SIZES, **ids)
-    with no_progress_bar():
-        LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def measure(words: Sequence[str], iterations: int) -> dict[str, Any]:
-    """CPU seconds of each phase, medians over iterations but the first; peak resident MB."""
+    """CPU seconds of each phase and tokens, medians but of the first iteration; peak resident MB."""
     import torch
 
     from klrl.__main__ import compose
     from klrl.config.checks import to_config
+    from klrl.language.batch import response_mask
     from klrl.train.loop import Training
 
     torch.set_num_threads(1)
     training = Training(to_config(compose(list(words))))
-    parts, seconds = training.parts, []
+    parts, seconds, tokens = training.parts, [], []
     rollout = parts.rollout(0, print)
     for _ in range(iterations + 1):
         marks = [time.process_time()]
@@ -96,8 +66,10 @@ def measure(words: Sequence[str], iterations: int) -> dict[str, Any]:
         training.learn(batch)
         marks.append(time.process_time())
         seconds.append([after - before for before, after in pairwise(marks)])
+        tokens.append(int(response_mask(batch).sum()))
     medians = [statistics.median(phase) for phase in zip(*seconds[1:], strict=True)]
-    return {"seconds": medians, "peak": status_mb(os.getpid(), "VmHWM")}
+    peak = status_mb(os.getpid(), "VmHWM")
+    return {"seconds": medians, "tokens": statistics.median(tokens[1:]), "peak": peak}
 
 
 def in_a_process(words: Sequence[str], iterations: int) -> dict[str, Any]:
@@ -125,23 +97,24 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.only}
-    with tempfile.TemporaryDirectory() as folder:
-        if args.model is None:
-            save_model(Path(folder))
-        words = [*COMMON, f"collector.max_new_tokens={args.tokens}"]
-        words.append(f"actor.model={args.model or folder}")
-        for _ in range(args.rounds):
-            for name in args.only:
-                found[name].append(in_a_process([*words, *WAYS[name]], args.iterations))
-                print(name, found[name][-1], flush=True)
+    words = [*COMMON, f"collector.max_new_tokens={args.tokens}"]
+    if args.model is not None:
+        words.append(f"actor.model={args.model}")
+    for _ in range(args.rounds):
+        for name in args.only:
+            found[name].append(in_a_process([*words, *WAYS[name]], args.iterations))
+            print(name, found[name][-1], flush=True)
     rows, totals = [], {}
     for name, rounds in found.items():
         each = [r["seconds"] for r in rounds]
         phases = [statistics.median(phase) for phase in zip(*each, strict=True)]
         totals[name] = statistics.median(map(sum, each))
+        per_token = statistics.median(1000 * sum(r["seconds"]) / r["tokens"] for r in rounds)
         peak = statistics.median(r["peak"] for r in rounds)
-        rows.append([name, *(f"{x:.1f}" for x in phases), f"{totals[name]:.1f}", f"{peak:,.0f}"])
-    print(table(["", *(f"{p}, CPU s" for p in PHASES), "all", "peak MB"], rows))
+        numbers = [f"{x:.1f}" for x in (*phases, totals[name], per_token)]
+        rows.append([name, *numbers, f"{peak:,.0f}"])
+    heads = [*(f"{p}, CPU s" for p in PHASES), "all", "all / 1,000 tokens", "peak MB"]
+    print(table(["", *heads], rows))
     if {"float32", "mixed"} <= set(totals):
         ratio = totals["mixed"] / totals["float32"]
         print(f"mixed: {ratio:.2f} of float32's CPU seconds")
