@@ -44,7 +44,7 @@ ENOUGH = 0.85
 
 
 def measure(words: Sequence[str], iterations: int) -> dict[str, Any]:
-    """CPU seconds of each phase and tokens, medians but of the first iteration; peak resident MB."""
+    """CPU seconds of each phase, tokens (medians without the first iteration), peak resident MB."""
     import torch
 
     from klrl.__main__ import compose
