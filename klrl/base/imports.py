@@ -33,8 +33,11 @@ def import_for_good(*modules: str) -> None:
     """Import modules into klrl's own process, where they stay until its end.
 
     Their objects are frozen, so that the collector skips them: a full collection would take half a
-    second, and find all of them still in use.
+    second, and find all of them still in use. All else that there is at that moment stays too: it
+    happens once for a module, not before each job of a process.
     """
+    if all(module in sys.modules for module in modules):
+        return
     with collection_paused():
         for module in modules:
             importlib.import_module(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import platform
 import shutil
@@ -34,6 +35,7 @@ def run_job(job: Job) -> Outcome:
     """
     started = time.monotonic()
     outcome = _outcome(job)
+    gc.collect()  # its networks and optimizer are in cycles; the next job may need their memory
     return dataclasses.replace(outcome, seconds=time.monotonic() - started)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from klrl.sweep.jobs import Job, make_jobs
 from klrl.sweep.launchers import launch
 from klrl.sweep.run import command_of
 from klrl.sweep.worker import run_job
+from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import child
 
@@ -127,6 +129,25 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     assert quote_paths([f"actor.init={here}${{seed}}"]) == [f"actor.init='{here}${{seed}}'"]
     untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
     assert quote_paths(untouched) == untouched
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:
+    """Jobs of one process: models of a gigabyte each would not fit beside each other."""
+    networks: list[weakref.ref] = []
+    left: list[int] = []
+    make = Training.__init__
+
+    def watched(self, *args, **kwargs) -> None:
+        left.append(sum(each() is not None for each in networks))
+        make(self, *args, **kwargs)
+        networks.append(weakref.ref(self.parts.actor))
+
+    monkeypatch.setattr(Training, "__init__", watched)
+    assert sweep("seed=0,1,2") == 0
+    assert left == [0, 0, 0]
 
 
 # -------------------------------------------------------------------------------- starting again
