@@ -19,7 +19,7 @@ from klrl.sweep.jobs import Job, Outcome, Queued, make_jobs
 from klrl.sweep.sweep_file import Entry, SweepFile
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, rows_of
-from tests.sweep.test_sweep import wait_for
+from tests.sweep.commands import wait_for
 
 FOLDER = Path("outputs/a")
 LOCAL = LauncherConfig(name="local")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from contextlib import suppress
@@ -18,57 +16,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.config import JoblibConfig
-from klrl.config.compose import job_config, parse_args
+from klrl.config.compose import parse_args
 from klrl.config.overrides import expand, job_name, quote_paths
-from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder, process_start
-from klrl.runs.metrics import TIMES
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
-from klrl.sweep.jobs import Job, make_jobs
-from klrl.sweep.launchers import launch
+from klrl.sweep.jobs import make_jobs
 from klrl.sweep.run import command_of
 from klrl.sweep.worker import run_job
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import child
+from tests.sweep.commands import changed, jobs_of, sweep, timeless, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-
-
-def exits(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return int(stop.value.code or 0)
-
-
-def sweep(*words: str) -> int:
-    return exits("-m", "sweep=a", *QUICK, *words)
-
-
-def jobs_of(folder: str = "outputs/a") -> dict[str, RunFolder]:
-    return {p.parent.name: RunFolder(p.parent) for p in Path(folder).glob("*/manifest.json")}
-
-
-def timeless(run: RunFolder) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_rows(run.metrics)]
-
-
-def changed(run: RunFolder) -> int:
-    return (run.path / "manifest.json").stat().st_mtime_ns
-
-
-def told(folder: str = "outputs/a") -> dict[str, str]:
-    jobs = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["jobs"]
-    return {job["name"]: job["status"] for job in jobs}
-
-
-def wait_for(condition, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 # ------------------------------------------------------------------------------- words and names
@@ -422,85 +383,3 @@ def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypa
     assert sweep("seed=0,1") == 2
     assert "late: refused" in capsys.readouterr().err
     assert not Path("outputs/a").exists()
-
-
-# ----------------------------------------------------------------------------------- elsewhere
-
-
-@pytest.mark.services
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("launcher=joblib", "launcher.n_jobs=2"),
-        pytest.param(("launcher=submitit", "launcher.cluster=local"), marks=pytest.mark.slow),
-        pytest.param(("launcher=ray", "launcher.cpus=2"), marks=pytest.mark.slow),  # in .ci/smoke
-    ],
-    ids=lambda words: words[0].split("=")[1],
-)
-def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None:
-    bad = ("optim.lr=1e-3,1e30", "loss.normalize_advantage=false")
-    assert exits("-m", "sweep=here", *QUICK, *bad) == 1
-    assert exits("-m", "sweep=there", *QUICK, *bad, *launcher) == 1
-    here, there = jobs_of("outputs/here"), jobs_of("outputs/there")
-    assert sorted(here) == sorted(there)
-    for name, run in here.items():
-        assert run.status == there[name].status
-        assert timeless(run) == timeless(there[name])
-        assert (there[name].path / "log.txt").stat().st_size > 0
-        words = list(run.manifest["argv"])
-        assert words == there[name].manifest["argv"]
-        assert words[:3] == ["python", "-m", "klrl"]
-    assert told("outputs/there") == told("outputs/here")
-    assert "NonFiniteError" in capfd.readouterr().out
-    assert len(find_runs(["outputs/there"]).runs) == 2
-
-
-def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
-    """Outcomes come in while further jobs are still being handed out.
-
-    The jobs were checked on another machine, which had an environment that this one lacks.
-    """
-    config = job_config(["env=gym", "env.id=Penduulm-v1"])
-    jobs = [
-        Job(f"{i}", tmp_path / f"{i}", (), config, "a", tmp_path, "elsewhere") for i in range(16)
-    ]
-    outcomes = list(launch(JoblibConfig(name="joblib", n_jobs=2), jobs, tmp_path))
-    assert {o.name for o in outcomes} == {job.name for job in jobs}
-    assert {o.status for o in outcomes} == {"refused"}
-    assert "did you mean Pendulum-v1?" in str(outcomes[0].error)
-
-
-@pytest.mark.services
-@pytest.mark.parametrize(
-    "seeds", [("",), pytest.param((",seed=0", ",seed=1"), marks=pytest.mark.slow)], ids=len
-)
-def test_a_worker_that_dies_takes_no_other_job_with_it(seeds, capfd, tmp_path) -> None:
-    """Its neighbours, here still running at each of its deaths, are taken up again and finish."""
-    deadly = tmp_path / "deadly.py"
-    deadly.write_text(
-        "import os, time, gymnasium\n"
-        "from gymnasium.envs.classic_control import PendulumEnv\n"
-        "class Deadly(PendulumEnv):\n"
-        "    def __init__(self, dies=False, **kw):\n"
-        "        super().__init__(**kw); self.dies, self.n = dies, 0\n"
-        "    def step(self, action):\n"
-        "        self.n += 1\n"
-        "        if self.dies and self.n > 20: os._exit(9)\n"
-        "        if not self.dies and self.n % 20 == 0: time.sleep(0.3)\n"
-        "        return super().step(action)\n"
-        "gymnasium.register('Deadly-v0', 'deadly:Deadly', max_episode_steps=200)\n"
-    )
-    words = [w for w in QUICK if w != "env=pendulum"]
-    words += ["env=gym", "env.id=deadly:Deadly-v0", "env.kwargs.dies=true,false"]
-    words += ["seed=0,1"] if len(seeds) == 2 else []
-    process = subprocess.run(
-        [sys.executable, "-m", "klrl", "-m", "sweep=a", *words, "launcher=joblib"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert process.returncode == 1, process.stdout + process.stderr
-    expected = {"False": "finished", "True": "failed"}
-    assert told() == {
-        f"env.kwargs.dies={dies}{seed}": expected[dies] for dies in expected for seed in seeds
-    }
-    assert "its process died" in process.stdout

@@ -1,0 +1,99 @@
+"""Jobs elsewhere: in processes of joblib, submitit and Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from klrl.config import JoblibConfig
+from klrl.config.compose import job_config
+from klrl.report.runs import find_runs
+from klrl.sweep.jobs import Job
+from klrl.sweep.launchers import launch
+from tests.conftest import QUICK
+from tests.runs.commands import exits
+from tests.sweep.commands import jobs_of, timeless, told
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("launcher=joblib", "launcher.n_jobs=2"),
+        pytest.param(("launcher=submitit", "launcher.cluster=local"), marks=pytest.mark.slow),
+        pytest.param(("launcher=ray", "launcher.cpus=2"), marks=pytest.mark.slow),  # in .ci/smoke
+    ],
+    ids=lambda words: words[0].split("=")[1],
+)
+def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None:
+    bad = ("optim.lr=1e-3,1e30", "loss.normalize_advantage=false")
+    assert exits("-m", "sweep=here", *QUICK, *bad) == 1
+    assert exits("-m", "sweep=there", *QUICK, *bad, *launcher) == 1
+    here, there = jobs_of("outputs/here"), jobs_of("outputs/there")
+    assert sorted(here) == sorted(there)
+    for name, run in here.items():
+        assert run.status == there[name].status
+        assert timeless(run) == timeless(there[name])
+        assert (there[name].path / "log.txt").stat().st_size > 0
+        words = list(run.manifest["argv"])
+        assert words == there[name].manifest["argv"]
+        assert words[:3] == ["python", "-m", "klrl"]
+    assert told("outputs/there") == told("outputs/here")
+    assert "NonFiniteError" in capfd.readouterr().out
+    assert len(find_runs(["outputs/there"]).runs) == 2
+
+
+def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
+    """Outcomes come in while further jobs are still being handed out.
+
+    The jobs were checked on another machine, which had an environment that this one lacks.
+    """
+    config = job_config(["env=gym", "env.id=Penduulm-v1"])
+    jobs = [
+        Job(f"{i}", tmp_path / f"{i}", (), config, "a", tmp_path, "elsewhere") for i in range(16)
+    ]
+    outcomes = list(launch(JoblibConfig(name="joblib", n_jobs=2), jobs, tmp_path))
+    assert {o.name for o in outcomes} == {job.name for job in jobs}
+    assert {o.status for o in outcomes} == {"refused"}
+    assert "did you mean Pendulum-v1?" in str(outcomes[0].error)
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "seeds", [("",), pytest.param((",seed=0", ",seed=1"), marks=pytest.mark.slow)], ids=len
+)
+def test_a_worker_that_dies_takes_no_other_job_with_it(seeds, capfd, tmp_path) -> None:
+    """Its neighbours, here still running at each of its deaths, are taken up again and finish."""
+    deadly = tmp_path / "deadly.py"
+    deadly.write_text(
+        "import os, time, gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "class Deadly(PendulumEnv):\n"
+        "    def __init__(self, dies=False, **kw):\n"
+        "        super().__init__(**kw); self.dies, self.n = dies, 0\n"
+        "    def step(self, action):\n"
+        "        self.n += 1\n"
+        "        if self.dies and self.n > 20: os._exit(9)\n"
+        "        if not self.dies and self.n % 20 == 0: time.sleep(0.3)\n"
+        "        return super().step(action)\n"
+        "gymnasium.register('Deadly-v0', 'deadly:Deadly', max_episode_steps=200)\n"
+    )
+    words = [w for w in QUICK if w != "env=pendulum"]
+    words += ["env=gym", "env.id=deadly:Deadly-v0", "env.kwargs.dies=true,false"]
+    words += ["seed=0,1"] if len(seeds) == 2 else []
+    process = subprocess.run(
+        [sys.executable, "-m", "klrl", "-m", "sweep=a", *words, "launcher=joblib"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert process.returncode == 1, process.stdout + process.stderr
+    expected = {"False": "finished", "True": "failed"}
+    assert told() == {
+        f"env.kwargs.dies={dies}{seed}": expected[dies] for dies in expected for seed in seeds
+    }
+    assert "its process died" in process.stdout
