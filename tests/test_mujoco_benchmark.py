@@ -349,6 +349,7 @@ def test_cpu_seconds_are_spread_as_the_clocks() -> None:
     assert x_of(line, "frames") == pytest.approx([1.0, 2.0])
 
 
+@pytest.mark.integration
 def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
     cells = {setting: known(setting) for setting in (HELD, CLIP, KLPEN)}
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
