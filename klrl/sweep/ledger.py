@@ -135,7 +135,8 @@ def _line(
         frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
         score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
         kl = _shown(rows[-1].get(_KL), _KL, domain)
-        took = took or duration(sum(row["time/iteration"] for row in rows))
+        # An evaluation before the first iteration has a row of its own, without one.
+        took = took or duration(sum(row.get("time/iteration", 0.0) for row in rows))
     return job.name, status, frames, took, score, kl, error or ""
 
 

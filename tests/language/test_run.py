@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import klrl
+from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
@@ -23,6 +24,7 @@ from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
+from tests.language.conftest import QUICK
 from tests.runs.commands import manifest_of, rows_of, timeless
 from tests.runs.test_resume_exact import assert_loaded_as_saved
 
@@ -409,3 +411,16 @@ def test_a_loss_that_is_not_finite_is_named_and_reaches_no_weight(job) -> None:
     with pytest.raises(NonFiniteError, match="loss/objective is -?inf in minibatch"):
         experiment.parts.learner.update(batch, 0.0)
     assert all(bool(p.isfinite().all()) for p in experiment.parts.policy.parameters)
+
+
+def test_a_sweep_that_is_started_again_tells_how_long_its_runs_took(model, capsys) -> None:
+    """The row before the first update, and the closing one, have an evaluation and no iteration."""
+    evaluated = ("eval.every=null", "eval.evaluations=3", "eval.episodes=2")
+    words = ["-m", "sweep=a", *QUICK, f"actor.model={model}", *evaluated]
+    for done in ("1 to start", "1 finished before"):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        said = capsys.readouterr().out
+        assert int(stop.value.code or 0) == 0
+        assert done in said, said
+    assert "time/iteration" not in rows_of(Path("outputs/a/job"))[0]
