@@ -249,6 +249,10 @@ def test_kls_beside_the_truth_are_means_over_tokens_with_an_error() -> None:
     assert found["k3_error"] == pytest.approx(off.std(ddof=1) / 2)
     longer = {**told, "tokens": [3, 1, 1, 1]}
     assert language.kl_beside_truth(longer)["exact"] == pytest.approx(0.8 / 6)
+    # Residuals .3 - 3 r, .1 - r, .2 - r, -.2 - r with r = .4 / 6.
+    rest = np.array([0.1, 0.1, 0.4, -0.2]) - 0.4 / 6 * np.array([3, 1, 1, 1])
+    error = np.sqrt(4 / 3 * (rest**2).sum()) / 6
+    assert language.kl_beside_truth(longer)["k3_error"] == pytest.approx(error)
 
 
 def line_of(speed: float, **more) -> dict:

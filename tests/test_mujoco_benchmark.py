@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from itertools import pairwise
 from math import erf
@@ -218,8 +219,9 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing(tmp_path, monkeypatch) 
 
     def begin(cell: Cell) -> int:
         code = "import os, signal, time; time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)"
+        starts = "import os, time; own = os.fork() or os.getpid(); open('own', 'w').write(f'{own}')"
         wait = "; time.sleep(60)"
-        words = [sys.executable, "-c", (code if pids else "import time") + wait]
+        words = [sys.executable, "-c", (code if pids else starts) + wait]
         pids.append(os.posix_spawn(sys.executable, words, os.environ, setpgroup=0))
         return pids[-1]
 
@@ -230,6 +232,12 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing(tmp_path, monkeypatch) 
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+    # What the first one had started is gone too, or waits for init to collect it.
+    status = Path(f"/proc/{Path('own').read_text()}/stat")
+    until = time.monotonic() + 10
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_torn_line_is_dropped(tmp_path) -> None:

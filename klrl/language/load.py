@@ -129,10 +129,15 @@ def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConf
     if other.actor.lora.r or other.actor.dtype == "float64":
         return other
     low = config.mixed or config.actor.dtype == "bfloat16"
+    return computing_in(other, "mixed" if low else "float32")
+
+
+def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
+    """The same job with weights of float32 and this arithmetic: float32 or mixed."""
     return replace(
-        other,
-        actor=replace(other.actor, dtype="float32"),
-        learner=replace(other.learner, dtype="mixed" if low else "float32"),
+        config,
+        actor=replace(config.actor, dtype="float32"),
+        learner=replace(config.learner, dtype=dtype),
     )
 
 

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN, THE_POLICY
 from klrl.language.causal_lm import unwrapped
 from klrl.language.kl import checkpointed
-from klrl.language.load import Weights, base_digest, language_config, with_network
+from klrl.language.load import Weights, base_digest, computing_in, language_config, with_network
 from klrl.language.policy import Policy, make_policy
 from klrl.language.rewards import response_texts
 from klrl.language.scoring import AGREEMENT
@@ -262,10 +262,7 @@ def _texts(policy: Policy, lines: Sequence[tuple[int, Mapping[str, Any]]]) -> It
 
 def unmixed(config: LanguageConfig) -> LanguageConfig:
     """The same job with arithmetic as precise as its weights: a mixed one's are float32."""
-    if not config.mixed:
-        return config
-    learner = replace(config.learner, dtype="float32")
-    return replace(config, actor=replace(config.actor, dtype="float32"), learner=learner)
+    return computing_in(config, "float32") if config.mixed else config
 
 
 class Sources:
