@@ -14,11 +14,9 @@ import pytest
 
 from benchmarks.shipped import (
     beside,
-    best_of_n,
     beta_rules,
     controllers,
     forgetting,
-    frontier,
     klpen_clip,
     page,
     transforms,
@@ -279,10 +277,9 @@ def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> Non
                 write_samples(sweep.folder / name)
             count += 1
     scores = np.linspace(0, 1, 64)[None] * np.ones((2, 1))
-    monkeypatch.setattr("benchmarks.shipped.frontier.base_scores", lambda *_: (scores, 1 - scores))
     own = Answers(scores, 1 - scores, scores + 9, scores + 1, scores)
-    for name in ("base_answers", "trained_answers"):
-        monkeypatch.setattr(f"benchmarks.shipped.smollm.{name}", lambda *_: own)
+    for name in ("frontier.base_answers", "smollm.base_answers", "smollm.trained_answers"):
+        monkeypatch.setattr(f"benchmarks.shipped.{name}", lambda *_: own)
     monkeypatch.setattr(page, "Plays", lambda path: toy_plays)
     monkeypatch.setattr(page, "FOLDER", tmp_path / "results")
     folder = page.write_result(result)
@@ -433,15 +430,3 @@ def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:
         masses.append(env.unwrapped.model.body_mass[1:].copy())
         env.close()
     assert masses[1] / masses[0] == pytest.approx([2, 1, 1, 1])
-
-
-def test_the_base_models_scores_are_kept(tmp_path, monkeypatch) -> None:
-    drawn = []
-    scores = (np.zeros((2, 3)), np.ones((2, 3)))
-    monkeypatch.setattr(best_of_n, "_sample", lambda *given: drawn.append(given) or scores)
-    for _ in range(2):
-        _, gold = best_of_n.base_scores(frontier.JOB, 2, 3, 0, tmp_path / "kept.npz")
-        assert gold.tolist() == [[1.0] * 3] * 2
-    assert drawn == [(frontier.JOB, 2, 3, 0, 8)]
-    with pytest.raises(SystemExit, match="delete it"):
-        best_of_n.base_scores(frontier.JOB, 5, 3, 0, tmp_path / "kept.npz")

@@ -6,11 +6,9 @@ base model tilted by exp(proxy / c). Expectations are sums over the samples; not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import comb, log
-from pathlib import Path
 
 import numpy as np
 
@@ -117,64 +115,3 @@ def best_of(proxy: Array, gold: Array, n: int) -> tuple[float, float]:
     """
     weights = np.stack([chances(row, n) for row in proxy])
     return float((weights * proxy).sum(1).mean()), float((weights * gold).sum(1).mean())
-
-
-def base_scores(
-    words: Sequence[str],
-    prompts: int,
-    samples: int,
-    seed: int,
-    kept: Path,
-    *,
-    at_a_time: int = 8,
-) -> tuple[Array, Array]:
-    """Scores [prompts, samples] of a job's base model: by its reward (proxy), and gold.
-
-    Args:
-        words: of the job; its reward is not the gold score.
-        prompts: the first ones of the evaluation split.
-        samples: for each.
-        seed: of the samples.
-        kept: a file that has them, or shall have them.
-        at_a_time: prompts that are sampled together.
-    """
-    if not kept.exists():
-        proxy, gold = _sample(words, prompts, samples, seed, at_a_time)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(kept, proxy=proxy, gold=gold)
-    with np.load(kept) as found:
-        proxy, gold = found["proxy"], found["gold"]
-    if proxy.shape != (prompts, samples):
-        raise SystemExit(f"{kept}: holds {proxy.shape}, not {(prompts, samples)}; delete it")
-    return proxy, gold
-
-
-def _sample(
-    words: Sequence[str], prompts: int, samples: int, seed: int, at_a_time: int
-) -> tuple[Array, Array]:
-    import torch
-
-    from klrl.config import LanguageConfig
-    from klrl.config.checks import to_config
-    from klrl.config.compose import compose
-    from klrl.language.policy import make_policy
-    from klrl.language.rollout import decoding_of, respond, texts_of
-    from klrl.language.sampler import CacheSampler
-    from klrl.language.tasks import make_task
-
-    torch.set_num_threads(1)
-    config = to_config(compose([*words, "device=cpu"]))
-    assert isinstance(config, LanguageConfig)
-    policy, task = make_policy(config), make_task(config.env, seed=0)
-    assert task.gold is not None
-    stream = task.stream(policy.causal.tokenizer, None, "eval")
-    sampler, decoding = CacheSampler(policy.model, policy.special), decoding_of(config)
-    generator = torch.Generator().manual_seed(seed)
-    proxy, gold = list[Array](), list[Array]()
-    for _ in range(0, prompts, at_a_time):
-        taken = stream.take(at_a_time)
-        answers = texts_of(policy, respond(sampler, taken, samples, decoding, generator))
-        asked = taken.repeat(samples).prompts
-        proxy.append(task.reward(asked, answers).reshape(at_a_time, samples).numpy())
-        gold.append(task.gold(asked, answers).reshape(at_a_time, samples).numpy())
-    return np.concatenate(proxy), np.concatenate(gold)

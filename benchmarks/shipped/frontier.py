@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.shipped.answers import base_answers
 from benchmarks.shipped.beside import LEAST, SETTING, best_of_n, draw, optimum
-from benchmarks.shipped.best_of_n import base_scores
 from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
 from benchmarks.shipped.tables import Measure, Row
@@ -23,6 +23,8 @@ SAMPLES, SEEDS = 20_480, (0, 1, 2)
 #: Best-of-n: candidates; prompts of the evaluation split; samples of the base model for each.
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, DRAWN = 1024, 128
+#: Prompts that are sampled together.
+TOGETHER = 8
 MEASURES = (
     Measure("proxy", "proxy", "per response", ",.3f"),
     Measure("gold", "gold", "per response", ",.3f"),
@@ -36,8 +38,7 @@ NOTE = (
     f"Trained: `env.reward=proxy`, {SAMPLES:,} samples; scores of {PROMPTS} responses sampled to "
     "the evaluation split by the last policy, KL in closed form, mean over the last tenth of the "
     "training. The other two are made of the base model's own responses, "
-    f"{DRAWN} to each of {PROMPTS} other prompts of that split; their seeds are those of the "
-    "samples. "
+    f"{DRAWN} to each of the same {PROMPTS} prompts; their seeds are those of the samples. "
     "Best-of-n: of n responses the one with the highest proxy, ties by lot; n = 1 is the base "
     "model. Its KL is exact for the distribution of the samples: the proxy has few values, so that "
     "many responses tie, and the usual bound log n - (n - 1) / n (Beirami et al. 2024, arXiv "
@@ -57,7 +58,8 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
         Row({"policy": "trained", SETTING: coef}, _values(groups[(coef,)], plays)) for coef in COEFS
     ]
     kept = OUTPUTS / NAME
-    scores = [base_scores(JOB, PROMPTS, DRAWN, s, kept / f"base_scores_{s}.npz") for s in SEEDS]
+    base = [base_answers(JOB, PROMPTS, DRAWN, s, kept / f"base_{s}.npz", TOGETHER) for s in SEEDS]
+    scores = [(each.proxy, each.gold) for each in base]
     chosen, best = best_of_n(scores, CANDIDATES), optimum(scores)
     # The KL of n = 16 and 32 is almost that of the largest n.
     draw(folder / "frontier.png", tuned, chosen, best, TITLES, unmarked=("16", "32"))
