@@ -37,7 +37,7 @@ imported = time.time()
 
 def first_frame():
     # Where torch and TorchRL are imported already, this costs what a run pays for it anyway.
-    from klrl.control.env import VectorGymEnv
+    from klrl.control.copies import VectorGymEnv
     step = VectorGymEnv.step_native
     def stop(self, action):
         step(self, action)

@@ -66,7 +66,7 @@ def has_compile() -> bool:
 
 def time_simulator(clock: Clock) -> None:
     """Book ``env`` where the simulators step, for whichever collector."""
-    from klrl.control.env import VectorGymEnv
+    from klrl.control.copies import VectorGymEnv
 
     step = VectorGymEnv.step_native
     now, phases = clock.now, clock.phases

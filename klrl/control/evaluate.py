@@ -12,7 +12,8 @@ from klrl.base.seeds import derived_seed
 from klrl.config import Config, EnvConfig
 from klrl.control.acting import Acting, make_acting
 from klrl.control.actor import Agent
-from klrl.control.env import VectorGymEnv, make_copies
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_copies
 from klrl.control.load import trained_agent
 from klrl.domains import CONTROL
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation

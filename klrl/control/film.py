@@ -12,7 +12,8 @@ from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
 from klrl.config import Config, CustomEnvConfig, EnvConfig
 from klrl.control.acting import make_acting
-from klrl.control.env import VectorGymEnv, make_copies
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_copies
 from klrl.control.evaluate import MAX_STEPS, Noise, play
 from klrl.control.load import trained_agent
 from klrl.runs.video import Camera, Film

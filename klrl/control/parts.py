@@ -14,7 +14,8 @@ from klrl.base.seeds import derived_seed
 from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.control.actor import make_agent
 from klrl.control.checks import preflight_checks
-from klrl.control.env import VectorGymEnv, make_copies
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.load import load_agent, load_reference

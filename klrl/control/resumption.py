@@ -9,7 +9,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import first_line
-from klrl.control.env import VectorGymEnv
+from klrl.control.copies import VectorGymEnv
 from klrl.control.env_proof import ANEW, EXACT, REPLAYED, Way
 from klrl.train.loop import Rollout
 

@@ -13,7 +13,8 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from klrl.config import CONTROL, Config, factory
 from klrl.control.actor import Agent
-from klrl.control.env import VectorGymEnv, transformed
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import transformed
 from klrl.control.vector import VectorRollout, entries_of, make_plan, named
 from klrl.train.loop import Rollout
 

@@ -30,7 +30,7 @@ from torchrl.envs import (
 
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
-from klrl.control.env import VectorGymEnv
+from klrl.control.copies import VectorGymEnv
 from klrl.transforms.base import NextTransform
 
 

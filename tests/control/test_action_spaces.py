@@ -22,8 +22,9 @@ from klrl.config import EnvConfig, GaussianActorConfig
 from klrl.control.acting import NumpyActing, TorchActing
 from klrl.control.action_space import require_served
 from klrl.control.actor import Agent, make_agent
+from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import EXCLUDED, Bernoulli, MultiCategorical
-from klrl.control.env import VectorGymEnv, make_env
+from klrl.control.env import make_env
 from klrl.control.preflight import check_env, check_job
 from klrl.control.rollout import TorchRLRollout, native_rollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, exact_kl, freeze

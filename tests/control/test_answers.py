@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from klrl.base.errors import FAILURES, ConfigError, EnvError
 from klrl.config import EnvConfig
-from klrl.control.env import VectorGymEnv
+from klrl.control.copies import VectorGymEnv
 from klrl.control.preflight import _check_a_step
 
 ACTION = np.zeros((2, 1), np.float32)

@@ -8,7 +8,8 @@ from torchrl.envs import check_env_specs
 
 from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import EnvConfig
-from klrl.control.env import VectorGymEnv, make_env
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_env
 
 
 def config(env_id: str, num_envs: int = 3, **kwargs: object) -> EnvConfig:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import NormalizeReward
 from tensordict import TensorDict
 
-from klrl.control.env import VectorGymEnv
+from klrl.control.copies import VectorGymEnv
 from klrl.control.env_proof import ANEW, EXACT, REPLAYED, Recorded, Way, prove, take_up
 from klrl.control.env_state import Reader, Reading, StateMisfit, write
 from klrl.control.plain_values import Unplain, decode, encode

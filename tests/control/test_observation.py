@@ -14,7 +14,8 @@ from klrl.base.errors import ConfigError, EnvError
 from klrl.config import ActorConfig, CNNActorConfig, EnvConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
-from klrl.control.env import VectorGymEnv, make_copies, make_env
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_copies, make_env
 from klrl.control.observation import Layout, layout_of
 from klrl.control.preflight import check_env
 from klrl.control.rollout import TorchRLRollout, native_rollout

@@ -12,8 +12,8 @@ from klrl.base.errors import ConfigError
 from klrl.config import CNNActorConfig, CustomActorConfig
 from klrl.config.fields import OwnPart
 from klrl.control.actor import make_agent
+from klrl.control.copies import VectorGymEnv
 from klrl.control.encoders import given, given_sizes, nature
-from klrl.control.env import VectorGymEnv
 from klrl.control.observation import layout_of
 
 CATCH = "klrl.control.catch:klrl/Catch-v0"

@@ -24,7 +24,7 @@ from torchrl.envs import EnvBase, PendulumEnv, StepCounter, TransformedEnv
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
-from klrl.control.env import VectorGymEnv
+from klrl.control.copies import VectorGymEnv
 from klrl.control.env_proof import ANEW, EXACT
 from klrl.control.preflight import check_env
 from klrl.control.torchrl_env import TorchRLEnv, wrap

@@ -21,8 +21,9 @@ from klrl.base.errors import NonFiniteError
 from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
 from klrl.control.acting import NumpyActing, TorchActing, make_acting
 from klrl.control.actor import Agent, make_agent
+from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import Normal
-from klrl.control.env import VectorGymEnv, make_env
+from klrl.control.env import make_env
 from klrl.control.rollout import TorchRLRollout, native_rollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform

@@ -15,7 +15,8 @@ from torchrl.envs import Compose, ParallelEnv, SerialEnv, TransformedEnv, check_
 
 from klrl.config import EnvConfig, GaussianActorConfig
 from klrl.control.actor import make_agent
-from klrl.control.env import VectorGymEnv, make_env
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_env
 from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,
