@@ -6,6 +6,7 @@ Nothing is downloaded: ``env.data`` is a path on this machine.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,14 +42,14 @@ def read_prompts(
         path: a file of JSON lines, of a JSON list (``.json``), or parquet; a folder of such files;
             or one of ``Dataset.save_to_disk``.
         setting: that names it, for messages.
-        split: of a folder whose files (or data sets) are called by splits, as ``train-0.parquet``
-            is; others are read whole.
+        split: of a folder whose files (or data sets) are called by splits, see :func:`_called`;
+            others are read whole.
         asked_by: the setting that asks for this split, so that data without splits are refused;
             None: nobody does.
 
     Raises:
-        ConfigError: no such file, no such split, a malformed row, or ``datasets`` is needed and not
-            installed.
+        ConfigError: no such file, no such split or more than one, a malformed row, or ``datasets``
+            is needed and not installed.
     """
     folder, where = Path(path).expanduser(), f"{setting}={path}"
     chosen = _Split(split, where, asked_by)
@@ -61,7 +62,8 @@ def read_prompts(
     files = sorted(file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     if not files:
         raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
-    return [prompt for file in _of_split(files, chosen) for prompt in _read_file(file, setting)]
+    of_split = _of_split(files, folder, chosen)
+    return [prompt for file in of_split for prompt in _read_file(file, setting)]
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
@@ -139,13 +141,18 @@ class _Split:
     where: str
     asked_by: str | None
 
+    @property
+    def setting(self) -> str:
+        """As a message names it."""
+        return f"{self.asked_by or 'env.split'}={self.name}"
+
     def check(self, there: set[str]) -> None:
         """Refuse the split where it is not among these; no splits at all only if asked for.
 
         Raises:
             ConfigError: with what to choose.
         """
-        setting = f"{self.asked_by or 'env.split'}={self.name}"
+        setting = self.setting
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(f"{setting}: {self.where} has no such split; choose one of {names}")
@@ -156,22 +163,78 @@ class _Split:
             )
 
 
-def _of_split(files: Sequence[Path], split: _Split) -> list[Path]:
+def _of_split(files: Sequence[Path], folder: Path, split: _Split) -> list[Path]:
     """The files of a split; all, where none is called by one.
 
-    Hugging Face's names: ``train.jsonl``, ``train-00000-of-00002.parquet``, ``train/0.parquet``.
+    Raises:
+        ConfigError: no file of that split, or files that are not parts of one split.
     """
-    known = ("train", "test", "validation", "valid", "dev", "eval", split.name)
-
-    def named(file: Path) -> str | None:
-        stem = file.stem.split("-")[0].split("_")[0]
-        return next((name for name in (stem, file.parent.name) if name in known), None)
-
-    splits = {file: named(file) for file in files}
-    split.check({name for name in splits.values() if name})
-    if not any(splits.values()):
+    called = {file: _called(file.relative_to(folder), split) for file in files}
+    split.check({each.split for each in called.values() if each})
+    if not any(called.values()):
         return list(files)
-    return [file for file, name in splits.items() if name == split.name]
+    chosen = {file: each for file, each in called.items() if each and each.split == split.name}
+    parts = {each.part: file for file, each in reversed(chosen.items())}
+    if len(parts) > 1:
+        names = sorted(file.relative_to(folder).as_posix() for file in parts.values())
+        raise ConfigError(
+            f"{split.setting}: {split.where} has it in {', '.join(names[:-1])} and {names[-1]}; "
+            "give a folder or a file that has it once"
+        )
+    return list(chosen)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """What a file is called by: its split, and the part of the data whose split it is."""
+
+    split: str
+    part: str
+
+
+#: Names of splits, as words of a file's name.
+_SPLITS = frozenset(
+    [
+        *("train", "training", "test", "testing", "validation", "valid", "val", "dev"),
+        *("eval", "evaluation"),
+    ]
+)
+#: ``train_sft-00000-of-00002``, as the ``datasets`` library writes it.
+_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+_NO_WORD = re.compile(r"[-._ \d]+")
+
+
+def _called(file: Path, split: _Split) -> _Called | None:
+    """The split of a file, by its name or its folders'; None where these name none.
+
+    ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
+    that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
+    ``train/a.jsonl``.
+
+    Args:
+        file: below the folder of the data.
+        split: that is asked for, whose name may be any.
+
+    Raises:
+        ConfigError: it is called by two splits.
+    """
+    shard = _SHARD.fullmatch(file.stem)
+    whole = shard[1] if shard else file.stem
+    words = [word for word in _NO_WORD.split(whole) if word in _SPLITS]
+    if whole == split.name or (shard and words):
+        return _Called(whole, str(file.with_name(whole)))
+    if len(set(words)) > 1:
+        raise ConfigError(
+            f"{split.where}: {file.as_posix()} is called by two splits, {' and '.join(words)}; "
+            "rename it"
+        )
+    if words:
+        numbered = re.fullmatch(rf"(.*{words[0]})[-._ ]?\d+", whole)
+        return _Called(words[0], str(file.with_name(numbered[1] if numbered else whole)))
+    for folder in file.parents:
+        if folder.name in _SPLITS or folder.name == split.name:
+            return _Called(folder.name, str(folder))
+    return None
 
 
 # ----------------------------------------------------------------------------- through datasets

@@ -8,7 +8,8 @@ embeddings stay in float32, and so do log-softmaxes and KLs.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -39,6 +40,24 @@ def _in_bfloat16(kind: type[nn.Module]) -> Any:
             return kind.forward(self, *args, **kwargs)
 
     return forward
+
+
+@contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """Inside, a mixed model computes in float32, as its weights are; others are left alone."""
+    network = unwrapped(model)
+    mixed = vars(network).pop(COMPUTES_IN, None)
+    if mixed is None:
+        yield
+        return
+    parts: list[Any] = [backbone(model), network.get_output_embeddings()]
+    forwards = [vars(part).pop("forward") for part in parts]
+    try:
+        yield
+    finally:
+        for part, forward in zip(parts, forwards, strict=True):
+            part.forward = forward
+        setattr(network, COMPUTES_IN, mixed)
 
 
 def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:

@@ -6,6 +6,8 @@ it, rows packed to the left, which costs one forward for many rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -19,7 +21,8 @@ from klrl.language.batch import (
     prompt_length,
     response_mask,
 )
-from klrl.language.causal_lm import backbone, head, unwrapped, without_dropout
+from klrl.language.causal_lm import backbone, head, model_dtype, unwrapped, without_dropout
+from klrl.language.mixed import in_full_precision
 from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.transforms.token_log_probs import check_length
 
@@ -47,6 +50,23 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         raise error
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
+    """How far a way to sample or score is off, nats, and how far it may be.
+
+    Rounding to bfloat16 hides a way that is wrong by .1: a mixed model computes in float32 first.
+
+    Args:
+        model: a causal LM.
+        measure: the largest difference from plain log-probs, as the model computes when called.
+    """
+    if model_dtype(model) != next(model.parameters()).dtype:
+        with in_full_precision(model):
+            off, bound = measure(), AGREEMENT[model_dtype(model)]
+        if not off <= bound:
+            return off, bound
+    return measure(), AGREEMENT[model_dtype(model)]
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from torch import Tensor
 
 from klrl.base.errors import ConfigError, first_line
@@ -198,6 +200,24 @@ def encode(
             f"response leaves {limit}; shorten the prompt or the response"
         )
     return ids
+
+
+def names_read(template: str) -> set[str]:
+    """The arguments that a chat template reads.
+
+    Raises:
+        ConfigError: it is no template.
+    """
+    unmarked = _MARKS.sub("", template)
+    try:
+        return find_undeclared_variables(_JINJA.parse(unmarked))
+    except TemplateError as error:
+        raise ConfigError(f"the chat template cannot be parsed ({first_line(error)})") from error
+
+
+#: As ``transformers`` parses chat templates, without its mark of what the assistant says.
+_JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
+_MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 
 
 def _render(prompt: Prompt, tokenizer: Tokenizer, template: Mapping[str, Any]) -> list[int]:

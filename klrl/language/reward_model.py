@@ -64,12 +64,21 @@ class RewardModel:
             )
         return config, tokenizer
 
-    def load(self) -> None:
+    def prepare(self, chat: bool = False) -> None:
         """Read the weights.
 
+        Args:
+            chat: whether it will score conversations.
+
         Raises:
-            ConfigError: they cannot be read, or some are missing.
+            ConfigError: they cannot be read, or some are missing; or its tokenizer has no chat
+                template and needs one.
         """
+        if chat and not self._tokenizer.chat_template:
+            raise ConfigError(
+                f"{self._setting}: its tokenizer has no chat template, and prompts are "
+                "conversations; give it one, or prompts as texts"
+            )
         if self._model is not None:
             return
         try:
@@ -77,6 +86,7 @@ class RewardModel:
                 model, info = AutoModelForSequenceClassification.from_pretrained(
                     self._folder,
                     config=self._config,
+                    dtype=torch.float32,  # in bfloat16 logits near 12 come in steps of .06
                     use_safetensors=True,
                     trust_remote_code=False,
                     local_files_only=True,
@@ -113,7 +123,7 @@ class RewardModel:
         Raises:
             ValueError: a text is longer than the classifier takes, or has no token.
         """
-        self.load()
+        self.prepare()
         self._model.to(device or "cpu")
         texts = [self._encode(*each) for each in zip(prompts, responses, strict=True)]
         scores = torch.zeros(len(texts))

@@ -77,6 +77,8 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 }
 
 
+#: The largest reward.
+LARGEST = torch.finfo(torch.float32).max
 #: Failures of a user's function. Ctrl-C is none of them; a call of exit is one.
 FAILURES = (Exception, SystemExit)
 
@@ -124,7 +126,8 @@ def _is_reward_model(module: str, attribute: str) -> bool:
     """Whether ``model:X`` names a folder, and not a function of the user's module ``model``."""
     if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
         return module == "model"
-    return not Path("model.py").is_file() and find_spec("model") is None
+    found = find_spec("model")  # without an origin: a folder that is no package
+    return not Path("model.py").is_file() and (found is None or found.origin is None)
 
 
 def asked_for(function: RewardFunction) -> tuple[str, ...]:
@@ -184,15 +187,18 @@ class Reward:
         self._asked = asked_for(self._function)
         self._read: set[str] | None = set()
 
-    def load(self) -> None:
-        """Load a reward model's weights.
+    def prepare(self, chat: bool = False) -> None:
+        """Load a reward model's weights, before anything is written.
+
+        Args:
+            chat: whether it will score conversations.
 
         Raises:
-            ConfigError: they cannot be read.
+            ConfigError: they cannot be read, or it cannot score what it will have to.
         """
-        load = getattr(self._function, "load", None)
-        if load is not None:
-            load()
+        prepare = getattr(self._function, "prepare", None)
+        if prepare is not None:
+            prepare(chat)
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
@@ -295,8 +301,10 @@ class Reward:
                 raise RewardError(
                     f"{self._describe_sample(index, samples)}: returned {value!r:.40}, not a number"
                 ) from None
-            if not math.isfinite(scores[-1]):
-                raise RewardError(f"{self._describe_sample(index, samples)}: returned {scores[-1]}")
+            if not math.isfinite(scores[-1]) or abs(scores[-1]) > LARGEST:
+                raise RewardError(
+                    f"{self._describe_sample(index, samples)}: returned {scores[-1]:g}"
+                )
         return torch.tensor(scores, dtype=torch.float32)
 
     def _describe_sample(self, index: int, samples: Samples) -> str:
@@ -370,10 +378,10 @@ class WeightedRewards:
         self._rewards = dict(zip(labels(names), rewards, strict=True))
         self._weights = [1.0] * len(names) if weights is None else list(weights)
 
-    def load(self) -> None:
-        """:meth:`Reward.load` of each."""
+    def prepare(self, chat: bool = False) -> None:
+        """What :meth:`Reward.prepare` does, for each."""
         for reward in self._rewards.values():
-            reward.load()
+            reward.prepare(chat)
 
     def columns_read(self) -> set[str]:
         """:meth:`Reward.columns_read` of all."""
@@ -390,9 +398,20 @@ class WeightedRewards:
         return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The scores [B]: the weighted sum of :meth:`parts`."""
+        """The scores [B]: the weighted sum of :meth:`parts`.
+
+        Raises:
+            RewardError: float32 cannot hold one.
+        """
         weighted = zip(self._weights, parts.values(), strict=True)
-        return torch.stack([weight * part for weight, part in weighted]).sum(0)
+        scores = torch.stack([weight * part for weight, part in weighted]).sum(0)
+        if not scores.isfinite().all():
+            index = int((~scores.isfinite()).nonzero()[0, 0])
+            raise RewardError(
+                f"env.reward_weights={self._weights}: the weighted sum of sample {index} of "
+                f"{len(scores)} is {float(scores[index]):g}; give smaller weights"
+            )
+        return scores
 
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None

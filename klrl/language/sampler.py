@@ -18,7 +18,13 @@ from klrl.kl.reference import evaluating
 from klrl.language.batch import Responses, make_batch
 from klrl.language.causal_lm import head, model_dtype, sharing_refused, unwrapped
 from klrl.language.decoders import IN_WORDS, WAYS, Decoder
-from klrl.language.plain import AGREEMENT, FAMILY_ERRORS, off_plain, reason_of
+from klrl.language.plain import (
+    AGREEMENT,
+    FAMILY_ERRORS,
+    off_and_bound,
+    off_plain,
+    reason_of,
+)
 from klrl.train.preflight import Check
 from klrl.transforms.token_log_probs import check_length
 
@@ -163,7 +169,9 @@ class CacheSampler:
         for way in names[names.index(self.way) :]:
             self.way = way
             try:
-                off = self._largest_difference(prompt, prompt_mask, group_size)
+                off, bound = off_and_bound(
+                    self.model, lambda: self._largest_difference(prompt, prompt_mask, group_size)
+                )
             except FAMILY_ERRORS as error:
                 wrong.append(f"{way}: {reason_of(error)}")
                 continue

@@ -12,6 +12,7 @@ response tokens alone, in :mod:`klrl.language.vocabulary`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
@@ -31,6 +32,7 @@ from klrl.language.plain import (
     AGREEMENT,
     FAMILY_ERRORS,
     max_off,
+    off_and_bound,
     packed_states,
     plain_log_probs,
     reason_of,
@@ -237,11 +239,15 @@ def self_check(
     few = take_prompts(batch, chosen, group_size)
     bound = AGREEMENT[model_dtype(model)]
     rows = rows_to_compare(few, group_size)
-    plain = plain_log_probs(model, few[rows])
     tokens, mask = few["tokens", "response"], response_mask(few)
 
     def scores(layout: Layout) -> Tensor:
         return response_log_probs(layout.next_tokens(model, few, 1.0), tokens, mask)
+
+    def largest_difference(layout: Layout) -> float:
+        plain, scored = plain_log_probs(model, few[rows]), scores(layout)
+        others = scores(Layout(group_size, False, "", packed=True))
+        return max_off((scored[rows], plain), (scored, others))
 
     refused = sharing_refused(model) if scoring == "auto" else "collector.scoring=padded"
     wrong = [] if refused is None else [refused]
@@ -251,9 +257,7 @@ def self_check(
         shared, packed = kind
         layout = Layout(group_size, shared, "", packed)
         try:
-            scored = scores(layout)
-            others = scores(Layout(group_size, False, "", packed=True))
-            off = max_off((scored[rows], plain), (scored, others))
+            off, bound = off_and_bound(model, partial(largest_difference, layout))
         except FAMILY_ERRORS as error:
             wrong.append(f"{NAMES[kind]}: {reason_of(error)}")
             continue

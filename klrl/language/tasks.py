@@ -25,6 +25,7 @@ from klrl.language.prompts import (
     ShuffledEpochs,
     Tokenizer,
     encode,
+    names_read,
 )
 from klrl.language.rewards import Reward, WeightedRewards
 from klrl.language.sort_digits import SortDigits
@@ -84,15 +85,24 @@ class Task:
             ConfigError: a prompt cannot be rendered or leaves no room for its response; a model
                 cannot be read.
         """
-        self.reward.load()
-        source = str(tokenizer.chat_template or "")
-        for name in self.template:
-            if name not in source:
-                raise ConfigError(
-                    f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
-                )
+        self.reward.prepare(self.chat)
+        self._check_template(str(tokenizer.chat_template or ""))
         for prompt in self.checked:
             encode(prompt, tokenizer, limit, self.template)
+
+    def _check_template(self, source: str) -> None:
+        """Refuse arguments that no chat template reads."""
+        if self.template and not self.chat:
+            raise ConfigError(
+                "env.template_kwargs: no prompt is a conversation, so no chat template is used; "
+                "drop it, or give messages"
+            )
+        unread = sorted(set(self.template) - names_read(source)) if self.template else []
+        if unread:
+            name = unread[0]
+            raise ConfigError(
+                f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
+            )
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:

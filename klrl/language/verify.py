@@ -57,7 +57,8 @@ class Measure:
         name: policy or reference, whose log-probs they are; or KL(policy||reference), exact.
         bounds: the largest difference, and the largest mean.
         samples, tokens: how many were computed again.
-        largest, total: the largest difference, and their sum.
+        largest, total, squares: the largest difference, their sum, and that of their squares.
+        values: the sum of the true numbers.
         place: of the largest.
     """
 
@@ -67,6 +68,8 @@ class Measure:
     tokens: int = 0
     largest: float = 0.0
     total: float = 0.0
+    squares: float = 0.0
+    values: float = 0.0
     place: str = ""
 
     @property
@@ -87,6 +90,8 @@ class Measure:
             off = abs(one - other)
             off = off if math.isfinite(off) else math.inf
             self.total += off
+            self.squares += off**2
+            self.values += other
             if off > self.largest or not self.place:
                 self.largest, self.place = off, f"{place}, token {token}"
 
@@ -151,6 +156,8 @@ def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
             f"{run}: the weights that drew its samples are gone, and nothing can be computed "
             "again; set checkpoint.every=1 in a run that is to be verified"
         )
+    if bounds != (LARGEST, MEAN):
+        _bound_kl(measures)
     return Verdict(bounds, list(measures.values()), missing, problems, weights.notes)
 
 
@@ -169,6 +176,23 @@ def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
     floor = last_recorded(rows).get("kl/ref/floor")
     mean = _LOW_MEAN if floor is None else max(math.sqrt(2 * floor), _ROUNDING)
     return max(AGREEMENT[torch.bfloat16], _TAIL * mean), mean
+
+
+def _bound_kl(measures: Mapping[str, Measure]) -> None:
+    """In 16 bits: bound the mean difference of the KL by what rounding can do to it.
+
+    With log-probs that are off by e_p and e_r (roots of the mean squares, of policy and reference)
+    a KL is off by at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL): to the second order in e,
+    by Cauchy and Schwarz, as KL = E[d^2] / 2 for small differences d of log-probs.
+    """
+    kl = measures.get("KL")
+    if kl is None or not kl.tokens:
+        return
+    others = [measures[name] for name in ("policy", "reference")]
+    roots = [math.sqrt(each.squares / each.tokens) for each in others]
+    true = max(kl.values, 0.0) / kl.tokens
+    rounding = sum(e**2 for e in roots) / 2 + sum(roots) * math.sqrt(2 * true)
+    kl.bounds = kl.bounds[0], min(kl.bounds[1], rounding)
 
 
 # -------------------------------------------------------------------------------------- reading

@@ -135,6 +135,59 @@ def test_a_split_that_data_do_not_have_is_refused(settings: dict, told: str | No
     assert str(caught.value).startswith(told)
 
 
+def files(folder: str, *names: str) -> None:
+    """A file of one prompt each, which is its name."""
+    for name in names:
+        file = Path(folder, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"prompt": name}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "found"),
+    [
+        (["data/train_sft-00000-of-00002.jsonl", "data/train_sft-00001-of-00002.jsonl",
+          "data/test_sft-00000-of-00001.jsonl"], "train_sft", [0, 1]),
+        (["gsm8k_train.jsonl", "gsm8k_test.jsonl"], "train", [0]),
+        (["gsm8k_train.jsonl", "gsm8k_test.jsonl"], "test", [1]),
+        (["train.v1.jsonl", "test.v1.jsonl"], "train", [0]),
+        (["train/a.jsonl", "train/b.jsonl", "test/a.jsonl"], "train", [0, 1]),
+        (["train-0.jsonl", "train-1.jsonl"], "train", [0, 1]),
+        (["training.json", "constrained.json"], "training", [0]),
+        (["contest.jsonl", "trainer.jsonl"], "train", [0, 1]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_splits_are_found_where_files_are_called_by_them(names, split, found) -> None:
+    """Names as Hugging Face's data sets and their users write them."""
+    files("folder", *names)
+    contents = [p.content for p in read_prompts("folder", split=split)]
+    assert contents == [names[index] for index in found]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["train_sft-00000-of-00001.jsonl", "train_prefs-00000-of-00001.jsonl"],
+         "env.split=train: env.data=folder has no such split; choose one of train_prefs, train_"),
+        (["train_sft.jsonl", "train_prefs.jsonl"],
+         "env.split=train: env.data=folder has it in train_prefs.jsonl and train_sft.jsonl; give "
+         "a folder or a file that has it once"),
+        (["main/train.jsonl", "socratic/train.jsonl", "main/test.jsonl"],
+         "env.split=train: env.data=folder has it in main/train.jsonl and socratic/train.jsonl; "),
+        (["train_test.jsonl", "train.jsonl"],
+         "env.data=folder: train_test.jsonl is called by two splits, train and test; rename it"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_splits_that_are_not_one_are_refused(names, told) -> None:
+    """Two of a publisher's splits, or two of its data sets, were one."""
+    files("folder", *names)
+    with pytest.raises(ConfigError) as caught:
+        read_prompts("folder")
+    assert str(caught.value).startswith(told)
+
+
 def test_a_share_is_held_out_once_and_for_every_seed() -> None:
     prompts = [Prompt(str(i)) for i in range(20)]
     train, held = hold_out(prompts, 0.25)
@@ -208,6 +261,7 @@ def test_template_arguments_reach_the_chat_template() -> None:
     [
         (["env.template_kwargs.tokenize=true"], "env.template_kwargs.tokenize: klrl sets it"),
         (["env.template_kwargs={deep:1}"], "env.template_kwargs.deep: the chat template reads no"),
+        (["env.template_kwargs={user:1}"], "env.template_kwargs.user: the chat template reads no"),
         (["env.eval_share=1"], "env.eval_share=1.0: give a share below 1"),
         (
             ["env.eval_share=0.1", "env.eval_data=data.jsonl"],
@@ -222,6 +276,13 @@ def test_settings_of_data_that_fit_nothing_are_refused(capsys, model, words, tol
     )
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err
+
+
+@pytest.mark.integration
+def test_template_arguments_without_a_conversation_are_refused(capsys, model: str) -> None:
+    code, _, err = started(capsys, model, DIGITS, "env.template_kwargs={messages:1}")
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert "env.template_kwargs: no prompt is a conversation, so no chat template is used" in err
 
 
 # ------------------------------------------------------------------------------ unread columns

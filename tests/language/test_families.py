@@ -25,9 +25,10 @@ from benchmarks.families import (
     tiny,
     truth,
 )
-from klrl.language import wrapper_sampler
+from klrl.language import scoring, wrapper_sampler
 from klrl.language.batch import make_batch, response_mask
 from klrl.language.causal_lm import OwnHead, backbone, head
+from klrl.language.decoders import SharedCache
 from klrl.language.mixed import compute_in_bfloat16
 from klrl.language.model import load_causal_lm
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
@@ -212,6 +213,37 @@ def test_the_wrapper_is_compared_with_something_else_than_itself(monkeypatch) ->
     monkeypatch.setattr(wrapper_sampler, "padded_states", lambda *args: 1.1 * right(*args))
     with pytest.raises(ValueError, match="nats off plain ones"):
         sampler.self_check(ids, mask, GROUP)
+
+
+def test_mixed_precision_hides_no_way_that_is_wrong(monkeypatch) -> None:
+    """A way that is .1 nats off is within the rounding of bfloat16, and wrong."""
+    model, (ids, mask) = tiny("llama"), prompts(pads=2)
+    shared, shared_rows = SharedCache.step, scoring.shared_states
+    monkeypatch.setattr(SharedCache, "step", lambda self, tokens: 1.03 * shared(self, tokens))
+    monkeypatch.setattr(scoring, "shared_states", lambda *args: 1.03 * shared_rows(*args))
+    compute_in_bfloat16(model)
+    with torch.no_grad():
+        rounded = model(input_ids=ids, use_cache=False).logits
+    sampler = CacheSampler(model, SPECIAL)
+    assert "shared: 0." in str(sampler.self_check(ids, mask, GROUP))
+    assert sampler.way == "copied"
+    layout = self_check(model, rollout(pads=3), GROUP)
+    assert (layout.shared, layout.packed) == (False, True)
+    with torch.no_grad():  # and it computes in bfloat16 as before
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, rounded)
+    assert rounded.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["mpt", "bloom", "falcon-alibi"])
+def test_distances_of_slots_share_no_row_in_any_precision(family: str) -> None:
+    """Alibi's penalty goes by slot: in 16 bits its error was within the rounding."""
+    model, (ids, mask) = tiny(family).to(torch.bfloat16), prompts(pads=2)
+    sampler = CacheSampler(model, SPECIAL)
+    assert "not shared: its distances go by slot (alibi)" in str(
+        sampler.self_check(ids, mask, GROUP)
+    )
+    assert sampler.way == "copied"
+    assert not self_check(model, rollout(pads=3), GROUP).shared
 
 
 def test_one_prompt_is_checked_with_rows_that_leave() -> None:

@@ -72,6 +72,20 @@ def test_any_keywords_are_all_of_them() -> None:
     assert got["device"] == torch.device("cpu")
 
 
+def test_a_number_that_float32_cannot_hold_is_told_by_its_sample() -> None:
+    reward = Reward("mine:score", None, lambda prompts, responses, rows: [1.0, 1e39, 2.0])
+    with pytest.raises(
+        RewardError, match=r"sample 1 of 3 .line 1, response '11'.: returned 1e\+39"
+    ):
+        reward(PROMPTS, TEXTS)
+    total = WeightedRewards(["exact", "proxy"], [3e38, 3e38], None)
+    parts = {"exact": torch.tensor([0.0, 1.0]), "proxy": torch.tensor([1.0, 1.0])}
+    with pytest.raises(
+        RewardError, match=r"env.reward_weights=\[3e\+38, 3e\+38\]: .* sample 1 of 2"
+    ):
+        total.total(parts)
+
+
 def test_a_sample_that_fails_alone_is_called_with_what_is_its_own() -> None:
     def score(prompts, responses, rows, lengths):
         assert len(lengths) == len(responses)
@@ -222,6 +236,32 @@ def test_a_run_learns_from_a_classifier(exits, capsys) -> None:
         total = row["reward/part/proxy"] + row["reward/part/classifier"]
         assert row["reward/episode"] == pytest.approx(total, abs=1e-6)
         assert abs(row["reward/part/classifier"]) > 1e-3
+
+
+def test_a_classifier_in_bfloat16_scores_in_float32() -> None:
+    """Its logits near 12 would come in steps of .06."""
+    folder = classifier("llama")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    plain = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = AutoTokenizer.from_pretrained(folder)("one two")["input_ids"]
+    with torch.no_grad():
+        expected = float(plain(torch.tensor([ids])).logits[0, 0])
+    found = Reward("model:classifier", None)([Prompt("one ", {}, "line")], ["two"])
+    assert float(found[0]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_classifier_without_template_is_refused_where_prompts_are_conversations() -> None:
+    classifier("llama")
+    for file in Path("classifier").glob("chat_template*"):
+        file.unlink()
+    file = Path("classifier/tokenizer_config.json")
+    kept = {k: v for k, v in json.loads(file.read_text()).items() if k != "chat_template"}
+    file.write_text(json.dumps(kept))
+    reward = WeightedRewards(["model:classifier"], None, None)
+    reward.prepare(chat=False)
+    with pytest.raises(ConfigError, match="env.reward=model:classifier: its tokenizer has no chat"):
+        reward.prepare(chat=True)
 
 
 def test_a_text_that_is_too_long_for_the_classifier_is_told_by_its_sample() -> None:

@@ -43,7 +43,12 @@ WRONG = [
     (["loss.reduction=sum"], "loss.reduction=sum: control only"),
     (
         ["controller=held", "controller.unit=step"],
-        "controller.unit=step: control only; choose token",
+        "controller.unit=step: control only; choose token (mean over tokens) or sequence (sum over",
+    ),
+    (
+        ["loss=rloo"],
+        "loss=rloo: its advantage is advantage=rloo, and here it is advantage=group with "
+        "baseline=normalized; give advantage=rloo, or name another",
     ),
     (["loss.critic_coeff=1"], "loss.critic_coeff: nothing reads it here: advantage=group"),
     (["learner.compile=jit"], "learner.compile=jit: a language model's update runs eagerly"),
@@ -62,6 +67,18 @@ WRONG = [
     (["collector.temperature=0"], "collector.temperature=0.0: out of range"),
     (["collector.temprature=1"], "did you mean collector.temperature?"),
 ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["loss=grpo"], ["loss=dapo"], ["loss=rloo", "advantage=grpo"]),
+        ["loss=rloo", "advantage.baseline=mean"],
+    ],
+    ids=" ".join,
+)
+def test_an_objective_by_name_may_have_an_advantage_by_name(job, words: list[str]) -> None:
+    assert job(*words).loss.reduction in ("response", "token", "sequence")
 
 
 @pytest.mark.parametrize(("words", "line"), WRONG, ids=[" ".join(words) for words, _ in WRONG])

@@ -226,6 +226,21 @@ def test_a_mixed_run_is_computed_in_float32(job) -> None:
     assert policy.largest > 1e-4  # bfloat16 does round
 
 
+def test_a_mixed_run_whose_kl_is_wrong_is_found(job) -> None:
+    """Rounding of log-probs by e changes a KL by e^2 / 2 + e sqrt(2 KL), not by e."""
+    run = trained(job, "actor.dtype=bfloat16", "frames=32", "optim.lr=1e-3", "optim.lr_floor=1e-3")
+    file = run / "samples.jsonl"
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    recorded = [kl for sample in samples for kl in sample["kl"]]
+    assert verify_run(run).ok
+    for factor in (0.0, 0.5, 2.0):
+        wrong = [{**each, "kl": [factor * kl for kl in each["kl"]]} for each in samples]
+        file.write_text("".join(json.dumps(each) + "\n" for each in wrong))
+        measured = {each.name: each for each in verify_run(run).measures}
+        assert [name for name, each in measured.items() if not each.ok] == ["KL"], factor
+        assert measured["KL"].mean < 0.5 * max(recorded)
+
+
 @pytest.mark.slow
 def test_another_runs_policy_as_reference(job) -> None:
     trained(job, run="first")

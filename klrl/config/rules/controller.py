@@ -6,12 +6,14 @@ import math
 
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, LANGUAGE, JobConfig, TargetControllerConfig
-from klrl.config.rules.loss import REDUCTIONS
 
 #: domain -> the values of ``controller.unit``, and the remedy for others
 _UNITS = {
     CONTROL: (("step",), "language only; a frame is a step: choose step"),
-    LANGUAGE: REDUCTIONS[LANGUAGE],
+    LANGUAGE: (
+        ("token", "sequence"),
+        "control only; choose token (mean over tokens) or sequence (sum over a response)",
+    ),
 }
 
 
