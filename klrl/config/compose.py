@@ -24,7 +24,7 @@ from klrl.config.checks import check_names_unset, to_config
 from klrl.config.explain import check_one_choice, explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
 from klrl.config.own import complete
-from klrl.config.rules.loss import check_objective
+from klrl.config.rules.objective import check_objective
 from klrl.config.rules.unread import check_all_read
 
 

@@ -225,6 +225,12 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             total += exact_token_kl(self._old(part), new, mask).sum(dtype=torch.float64)
         return float(total / response_mask(frames).sum())
 
+    def positions_per_unit(self, frames: TensorDictBase) -> float:
+        """1, or with ``loss.unit=sequence`` the tokens of a response, in the mean."""
+        if self.loss.unit != "sequence":
+            return 1.0
+        return float(response_mask(frames).sum()) / len(frames)
+
     def _old(self, batch: TensorDictBase) -> NextTokens:
         """The distributions that the batch was sampled from."""
         return NextTokens(batch[STATES], self._old_head, self._temperature)

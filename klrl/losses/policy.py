@@ -94,12 +94,13 @@ class PolicyLoss(ABC):
     Attributes:
         kl_old: the KL(old||new) of a minibatch that is asked for: exact; sampled, an estimate with
             the KL's gradient; or measured, outside the graph, since nothing is charged for it.
-        target_kl: KL(old||new), nats per position, whose 1.5-fold ends an update's epochs; None for
-            no such end.
+        target_kl: KL(old||new), nats per unit, whose 1.5-fold ends an update's epochs; None for no
+            such end.
+        unit: of ``target_kl`` and ``dtarg``: sequence, a response's sum; else a position.
         line_search: which updates are scaled to bring KL(old||new) to ``dtarg``: none, back (too
             long ones) or both.
         max_alpha: how many times as long a step may become.
-        dtarg: that target, nats per position; infinite where there is none.
+        dtarg: that target, nats per unit; infinite where there is none.
         dtarg_end: what it is at the end of the run, linearly from ``dtarg``; None: the same.
         measures: what :class:`LossTerms` holds: ``gain``, ``distance``, ``entropy`` and, where it
             is charged, ``kl_ref`` in units of the advantage; then ``kl_old`` and
@@ -108,6 +109,7 @@ class PolicyLoss(ABC):
 
     kl_old: str = "measured"
     target_kl: float | None = None
+    unit: str | None = None
     line_search: str = "none"
     max_alpha: float = 1.0
     dtarg: float = math.inf
@@ -130,6 +132,12 @@ class PolicyLoss(ABC):
     def entropy_bonus(self) -> float:
         """What a nat of entropy adds to the gain; 0 for no bonus."""
         return self.config.entropy_coeff if self.config.entropy_bonus else 0.0
+
+    @property
+    def target_moves(self) -> bool:
+        """Whether the target per position is another one in every iteration."""
+        by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
+        return by_length or self.dtarg_end is not None
 
     def target_at(self, progress: float) -> float:
         """``dtarg`` where a share 0..1 of the run is over."""
@@ -271,7 +279,7 @@ class KLPENLoss(PolicyLoss):
         super().__init__(config, reference_estimator, divergence, reward_scale)
         self.kl_old = config.kl_old
         self.line_search, self.max_alpha = config.line_search, config.max_alpha
-        self.dtarg, self.dtarg_end = config.dtarg, config.dtarg_end
+        self.dtarg, self.dtarg_end, self.unit = config.dtarg, config.dtarg_end, config.unit
 
     def beta_rule(self) -> BetaRule:
         """The rule of ``loss.beta_rule``."""
@@ -296,7 +304,7 @@ class ClipLoss(PolicyLoss):
         reward_scale: float = 1.0,
     ) -> None:
         super().__init__(config, reference_estimator, divergence, reward_scale)
-        self.target_kl = config.target_kl
+        self.target_kl, self.unit = config.target_kl, config.unit
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """The clipped surrogate."""

@@ -309,7 +309,8 @@ _DECLARED = (
         "kl/old/target",
         "target of KL(old||new)",
         "nats per {unit}",
-        "loss.dtarg in this iteration, where loss.dtarg_end anneals it",
+        "loss.dtarg in this iteration, where loss.dtarg_end anneals it or loss.unit=sequence "
+        "divides it by the mean length",
     ),
     Metric(
         "kl/ref/coef",

@@ -34,7 +34,7 @@ class Learned:
         policy_entropy: nats per frame.
         kl_ref: coef * KL(policy||reference) as the loss charged it.
         kl_old: KL(old||new) over the whole rollout, after the update, nats per frame.
-        dtarg: the target of ``kl_old``, where it is annealed; else None.
+        dtarg: the target of ``kl_old``, where it moves; else None.
         alpha: share of the actor's step that was kept (``loss.line_search``).
         beta: the coefficient that the update started with.
         grad_norm: Euclidean norm before clipping.
@@ -109,6 +109,10 @@ class Steps(ABC, Generic[Frames, Minibatch]):
     def kl_old(self, frames: Frames) -> float:
         """Mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
+    def positions_per_unit(self, frames: Frames) -> float:
+        """Frames or tokens whose KLs add up to one of ``loss.unit``: 1, or a response's tokens."""
+        return 1.0
+
 
 class Learner:
     """PPO's update: policy and critic from one rollout, then beta from its KL.
@@ -138,8 +142,10 @@ class Learner:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
         lr, beta = self._lr(progress), self.beta_rule.beta
-        self.beta_rule.dtarg = dtarg = self.loss.target_at(progress)
         frames = self.steps.lay_out(batch)
+        # KL(old||new) is measured per position, and so are its targets here.
+        positions = self.steps.positions_per_unit(frames)
+        self.beta_rule.dtarg = dtarg = self.loss.target_at(progress) / positions
         # A copy of all weights, which only a line search reads.
         searched = self.loss.line_search != "none"
         actor_before = [p.detach().clone() for p in self.steps.actor_parameters if searched]
@@ -149,7 +155,7 @@ class Learner:
             epochs += 1
             metrics += self._epoch(frames, lr, kl_coef)
             target = self.loss.target_kl
-            if target and self.steps.kl_old(frames) > 1.5 * target:
+            if target and self.steps.kl_old(frames) > 1.5 * target / positions:
                 break
         means = self._means(torch.stack(metrics))
         kl_old = self.steps.kl_old(frames)
@@ -159,7 +165,7 @@ class Learner:
         return Learned(
             **self.loss.weighted(means, kl_coef),
             kl_old=kl_old,
-            dtarg=None if self.loss.dtarg_end is None else dtarg,
+            dtarg=dtarg if self.loss.target_moves else None,
             alpha=alpha,
             beta=beta,
             grad_norm=means["grad_norm"],

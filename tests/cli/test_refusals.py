@@ -90,6 +90,7 @@ WRONG = [
     (["controller=held", "controller.unit=nats"], "choose one of step, token, sequence"),
     (["controller=held", "controller.unit=token"], "language only; a frame is a step"),
     (["controller=dual", "controller.unit=sequence"], "controller.unit=sequence: language only"),
+    (["loss=klpen", "loss.unit=sequence"], "loss.unit=sequence: language only"),
     (["loss=grpo"], "loss.reduction=response: language only, as are loss=grpo, dr_grpo,"),
     (["controller=fixed", "controller.unit=step"], "controller=fixed never reads it"),
     (["kl=none", "controller=dual"], "kl=none has no controller"),

@@ -160,6 +160,7 @@ class SpoConfig(LossConfig):
     clip_epsilon: float = number(gt=0)
     clip_epsilon_high: float | None = None
     target_kl: float | None = None
+    unit: str | None = None
 
 
 def test_a_loss_with_clips_settings_comes_back_as_itself(tmp_path, monkeypatch) -> None:

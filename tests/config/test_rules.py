@@ -13,7 +13,9 @@ from klrl.config.catalogue import settings
 from klrl.config.combinations import CHECKS
 from klrl.config.rules.unread import UNREAD
 
-FILES = sorted({each.name for each in iter_modules(rules.__path__)} - {"unread"})
+#: These ask the command line too, and ``compose`` asks them.
+TYPED = {"unread", "objective"}
+FILES = sorted({each.name for each in iter_modules(rules.__path__)} - TYPED)
 KEYS = sorted({rule.key for several in UNREAD.values() for rule in several})
 
 

@@ -50,6 +50,8 @@ WRONG = [
         "loss=rloo: its advantage is advantage=rloo, and here it is advantage=group with "
         "baseline=normalized; give advantage=rloo, or name another",
     ),
+    (["loss.unit=step", "loss.target_kl=1"], "loss.unit=step: control only; choose token"),
+    (["loss.unit=sequence"], "loss.unit: nothing reads it here: loss.target_kl=null is no cap"),
     (["loss.critic_coeff=1"], "loss.critic_coeff: nothing reads it here: advantage=group"),
     (["learner.compile=jit"], "learner.compile=jit: a language model's update runs eagerly"),
     (["kl.estimator=k3"], "kl.estimator=k3: in the reward only k1"),

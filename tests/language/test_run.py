@@ -261,6 +261,38 @@ def test_a_controller_is_given_the_kl_in_the_unit_of_its_target(job, unit, measu
     assert rows[-1]["kl/ref/exact_seq"] != pytest.approx(rows[-1]["kl/ref/exact"])
 
 
+def test_a_target_of_the_trust_region_may_be_per_response(job) -> None:
+    """KL(old||new) of a response is the sum over its tokens: (d / dtarg)^g with d = KL * length."""
+    words = ("loss=klpen", "loss.beta_rule=proportional", "loss.dtarg=5e-3", "loss.unit=sequence")
+    Training(job(*words, "frames=48")).train(RunFolder(Path("run")))
+    rows, beta = rows_of(Path("run")), 1.0
+    for row in rows:
+        per_response = row["kl/old/exact"] * row["reward/episode_length"]
+        assert row["kl/old/target"] == pytest.approx(5e-3 / row["reward/episode_length"])
+        assert row["kl/old/beta"] == pytest.approx(beta, rel=1e-5)
+        factor = (per_response / 5e-3) ** 0.5
+        assert 0.25 < factor < 4
+        beta *= factor
+    assert len(rows) == 3
+    assert all(row["reward/episode_length"] > 1.5 for row in rows)
+
+
+def test_a_cap_of_the_epochs_may_be_per_response(job) -> None:
+    once = job("learner.epochs=1", "frames=16")
+    Training(once).train(RunFolder(Path("once")))
+    (row,) = rows_of(Path("once"))
+    length = row["reward/episode_length"]
+    assert length > 2.5
+    cap = row["kl/old/exact"] * length / 2 / 1.5  # the KL is above 1.5 caps per response alone
+    epochs = {}
+    for unit in ("token", "sequence"):
+        words = ("learner.epochs=2", "frames=16", f"loss.target_kl={cap}", f"loss.unit={unit}")
+        Training(job(*words)).train(RunFolder(Path(unit)))
+        (row,) = rows_of(Path(unit))
+        epochs[unit] = row["learner/epochs"]
+    assert epochs == {"token": 2, "sequence": 1}
+
+
 # ------------------------------------------------------------------------------------ going on
 
 

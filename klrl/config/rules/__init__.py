@@ -1,1 +1,4 @@
-"""Checks of two settings at once, by the setting that they refuse; unread.py: what no job reads."""
+"""Checks of two settings at once, by the setting that they refuse; two ask what was typed.
+
+unread.py: settings that no job reads. objective.py: halves of an objective.
+"""

@@ -1,4 +1,4 @@
-"""``controller`` against other settings: where the coefficient starts, what the target is of."""
+"""``controller`` against other settings: where the coefficient starts, what a target is of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, LANGUAGE, JobConfig, TargetControllerConfig
 
-#: domain -> the values of ``controller.unit``, and the remedy for others
+#: domain -> the values of ``controller.unit`` and ``loss.unit``, and the remedy for others
 _UNITS = {
     CONTROL: (("step",), "language only; a frame is a step: choose step"),
     LANGUAGE: (
@@ -46,6 +46,8 @@ def check_target(c: JobConfig) -> None:
 
 def check_unit(c: JobConfig) -> None:
     """The unit of a target is one that the domain has."""
-    unit, (allowed, remedy) = getattr(c.controller, "unit", None), _UNITS[c.domain]
-    if unit is not None and unit not in allowed:
-        raise ConfigError(f"controller.unit={unit}: {remedy}")
+    allowed, remedy = _UNITS[c.domain]
+    for group in ("controller", "loss"):
+        unit = getattr(getattr(c, group), "unit", None)
+        if unit is not None and unit not in allowed:
+            raise ConfigError(f"{group}.unit={unit}: {remedy}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from klrl.base.errors import ConfigError
 from klrl.config import CONTROL, LANGUAGE, Config, JobConfig, KLPENConfig, LanguageConfig
 
@@ -134,32 +132,3 @@ def check_micro_batch(c: LanguageConfig) -> None:
             f"learner.micro_batch={size}: a minibatch has {prompts} prompts (collector.prompts="
             f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches}); choose fewer"
         )
-
-
-#: Presets of the loss that name an objective -> the baseline that it is published with; the preset
-#: of the advantage has the same name.
-_OBJECTIVES = {
-    "grpo": "normalized",
-    "dr_grpo": "mean",
-    "dapo": "normalized",
-    "rloo": "leave_one_out",
-}
-
-
-def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Half of an objective by its name is another one; who names the advantage too knows it.
-
-    Args:
-        c: the job.
-        overrides: as on the command line.
-    """
-    words = dict(each.partition("=")[::2] for each in overrides)
-    name = words.get("loss", "")
-    due, here = _OBJECTIVES.get(name), getattr(c.advantage, "baseline", None)
-    if due in (None, here) or {"advantage", "advantage.baseline"} & set(words):
-        return
-    raise ConfigError(
-        f"loss={name}: its advantage is advantage={name}, and here it is advantage="
-        f"{c.advantage.name}{f' with baseline={here}' if here else ''}; give advantage={name}, or "
-        "name another"
-    )

@@ -67,6 +67,11 @@ _UNREAD_BOTH = (
         )
         for name in ("increment", "decrement")
     ),
+    Unread(
+        "loss.unit",
+        lambda c: getattr(c.loss, "target_kl", 0.0) is None,
+        "loss.target_kl=null is no cap; set it, or drop the unit",
+    ),
     Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
     *(
         Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)

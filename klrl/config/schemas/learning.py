@@ -58,6 +58,7 @@ class KLPENConfig(LossConfig):
 
     dtarg: float = number(gt=0)
     dtarg_end: Optional[float] = added(number(gt=0), None)  # noqa: UP045
+    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)  # noqa: UP045
     beta: float = number(ge=0)
     increment: float = number(ge=1)
     decrement: float = number(gt=0, le=1)
@@ -80,6 +81,7 @@ class ClipConfig(LossConfig):
     clip_epsilon: float = number(gt=0)
     clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # noqa: UP045
     target_kl: Optional[float] = number(gt=0)  # noqa: UP045
+    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)  # noqa: UP045
 
 
 @dataclass
