@@ -177,7 +177,8 @@ def make_words(
 
 def in_words(told: Line) -> str:
     speed, reward = told["frames_per_cpu_second"], told["reward_last"]
-    return f"{speed:,.0f} samples per CPU-second; reward {told['reward_first']:.2f} -> {reward:.2f}"
+    rate = f"{speed:,.{0 if speed >= 100 else 2}f}"
+    return f"{rate} samples per CPU-second; reward {told['reward_first']:.2f} -> {reward:.2f}"
 
 
 def require_equal_prompts(found: dict[str, list[Told]]) -> None:

@@ -55,10 +55,14 @@ def _as_text(verdict: Verdict, run: str) -> str:
         ]
         for each in verdict.measures
     ]
+    allowed = f"allowed: {largest:g} at most, {mean:.2g} in the mean"
+    for each in verdict.measures:
+        if each.bounds != verdict.bounds:
+            allowed += f"; of the {each.name} {each.bounds[1]:.2g} in the mean"
     lines = [
         f"{run}: samples computed again with plain transformers, one at a time, without padding",
         text_table([head, *rows], right=range(1, 5)),
-        f"allowed: {largest:g} at most, {mean:.2g} in the mean",
+        allowed,
     ]
     for name, count in verdict.not_computed.items():
         if count:
@@ -79,6 +83,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
                 # JSON knows no infinity: null beside "ok": false.
                 "max": each.largest if math.isfinite(each.largest) else None,
                 "mean": each.mean if math.isfinite(each.mean) else None,
+                "bounds": dict(zip(("max", "mean"), each.bounds, strict=True)),
                 "place": each.place,
                 "ok": each.ok,
             }

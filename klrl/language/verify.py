@@ -185,10 +185,9 @@ def _bound_kl(measures: Mapping[str, Measure]) -> None:
     a KL is off by at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL): to the second order in e,
     by Cauchy and Schwarz, as KL = E[d^2] / 2 for small differences d of log-probs.
     """
-    kl = measures.get("KL")
-    if kl is None or not kl.tokens:
+    if not all(name in measures and measures[name].tokens for name in _RECORDED):
         return
-    others = [measures[name] for name in ("policy", "reference")]
+    others, kl = [measures[name] for name in ("policy", "reference")], measures["KL"]
     roots = [math.sqrt(each.squares / each.tokens) for each in others]
     true = max(kl.values, 0.0) / kl.tokens
     rounding = sum(e**2 for e in roots) / 2 + sum(roots) * math.sqrt(2 * true)

@@ -226,7 +226,7 @@ def test_a_mixed_run_is_computed_in_float32(job) -> None:
     assert policy.largest > 1e-4  # bfloat16 does round
 
 
-def test_a_mixed_run_whose_kl_is_wrong_is_found(job) -> None:
+def test_a_mixed_run_whose_kl_is_wrong_is_found(job, capsys) -> None:
     """Rounding of log-probs by e changes a KL by e^2 / 2 + e sqrt(2 KL), not by e."""
     run = trained(job, "actor.dtype=bfloat16", "frames=32", "optim.lr=1e-3", "optim.lr_floor=1e-3")
     file = run / "samples.jsonl"
@@ -239,6 +239,11 @@ def test_a_mixed_run_whose_kl_is_wrong_is_found(job) -> None:
         measured = {each.name: each for each in verify_run(run).measures}
         assert [name for name, each in measured.items() if not each.ok] == ["KL"], factor
         assert measured["KL"].mean < 0.5 * max(recorded)
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="1"):
+        main(["verify", "run"])
+    allowed = f"; of the KL {measured['KL'].bounds[1]:.2g} in the mean"
+    assert allowed in capsys.readouterr().out
 
 
 @pytest.mark.slow
