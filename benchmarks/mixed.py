@@ -2,6 +2,7 @@
 
     python -m benchmarks.mixed                 # about half an hour on one core; prints only
     python -m benchmarks.mixed --model FOLDER --tokens 64
+    python -m benchmarks.mixed --set learner.minibatches=1    # micro-batches of one large step
 
 ``experiment=smollm`` (or its task with the model of a folder) learns for a few iterations, in turn
 in float32, mixed, and both in micro-batches, each in a process of its own with one thread. Times
@@ -94,10 +95,13 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=1, help="measured in each process")
     parser.add_argument("--tokens", type=int, default=32, help="of a response")
     parser.add_argument("--model", help="a folder of save_pretrained")
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="settings of all, as learner.minibatches=1"
+    )
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
     args = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.only}
-    words = [*COMMON, f"collector.max_new_tokens={args.tokens}"]
+    words = [*COMMON, f"collector.max_new_tokens={args.tokens}", *args.set]
     if args.model is not None:
         words.append(f"actor.model={args.model}")
     for _ in range(args.rounds):
