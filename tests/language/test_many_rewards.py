@@ -264,6 +264,13 @@ def test_a_classifier_without_template_is_refused_where_prompts_are_conversation
         reward.prepare(chat=True)
 
 
+def test_a_folder_called_model_is_no_module_of_the_users(monkeypatch) -> None:
+    Path("model").mkdir()
+    monkeypatch.syspath_prepend(".")
+    with pytest.raises(ConfigError, match="env.reward=model:nowhere: no such folder"):
+        find_reward("model:nowhere")
+
+
 def test_a_text_that_is_too_long_for_the_classifier_is_told_by_its_sample() -> None:
     classifier("llama")
     with pytest.raises(RewardError, match="sample 1 of 2 .*longer than the 64 tokens that it take"):
