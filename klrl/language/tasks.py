@@ -27,8 +27,9 @@ from klrl.language.prompts import (
     encode,
     names_read,
 )
-from klrl.language.rewards import Reward, WeightedRewards
+from klrl.language.rewards import Reward
 from klrl.language.sort_digits import SortDigits
+from klrl.language.weighted_rewards import WeightedRewards
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from transformers import (
 from klrl.base.errors import ConfigError, RewardError
 from klrl.domains import LANGUAGE
 from klrl.language.prompts import Prompt
-from klrl.language.rewards import Drawn, Reward, WeightedRewards, find_reward
+from klrl.language.rewards import Drawn, Reward, find_reward
+from klrl.language.weighted_rewards import WeightedRewards
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import metric_of
 from klrl.train.loop import Training

@@ -18,11 +18,14 @@ _OBJECTIVES = {
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Half of an objective by its name is another one; who names the advantage too knows it.
+    """Refuse the loss of a named objective beside another's advantage that nobody chose.
 
     Args:
         c: the job.
-        overrides: as on the command line.
+        overrides: as on the command line; one that names the advantage is taken at its word.
+
+    Raises:
+        ConfigError: with the advantage that belongs to the loss.
     """
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
