@@ -22,8 +22,8 @@ from transformers import GenerationConfig
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.batch import ATTENTION, Responses, make_batch
-from klrl.language.causal_lm import head, model_dtype, unwrapped
-from klrl.language.plain import AGREEMENT, FAMILY_ERRORS, max_off, off_plain, reason_of
+from klrl.language.causal_lm import head, unwrapped
+from klrl.language.plain import FAMILY_ERRORS, max_off, off_and_bound, off_plain, reason_of
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
@@ -87,24 +87,30 @@ class WrapperSampler:
         Raises:
             ValueError: ``generate`` fails, or draws from something else with left padding.
         """
-        few, network = (prompt[:4], prompt_mask[:4]), unwrapped(self.model)
-        bound, name = AGREEMENT[model_dtype(self.model)], type(network).__name__
+        few, name = (prompt[:4], prompt_mask[:4]), type(unwrapped(self.model)).__name__
         remedy = "choose collector.sampler=cache"
         try:
-            tokens, logits = self._drawn(*few, group_size)
-            given = self._corrected(*few, group_size, tokens, 1.0)
-            drawn_from = _log_probs(logits, given)
-            drawn = make_batch(*few, replace(given, log_probs=drawn_from), group_size)
-            off = off_plain(self.model, drawn, group_size)
+            off, bound = off_and_bound(
+                self.model, lambda: self._largest_difference(*few, group_size)
+            )
         except FAMILY_ERRORS as error:
             raise ValueError(f"{name}: generate fails ({reason_of(error)}); {remedy}") from error
-        off = max(off, max_off((given.log_probs, drawn_from)))
         if not off <= bound:
             raise ValueError(
                 f"{name}: generate draws from log-probs {off:.3g} nats off plain ones (at most "
                 f"{bound:g}), with prompts padded on the left; {remedy}"
             )
         return Check("generate's own log-probs, nats off plain log-probs", off, bound)
+
+    def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
+        """Of what ``generate`` draws from, log-probs that are given, and plain ones, nats."""
+        few = prompt, prompt_mask
+        tokens, logits = self._drawn(*few, group_size)
+        given = self._corrected(*few, group_size, tokens, 1.0)
+        drawn_from = _log_probs(logits, given)
+        drawn = make_batch(*few, replace(given, log_probs=drawn_from), group_size)
+        off = off_plain(self.model, drawn, group_size)
+        return max(off, max_off((given.log_probs, drawn_from)))
 
     def _drawn(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         """Up to four tokens [B, R] as ``__call__`` draws them, and the logits [B, R, V] behind."""
