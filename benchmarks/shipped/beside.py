@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, tilted
-from benchmarks.shipped.draw import BLACK, BLUE, ORANGE, line, panels
+from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, line, panels
 from benchmarks.shipped.tables import Row
 from klrl.report.statistics import Array
 
@@ -53,6 +53,7 @@ def draw(
     best: Sequence[Row],
     titles: Mapping[str, str],
     unmarked: Collection[str] = (),
+    held: Sequence[Row] = (),
 ) -> None:
     """A panel per score, against the root of the KL.
 
@@ -61,7 +62,13 @@ def draw(
         tuned, chosen, best: trained policies, best-of-n from n = 1 on, the optimum.
         titles: of the scores ``gold`` and ``proxy``, in the order of the panels.
         unmarked: values of n that stand beside no point.
+        held: trained policies whose KL was held.
     """
+    series = (
+        (tuned, BLUE, "o", "trained, by kl.coef", "{}", (4, 6)),
+        (held, GREEN, "D", "trained, KL held", "{}", (-24, -2)),
+        (chosen, ORANGE, "s", "best-of-n", "n={}", (4, -12)),
+    )
     with panels(path, 1, 2, height=4.2) as axes:
         for each, (key, title) in zip(axes[0], titles.items(), strict=True):
             # From the base model, where KL is 0: best-of-n with n = 1.
@@ -69,21 +76,19 @@ def draw(
             x = [_root(row) for row in path_of]
             y = [row.estimate(key).value for row in path_of]
             each.plot(x, y, color=BLACK, linewidth=1.4, label="optimum, c from large to small")
-            for rows, colour, marker, label in (
-                (tuned, BLUE, "o", "trained, by kl.coef"),
-                (chosen, ORANGE, "s", "best-of-n"),
-            ):
+            for rows, colour, marker, label, name, beside in series:
+                if not rows:
+                    continue
                 x = [_root(row) for row in rows]
                 line(each, x, rows, key, colour, marker=marker, label=label)
                 for place, row in zip(x, rows, strict=True):
                     mark = row.labels[SETTING]
                     if rows is chosen and mark in unmarked:
                         continue
-                    text = mark if rows is tuned else f"n={mark}"
                     each.annotate(
-                        text,
+                        name.format(mark),
                         (place, row.estimate(key).value),
-                        xytext=(4, 6 if rows is tuned else -12),
+                        xytext=beside,
                         textcoords="offset points",
                         fontsize=7,
                         color=colour,

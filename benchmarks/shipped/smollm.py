@@ -76,7 +76,8 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
     for coef in (*COEFS, HELD):
         values = _values(groups[(coef,)], base, means[BEST] - means[1], means[1], coef == HELD)
         tuned.append(Row({"policy": "trained", SETTING: coef}, values))
-    draw(folder / "smollm.png", tuned, chosen, best, TITLES)
+    *fixed, held = tuned
+    draw(folder / "smollm.png", fixed, chosen, best, TITLES, held=[held])
     alt = "Reward and gold score against the root of the KL: training, best-of-n and the optimum"
     return [
         Section("Figures", NOTE, [*tuned, *chosen, *best], MEASURES, "smollm.png", alt),
