@@ -199,14 +199,19 @@ def positions(mask: Tensor) -> Tensor:
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, except where gradient checkpointing needs the training mode.
 
-    ``transformers`` checkpoints in training mode only; such a model must hold no dropout
-    (``klrl.language.checks`` compares sampled with recomputed log-probs and finds it).
+    ``transformers`` checkpoints in training mode only; such a model must hold no dropout and no
+    other noise (``klrl.language.checks`` compares both modes).
     """
-    if torch.is_grad_enabled() and getattr(unwrapped(model), "is_activation_checkpointing", False):
+    if torch.is_grad_enabled() and checkpoints_gradients(model):
         yield
         return
     with evaluating(model):
         yield
+
+
+def checkpoints_gradients(model: nn.Module) -> bool:
+    """Whether activations are computed again in the backward pass."""
+    return bool(getattr(unwrapped(model), "is_activation_checkpointing", False))
 
 
 def sharing_refused(model: nn.Module) -> str | None:

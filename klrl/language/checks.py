@@ -16,10 +16,10 @@ from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.kl.estimators import masked_mean
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
-from klrl.language.causal_lm import head, model_device, model_dtype
+from klrl.language.causal_lm import checkpoints_gradients, head, model_device, model_dtype
 from klrl.language.kl import Reference, starts_at_reference
 from klrl.language.mixed import in_low_precision
-from klrl.language.plain import AGREEMENT
+from klrl.language.plain import AGREEMENT, max_off, off_and_bound
 from klrl.language.policy import Policy
 from klrl.language.prompts import PromptBatch
 from klrl.language.rollout import STATES, sample
@@ -119,6 +119,8 @@ def _checks(
     recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
     sampled = on_response(batch, LOG_PROBS)
     yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
+    if checkpoints_gradients(policy.model):
+        yield _training_mode(policy.model, layouts.policy, batch)
     kept = NextTokens(batch[STATES], head(policy.model), temperature)
     floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
     if floor > SHOWN_FLOOR:
@@ -159,6 +161,25 @@ def sampled_against_recomputed(
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
     remedy = "sampling and scoring disagree; try collector.sampler=wrapper, actor.dtype=float32"
     return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype], "", remedy)
+
+
+def _training_mode(model: torch.nn.Module, layout: Layout, batch: TensorDictBase) -> Check:
+    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1.
+
+    An update with gradient checkpointing computes in training mode, where some families add noise.
+    """
+
+    def off() -> float:
+        scored = []
+        for mode in (torch.no_grad, torch.enable_grad):
+            with mode():
+                scored.append(layout.next_tokens(model, batch, 1.0))
+        tokens, mask = batch["tokens", "response"], response_mask(batch)
+        one, other = (response_log_probs(each, tokens, mask).detach() for each in scored)
+        return max_off((one, other))
+
+    remedy = "its training mode is another function; set actor.gradient_checkpointing=false"
+    return Check("training - evaluation mode, nats", *off_and_bound(model, off), "", remedy)
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:

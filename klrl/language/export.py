@@ -121,7 +121,7 @@ def _restore_config(saved: Path, author: Path) -> None:
     """Put the author's settings (dropout, pad token, ...) into a saved ``config.json``.
 
     Of a model with a vision or audio part only the text model was loaded: then its rates of dropout
-    stand in the part ``text_config``.
+    and jitter stand in the part ``text_config``.
     """
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (saved, author))
     if ours["model_type"] == theirs["model_type"]:
@@ -130,7 +130,7 @@ def _restore_config(saved: Path, author: Path) -> None:
         restored |= {name: ours[name] for name in _OF_WEIGHTS if name in ours}
     else:
         text = theirs.get("text_config", {})
-        rates = {name for name in ours if "drop" in name}
+        rates = {name for name in ours if "drop" in name or "jitter" in name}
         restored = {name: value for name, value in ours.items() if name not in rates}
         restored |= {name: text[name] for name in rates if name in text}
     saved.write_text(json.dumps(restored, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -123,10 +123,11 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
     """Another job whose model computes in the precision of this one's.
 
-    Weights of float32 can be used in bfloat16 and in float32. Two models that round alike have less
-    of a KL between them that is rounding alone. Others are left as they are.
+    Weights of float32 can be used in bfloat16 and in float32, with adapters too. Two models that
+    round alike have less of a KL between them that is rounding alone. Others are left as they are.
     """
-    if other.actor.lora.r or other.actor.dtype == "float64":
+    adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
+    if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
     low = config.mixed or config.actor.dtype == "bfloat16"
     return computing_in(other, "mixed" if low else "float32")

@@ -30,9 +30,11 @@ from transformers.utils import logging as transformers_logging
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import LoraConfig
+from klrl.language.causal_lm import unwrapped
 from klrl.language.lora import add_lora
 from klrl.language.mixed import compute_in_bfloat16
 from klrl.language.prompts import Tokenizer
+from klrl.transforms.token_log_probs import context_of
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -201,11 +203,15 @@ def silence_dropout(config: PretrainedConfig) -> None:
     """Set every dropout rate to 0, so that training mode and evaluation mode are one function.
 
     With dropout the updated policy would not be the one that sampled: a ratio other than 1 and a
-    KL(old||new) above 0 before the first update.
+    KL(old||new) above 0 before the first update. So would it be with the jitter of routers, which
+    is noise of the training mode; PhiMoE's ``router_jitter_noise`` is a threshold of both modes.
     """
     for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            silence_dropout(value)
         rate = "dropout" in name or "pdrop" in name or name in ("layerdrop", "drop_path_rate")
-        if rate and isinstance(value, float):
+        threshold = config.model_type == "phimoe" and name == "router_jitter_noise"
+        if (rate or ("jitter" in name and not threshold)) and isinstance(value, float):
             setattr(config, name, 0.0)
 
 
@@ -242,6 +248,12 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, se
 
 
 def _checkpoint_gradients(network: Any, setting: str) -> None:
+    kind = unwrapped(network).config.model_type
+    if kind == "phimoe":
+        raise ConfigError(
+            f"actor.gradient_checkpointing=true: {kind} draws its experts at random in training "
+            "mode, which checkpointing needs; set it to false"
+        )
     try:
         network.activation_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
@@ -369,12 +381,6 @@ def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------ context
-
-
-def context_of(config: PretrainedConfig) -> int | None:
-    """Most tokens that a model takes, or None if its config has no limit."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return int(limit) if limit is not None and limit > 0 else None
 
 
 def prompt_limit(context: int | None, response: int) -> int | None:

@@ -24,7 +24,7 @@ from klrl.language.batch import (
 from klrl.language.causal_lm import backbone, head, model_dtype, unwrapped, without_dropout
 from klrl.language.mixed import in_full_precision
 from klrl.language.vocabulary import NextTokens, response_log_probs
-from klrl.transforms.token_log_probs import check_length
+from klrl.transforms.token_log_probs import check_length, context_of
 
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
@@ -67,6 +67,13 @@ def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float
         if not off <= bound:
             return off, bound
     return measure(), AGREEMENT[model_dtype(model)]
+
+
+def few_tokens(model: nn.Module, prompt_mask: Tensor) -> int:
+    """Tokens of a response that a way to sample is tried with: 4, or as many as the context has."""
+    context = context_of(unwrapped(model).config)
+    room = 4 if context is None else context - int(prompt_mask.bool().sum(1).max())
+    return max(1, min(4, room))
 
 
 @torch.no_grad()

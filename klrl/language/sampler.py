@@ -21,6 +21,7 @@ from klrl.language.decoders import IN_WORDS, WAYS, Decoder
 from klrl.language.plain import (
     AGREEMENT,
     FAMILY_ERRORS,
+    few_tokens,
     off_and_bound,
     off_plain,
     reason_of,
@@ -209,7 +210,8 @@ class CacheSampler:
         def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
             return (rows < group_size) & (step == 1)
 
-        sampled = self._sample(few, group_size, Decoding(max_new_tokens=4), generator, ends)
+        decoding = Decoding(max_new_tokens=few_tokens(self.model, prompt_mask[:4]))
+        sampled = self._sample(few, group_size, decoding, generator, ends)
         return off_plain(self.model, make_batch(*few, sampled, group_size), group_size)
 
 

@@ -23,7 +23,14 @@ from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.batch import ATTENTION, Responses, make_batch
 from klrl.language.causal_lm import head, unwrapped
-from klrl.language.plain import FAMILY_ERRORS, max_off, off_and_bound, off_plain, reason_of
+from klrl.language.plain import (
+    FAMILY_ERRORS,
+    few_tokens,
+    max_off,
+    off_and_bound,
+    off_plain,
+    reason_of,
+)
 from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
@@ -114,7 +121,8 @@ class WrapperSampler:
 
     def _drawn(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         """Up to four tokens [B, R] as ``__call__`` draws them, and the logits [B, R, V] behind."""
-        config = _generation_config(Decoding(max_new_tokens=4), self.special)
+        longest = few_tokens(self.model, prompt_mask)
+        config = _generation_config(Decoding(max_new_tokens=longest), self.special)
         config.update(output_logits=True, return_dict_in_generate=True)
         generator = torch.Generator(prompt.device).manual_seed(0)
         with evaluating(self.model), _seeded(generator, prompt.device):

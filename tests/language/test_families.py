@@ -25,6 +25,7 @@ from benchmarks.families import (
     tiny,
     truth,
 )
+from klrl.language import model as model_module
 from klrl.language import scoring, wrapper_sampler
 from klrl.language.batch import make_batch, response_mask
 from klrl.language.causal_lm import OwnHead, backbone, head
@@ -305,6 +306,36 @@ def test_a_run_and_its_evaluations_take_one_sampler(family, line, tmp_path, exit
         math.isfinite(row["kl/ref/exact"]) for row in read_rows(Path("run/metrics.jsonl"))[1:-1]
     )
     assert len(evaluate_run("run").returns) == 3
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("family", "line"),
+    [
+        ("mixtral", "training - evaluation mode, nats"),
+        ("phimoe", "phimoe draws its experts at random in training mode, which checkpointing"),
+    ],
+)
+def test_a_training_mode_that_is_another_function_is_refused(
+    family, line, tmp_path, exits, monkeypatch
+) -> None:
+    """Gradient checkpointing needs that mode."""
+    monkeypatch.setattr(model_module, "silence_dropout", lambda config: None)
+    model = tiny(family)
+    model.config.router_jitter_noise = 0.5
+    model.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    Path("data.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "hello there"}')
+    words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward")
+    Path("lengths.py").write_text(
+        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
+    )
+    folder = f"actor.model={tmp_path / 'model'}"
+    code, _, err = exits(*words, folder, "actor.gradient_checkpointing=true")
+    assert code == 2
+    assert line in err
+    assert "set actor.gradient_checkpointing=false" in err or "set it to false" in err
+    assert exits(*words, folder)[0] == 0
 
 
 def test_playing_changes_no_weights(tmp_path) -> None:

@@ -94,6 +94,16 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"actor.model={folder}"
 
 
+def test_a_reference_with_adapters_computes_as_the_policy_does(exits, sharp) -> None:
+    """Equal policies: adapters that stay 0, and the base model itself."""
+    still = ("optim.lr=1e-20", "optim.lr_floor=0")
+    assert exits(sharp, "actor.lora.r=2", *still, "hydra.run.dir=adapters")[0] == 0
+    near = ("reference=checkpoint", "reference.path=adapters")
+    code, _, err = exits(sharp, BFLOAT16, *near, *still, "hydra.run.dir=full")
+    assert code == 0, err
+    assert rows_of(Path("full"))[1]["kl/ref/exact"] == 0
+
+
 def test_equal_policies_have_no_kl_and_the_floor_is_told(exits, sharp) -> None:
     """Once they differ at all, a KL of less than the floor is rounding."""
     code, out, _ = exits(BFLOAT16, *SMALL, sharp)

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from benchmarks.families import tiny
 from klrl.base.errors import ConfigError
-from klrl.language.model import context_of, find_model, load_causal_lm, prompt_limit
+from klrl.language.model import find_model, load_causal_lm, prompt_limit
+from klrl.transforms.token_log_probs import context_of
 from tests.transforms import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])
@@ -73,6 +75,22 @@ def test_dropout_is_off_in_training_mode_too() -> None:
     assert torch.equal(logits(model.train()), expected)
     plain = AutoModelForCausalLM.from_pretrained("model").train()
     assert not torch.allclose(logits(plain), expected, atol=1e-3)  # what would have happened
+
+
+def test_noise_of_routers_is_off_in_training_mode_too() -> None:
+    """Mixtral multiplies what its experts read by 1 +- jitter where it trains."""
+    torch.manual_seed(0)
+    config = tiny("mixtral").config
+    config.router_jitter_noise = 0.5
+    AutoModelForCausalLM.from_config(config).save_pretrained("model")
+    toys.tokenizer().save_pretrained("model")
+    ids = torch.tensor([[5, 9, 3, 12, 7]])
+    model = load_causal_lm("model", chat=True).model
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits
+        assert torch.equal(model.train()(input_ids=ids).logits, expected)
+        plain = AutoModelForCausalLM.from_pretrained("model").train()
+        assert not torch.allclose(plain(input_ids=ids).logits, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", toys.FAMILIES)
