@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from klrl.base.errors import ConfigError, first_line
 from klrl.language.model import no_progress_bar
 from klrl.language.prompts import Tokenizer
+from klrl.transforms.token_log_probs import context_of
 
 #: Texts that are scored at a time; those of similar lengths together.
 AT_A_TIME = 32
@@ -140,8 +141,8 @@ class RewardModel:
             turns = [*prompt, {"role": "assistant", "content": response}]
             rendered = self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
             ids = list(rendered["input_ids"])
-        most = getattr(self._config.get_text_config(), "max_position_embeddings", None)
-        if not ids or (most and len(ids) > most):
+        most = context_of(self._config.get_text_config())
+        if not ids or (most is not None and len(ids) > most):
             what = f"longer than the {most} tokens that it takes" if ids else "without a token"
             raise ValueError(f"a text of {len(ids)} tokens is {what}")
         return ids
