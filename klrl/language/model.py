@@ -119,11 +119,11 @@ def find_model(model: str | Path) -> Path:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.
     """
     setting, path = f"actor.model={model}", Path(model).expanduser()
-    if path.is_dir():
+    name = str(model)
+    if name.strip() and path.is_dir():  # an empty path would be the current folder
         return path
     if path.is_file():
         raise ConfigError(f"{setting}: is a file; give the folder that save_pretrained wrote")
-    name = str(model)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
     try:
