@@ -123,7 +123,7 @@ def parse_row(row: Any, origin: str) -> Prompt:
         ConfigError: the row is none, or its prompt is no text and no conversation.
     """
     if not isinstance(row, dict):
-        raise ConfigError(f"{origin}: {_kind(row)}; write an object with prompt or messages")
+        raise ConfigError(f"{origin}: {kind_of(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
         held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
@@ -132,14 +132,14 @@ def parse_row(row: Any, origin: str) -> Prompt:
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
     elif not isinstance(content, str):
-        raise ConfigError(f"{origin}: prompt is {_kind(content)}; give a text, or use messages")
+        raise ConfigError(f"{origin}: prompt is {kind_of(content)}; give a text, or use messages")
     return Prompt(content, row, origin)
 
 
 def _check_messages(messages: Any, origin: str, name: str) -> None:
     """Refuse what is no conversation, or one that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"{origin}: {name} is {_kind(messages)}; give a list of turns")
+        raise ConfigError(f"{origin}: {name} is {kind_of(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
         texts = isinstance(message, dict) and [message.get("role"), message.get("content")]
         if not texts or not all(isinstance(text, str) for text in texts):
@@ -154,7 +154,7 @@ def _check_messages(messages: Any, origin: str, name: str) -> None:
         )
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The JSON type of a value, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
