@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -283,6 +284,45 @@ def test_template_arguments_without_a_conversation_are_refused(capsys, model: st
     code, _, err = started(capsys, model, DIGITS, "env.template_kwargs={messages:1}")
     assert (code, len(err.splitlines())) == (2, 1), err
     assert "env.template_kwargs: no prompt is a conversation, so no chat template is used" in err
+
+
+TRIMS = toys.TEMPLATE.replace(
+    "{{ m['content'] }}<|im_end|>{% end", "{{ m['content'] | trim }}<|im_end|>{% end"
+)
+NEEDS = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}" + TRIMS
+ONCE = "{% if messages | length > 1 %}{{ raise_exception('no second turn') }}{% endif %}" + TRIMS
+
+
+def with_template(model: str, template: str) -> str:
+    shutil.copytree(model, "with_template")
+    Path("with_template/chat_template.jinja").write_text(template)
+    return "with_template"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("template", "words", "told"),
+    [
+        (TRIMS, [], None),
+        (NEEDS, ["env.template_kwargs.lang=en"], None),
+        (NEEDS, [], "env.data=data.jsonl line 1: the chat template refuses it (lang is needed)"),
+        (ONCE, [], "preflight: the chat template refuses an answer (no second turn); "),
+    ],
+    ids=["trims", "argument", "no argument", "no answer"],
+)
+def test_the_preflight_renders_answers_as_the_template_does(
+    capsys, model: str, template: str, words: list[str], told: str | None
+) -> None:
+    """A template that trims is right, whatever stands around an answer in the data."""
+    rows = [{"messages": [{"role": "user", "content": "21"}], "answer": " 12\n"}]
+    code, out, err = started(capsys, with_template(model, template), rows, *words)
+    if told is None:
+        assert (code, err) == (0, "")
+        assert "positions where template and mask disagree: 0 (at most 0) ok" in out
+        return
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert told in err
+    assert not Path("run").exists()
 
 
 # ------------------------------------------------------------------------------ unread columns
