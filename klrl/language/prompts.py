@@ -104,12 +104,29 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        if b"\\ud" in line.lower():  # half of a surrogate pair is no text, though it is JSON
-            json.dumps(row, ensure_ascii=False).encode()
     # ValueError also for a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
+    if has_halves(line):
+        check_whole(row, origin)
     return parse_row(row, origin)
+
+
+def has_halves(content: bytes) -> bool:
+    """Whether JSON may have half of a surrogate pair, which is no text and no tokenizer takes."""
+    return b"\\ud" in content.lower()
+
+
+def check_whole(row: Any, origin: str) -> None:
+    """Refuse halves of surrogate pairs in a row.
+
+    Raises:
+        ConfigError: a text has one.
+    """
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{origin}: not JSON ({error}); write both halves or none") from error
 
 
 #: The fields of a row of which one is the prompt.
