@@ -5,6 +5,7 @@ Nothing is downloaded: ``env.data`` is a path on this machine.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -97,6 +98,15 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
     held = set(np.random.default_rng(0).permutation(len(prompts))[:count].tolist())
     train = [prompt for index, prompt in enumerate(prompts) if index not in held]
     return train, [prompts[index] for index in sorted(held)]
+
+
+def rows_digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of the rows of some data, in their order; how a file writes them does not count."""
+    sha = hashlib.sha256()
+    for prompt in prompts:
+        # repr: of what parquet has and JSON has not, as dates and bytes.
+        sha.update(json.dumps(prompt.row, sort_keys=True, default=repr).encode() + b"\n")
+    return sha.hexdigest()
 
 
 # -------------------------------------------------------------------------------------- reading

@@ -290,13 +290,15 @@ class ShuffledEpochs:
 
 
 class PromptStream:
-    """Batches of encoded prompts. Its state is one counter.
+    """Batches of encoded prompts. Its state is one counter, and what its prompts are.
 
     Args:
         prompt_at: prompt number i: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
         tokenizer: of the policy, with a pad token.
         limit: most tokens of a prompt; None for no limit.
         template: arguments of the chat template.
+        rows: "setting=value" that names data -> digest of its rows, so that no run goes on with
+            others: one row more orders all prompts anew.
     """
 
     def __init__(
@@ -305,9 +307,10 @@ class PromptStream:
         tokenizer: Tokenizer,
         limit: int | None,
         template: Mapping[str, Any] = NO_ARGUMENTS,
+        rows: Mapping[str, str] = NO_ARGUMENTS,
     ) -> None:
         self._prompt_at, self._tokenizer, self._limit = prompt_at, tokenizer, limit
-        self._template = template
+        self._template, self._rows = template, rows
         self.served = 0
 
     def take(self, count: int) -> PromptBatch:
@@ -322,10 +325,21 @@ class PromptStream:
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 
-    def state_dict(self) -> dict[str, int]:
-        """The counter."""
-        return {"served": self.served}
+    def state_dict(self) -> dict[str, Any]:
+        """The counter, and the digests of the rows, if there are any."""
+        return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after the prompts that were served."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the prompts that were served.
+
+        Raises:
+            ConfigError: they were of other rows; a state without digests, as of older runs, passes.
+        """
+        stored = state.get("rows", {})
+        for named, digest in self._rows.items():
+            if stored.get(named, digest) != digest:
+                raise ConfigError(
+                    f"{named}: holds other rows than this run began with; bring them back, or "
+                    "start another run"
+                )
         self.served = int(state["served"])
