@@ -10,6 +10,7 @@ from klrl.config import (
     LanguageConfig,
     SortDigitsConfig,
 )
+from klrl.config.rules import refuse_empty
 
 #: Two layers of it have 4e9 weights between them.
 _WIDEST = 65_536
@@ -17,13 +18,7 @@ _WIDEST = 65_536
 
 def check_init(c: JobConfig) -> None:
     """An empty name is no run."""
-    check_named("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
-
-
-def check_named(setting: str, path: str | None, remedy: str) -> None:
-    """Refuse an empty path, which would be the current folder: an unset variable of the shell."""
-    if path is not None and not path.strip():
-        raise ConfigError(f"{setting}: has no value; {remedy}")
+    refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
 
 def check_hidden(c: Config) -> None:
@@ -39,7 +34,7 @@ def check_model(c: LanguageConfig) -> None:
     remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
     own = isinstance(c.env, SortDigitsConfig)
     null = ", or null for a small one" if own else ""
-    check_named("actor.model", c.actor.model, remedy + null)
+    refuse_empty("actor.model", c.actor.model, remedy + null)
     if not own and c.actor.model is None and c.actor.init is None:
         raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
 

@@ -14,7 +14,7 @@ from klrl.config import (
     SortDigitsConfig,
     TextConfig,
 )
-from klrl.config.rules.actor import check_named
+from klrl.config.rules import refuse_empty
 
 MOST_DIGITS = 64
 #: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
@@ -86,9 +86,9 @@ def check_data(c: LanguageConfig) -> None:
     """Data that are named; a share that leaves some; template arguments that are the user's."""
     if not isinstance(c.env, TextConfig):
         return
-    check_named("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
+    refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
     remedy = "give data files, or null for those of env.data"
-    check_named("env.eval_data", c.env.eval_data, remedy)
+    refuse_empty("env.eval_data", c.env.eval_data, remedy)
     if c.env.eval_share >= 1:
         raise ConfigError(f"env.eval_share={c.env.eval_share}: give a share below 1")
     for name in c.env.template_kwargs:
