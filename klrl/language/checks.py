@@ -8,11 +8,12 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
-from klrl.config import LanguageConfig
+from klrl.base.errors import ConfigError, first_line
+from klrl.config import LanguageConfig, TextConfig
 from klrl.domains import LANGUAGE
 from klrl.kl.estimators import masked_mean
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
@@ -21,7 +22,7 @@ from klrl.language.kl import Reference, starts_at_reference
 from klrl.language.mixed import in_low_precision
 from klrl.language.plain import AGREEMENT, max_off, off_and_bound
 from klrl.language.policy import Policy
-from klrl.language.prompts import PromptBatch
+from klrl.language.prompts import NO_ARGUMENTS, PromptBatch
 from klrl.language.rollout import STATES, sample
 from klrl.language.sampler import Sampler, SpecialTokens
 from klrl.language.scoring import Layout, self_check
@@ -31,6 +32,8 @@ from klrl.transforms.tokens import MARKS_ASSISTANT
 
 #: Prompts that are answered for it.
 PROMPTS = 4
+#: What the template's mask is tried on: no answer of the data's, around which a template may trim.
+ANSWER = "1234"
 #: nats per token of rounding alone, from which it is told.
 SHOWN_FLOOR = 1e-6
 
@@ -143,11 +146,11 @@ def _checks(
         (p.content for p in prompts.prompts if not isinstance(p.content, str)), None
     )
     if conversation is not None:
-        answer = str(prompts.prompts[0].row.get("answer", "1234"))
         tokenizer = policy.causal.tokenizer
+        template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
         ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
         # A template ends turns with one of them: the one that fits best.
-        checks = (template_marks(tokenizer, conversation, answer, eos) for eos in ends)
+        checks = (template_marks(tokenizer, conversation, ANSWER, eos, template) for eos in ends)
         yield min(checks, key=lambda check: check.value)
 
 
@@ -214,7 +217,11 @@ def same_temperature(sampling: float, **scoring: float) -> Check:
 
 
 def template_marks(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], answer: str, eos: str | None = None
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    answer: str,
+    eos: str | None = None,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Check:
     """Positions where the template's assistant mask and the mask by position disagree.
 
@@ -227,17 +234,22 @@ def template_marks(
         messages: the conversation before the answer.
         answer: what the assistant says.
         eos: the text of the EOS; None for the tokenizer's.
+        template: arguments of the chat template.
+
+    Raises:
+        ConfigError: the template refuses the conversation with its answer.
     """
     name = "positions where template and mask disagree"
     eos = tokenizer.eos_token if eos is None else eos
-    prompt = _ids(tokenizer, messages, add_generation_prompt=True)["input_ids"]
+    prompt = _ids(tokenizer, messages, template, add_generation_prompt=True)["input_ids"]
     response = tokenizer(answer + (eos or ""), add_special_tokens=False)["input_ids"]
     if not MARKS_ASSISTANT.search(tokenizer.chat_template or ""):
         return Check(name, 0.0, 0.0, "the template marks no assistant tokens; positions are used")
     whole = [*messages, {"role": "assistant", "content": answer}]
-    rendered = _ids(tokenizer, whole, return_assistant_tokens_mask=True)
+    rendered = _ids(tokenizer, whole, template, return_assistant_tokens_mask=True)
     ids, marks = rendered["input_ids"], rendered["assistant_masks"]
-    before = _ids(tokenizer, messages, return_assistant_tokens_mask=True)["assistant_masks"]
+    masked = _ids(tokenizer, messages, template, return_assistant_tokens_mask=True)
+    before = masked["assistant_masks"]
     # Earlier turns' answers are marked too; they were not produced here.
     marks = [0] * len(before) + list(marks[len(before) :])
     expected = [0] * len(prompt) + [1] * len(response)
@@ -250,7 +262,19 @@ def template_marks(
     return Check(name, float(wrong), 0.0, remedy=remedy)
 
 
-def _ids(tokenizer: Any, messages: Sequence[Mapping[str, str]], **kwargs: Any) -> Any:
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages], tokenize=True, return_dict=True, **kwargs
-    )
+def _ids(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    template: Mapping[str, Any],
+    **how: Any,
+) -> Any:
+    turns = [dict(message) for message in messages]
+    try:
+        return tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=True, **template, **how
+        )
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"preflight: the chat template refuses an answer ({first_line(error)}); let it render "
+            "the assistant's turn, or take its {% generation %} marks out"
+        ) from error

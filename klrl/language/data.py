@@ -5,6 +5,7 @@ Nothing is downloaded: ``env.data`` is a path on this machine.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -18,12 +19,21 @@ from typing import Any
 import numpy as np
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.language.prompts import CONTENT, Prompt, parse_row, read_jsonl
+from klrl.language.prompts import (
+    CONTENT,
+    Prompt,
+    check_whole,
+    has_halves,
+    parse_row,
+    read_jsonl,
+)
 
 #: Data files in a folder.
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 #: What ``datasets`` writes beside the data of ``save_to_disk``.
 _SAVED = ("dataset_dict.json", "state.json")
+#: Files that describe data, among those of them.
+_DESCRIBING = {*_SAVED, "dataset_info.json", "dataset_infos.json"}
 
 
 def read_prompts(
@@ -59,7 +69,8 @@ def read_prompts(
         return prompts
     if any((folder / name).is_file() for name in _SAVED):
         return _prompts(_saved_rows(folder, where, chosen), where)
-    files = sorted(file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
+    found = (file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
+    files = sorted(file for file in found if file.name not in _DESCRIBING)
     if not files:
         raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
     of_split = _of_split(files, folder, chosen)
@@ -89,6 +100,15 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
     return train, [prompts[index] for index in sorted(held)]
 
 
+def rows_digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of the rows of some data, in their order; how a file writes them does not count."""
+    sha = hashlib.sha256()
+    for prompt in prompts:
+        # repr: of what parquet has and JSON has not, as dates and bytes.
+        sha.update(json.dumps(prompt.row, sort_keys=True, default=repr).encode() + b"\n")
+    return sha.hexdigest()
+
+
 # -------------------------------------------------------------------------------------- reading
 
 
@@ -108,6 +128,9 @@ def _json_list(content: bytes, where: str) -> list[Any]:
         rows: list[Any] = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON ({error}); write a list of objects") from error
+    if has_halves(content):
+        for number, row in enumerate(rows, 1):
+            check_whole(row, f"{where} row {number}")
     return rows
 
 

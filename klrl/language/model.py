@@ -28,12 +28,12 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.config import LoraConfig
 from klrl.language.causal_lm import unwrapped
 from klrl.language.lora import add_lora
 from klrl.language.mixed import compute_in_bfloat16
-from klrl.language.prompts import Tokenizer
+from klrl.language.prompts import Tokenizer, kind_of
 from klrl.transforms.token_log_probs import context_of
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
@@ -91,6 +91,7 @@ def load_causal_lm(
     config = _read_config(folder, setting)
     _check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
+    _check_generation(folder, setting)
     network = _read_weights(folder, config, getattr(torch, dtype), setting)
     _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
@@ -121,11 +122,11 @@ def find_model(model: str | Path) -> Path:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.
     """
     setting, path = f"actor.model={model}", Path(model).expanduser()
-    if path.is_dir():
+    name = str(model)
+    if name.strip() and path.is_dir():  # an empty path would be the current folder
         return path
     if path.is_file():
         raise ConfigError(f"{setting}: is a file; give the folder that save_pretrained wrote")
-    name = str(model)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
     try:
@@ -170,7 +171,7 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
         raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
     raw = _read_json(file, setting)
     kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         if "auto_map" in raw:
             raise ConfigError(
                 f"{setting}: runs code of its own (auto_map), which klrl never does; choose a "
@@ -185,7 +186,12 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
             f"{setting}: {kind} is no causal language model; choose one that "
             "AutoModelForCausalLM loads"
         )
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # its checks share no base
+        raise ConfigError(
+            f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it anew"
+        ) from error
     silence_dropout(config)
     if getattr(config, "rescale_every", 0):
         config.rescale_every = 0  # RWKV would divide its weights in place, again after a resume
@@ -193,10 +199,34 @@ def _read_config(folder: Path, setting: str) -> PretrainedConfig:
 
 
 def _read_json(file: Path, setting: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
     try:
-        return dict(json.loads(file.read_text()))
-    except ValueError as error:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {file.name} cannot be read ({error.strerror or error}); save it anew"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{setting}: {file.name} is not JSON ({error}); save it anew") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{setting}: {file.name} is {kind_of(content)}, not an object; save it anew"
+        )
+    return content
+
+
+def _check_generation(folder: Path, setting: str) -> None:
+    """Refuse a broken ``generation_config.json``, of which transformers says nothing.
+
+    It would take the EOS of ``config.json``, and a list of several were lost.
+    """
+    file = folder / "generation_config.json"
+    if file.exists() or file.is_symlink():
+        _read_json(file, setting)
 
 
 def silence_dropout(config: PretrainedConfig) -> None:
@@ -235,6 +265,11 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, se
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"
+        ) from error
+    except Exception as error:  # a config can name anything: an activation, a way to rotate
+        raise ConfigError(
+            f"{setting}: no model can be made of its files ({in_one_line(error)}); fix its "
+            "config.json, or fetch or save it anew"
         ) from error
     network, loading_info = loaded
     missing = sorted(loading_info["missing_keys"])
@@ -313,7 +348,7 @@ def load_tokenizer(
         tokenizer: Tokenizer = kind.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # a broken tokenizer.json raises anything, Exception itself too
         raise ConfigError(
             f"{setting}: no tokenizer can be read from it ({first_line(error)}); save the "
             "model's tokenizer there with save_pretrained"

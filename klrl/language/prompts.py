@@ -104,12 +104,29 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        if b"\\ud" in line.lower():  # half of a surrogate pair is no text, though it is JSON
-            json.dumps(row, ensure_ascii=False).encode()
     # ValueError also for a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
+    if has_halves(line):
+        check_whole(row, origin)
     return parse_row(row, origin)
+
+
+def has_halves(content: bytes) -> bool:
+    """Whether JSON may have half of a surrogate pair, which is no text and no tokenizer takes."""
+    return b"\\ud" in content.lower()
+
+
+def check_whole(row: Any, origin: str) -> None:
+    """Refuse halves of surrogate pairs in a row.
+
+    Raises:
+        ConfigError: a text has one.
+    """
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{origin}: not JSON ({error}); write both halves or none") from error
 
 
 #: The fields of a row of which one is the prompt.
@@ -123,7 +140,7 @@ def parse_row(row: Any, origin: str) -> Prompt:
         ConfigError: the row is none, or its prompt is no text and no conversation.
     """
     if not isinstance(row, dict):
-        raise ConfigError(f"{origin}: {_kind(row)}; write an object with prompt or messages")
+        raise ConfigError(f"{origin}: {kind_of(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
         held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
@@ -132,14 +149,14 @@ def parse_row(row: Any, origin: str) -> Prompt:
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
     elif not isinstance(content, str):
-        raise ConfigError(f"{origin}: prompt is {_kind(content)}; give a text, or use messages")
+        raise ConfigError(f"{origin}: prompt is {kind_of(content)}; give a text, or use messages")
     return Prompt(content, row, origin)
 
 
 def _check_messages(messages: Any, origin: str, name: str) -> None:
     """Refuse what is no conversation, or one that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"{origin}: {name} is {_kind(messages)}; give a list of turns")
+        raise ConfigError(f"{origin}: {name} is {kind_of(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
         texts = isinstance(message, dict) and [message.get("role"), message.get("content")]
         if not texts or not all(isinstance(text, str) for text in texts):
@@ -154,7 +171,7 @@ def _check_messages(messages: Any, origin: str, name: str) -> None:
         )
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The JSON type of a value, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
@@ -273,13 +290,15 @@ class ShuffledEpochs:
 
 
 class PromptStream:
-    """Batches of encoded prompts. Its state is one counter.
+    """Batches of encoded prompts. Its state is one counter, and what its prompts are.
 
     Args:
         prompt_at: prompt number i: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
         tokenizer: of the policy, with a pad token.
         limit: most tokens of a prompt; None for no limit.
         template: arguments of the chat template.
+        rows: "setting=value" that names data -> digest of its rows, so that no run goes on with
+            others: one row more orders all prompts anew.
     """
 
     def __init__(
@@ -288,9 +307,10 @@ class PromptStream:
         tokenizer: Tokenizer,
         limit: int | None,
         template: Mapping[str, Any] = NO_ARGUMENTS,
+        rows: Mapping[str, str] = NO_ARGUMENTS,
     ) -> None:
         self._prompt_at, self._tokenizer, self._limit = prompt_at, tokenizer, limit
-        self._template = template
+        self._template, self._rows = template, rows
         self.served = 0
 
     def take(self, count: int) -> PromptBatch:
@@ -305,10 +325,21 @@ class PromptStream:
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 
-    def state_dict(self) -> dict[str, int]:
-        """The counter."""
-        return {"served": self.served}
+    def state_dict(self) -> dict[str, Any]:
+        """The counter, and the digests of the rows, if there are any."""
+        return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after the prompts that were served."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the prompts that were served.
+
+        Raises:
+            ConfigError: they were of other rows; a state without digests, as of older runs, passes.
+        """
+        stored = state.get("rows", {})
+        for named, digest in self._rows.items():
+            if stored.get(named, digest) != digest:
+                raise ConfigError(
+                    f"{named}: holds other rows than this run began with; bring them back, or "
+                    "start another run"
+                )
         self.served = int(state["served"])

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError, in_one_line
 from klrl.language.model import no_progress_bar
 from klrl.language.prompts import Tokenizer
 from klrl.transforms.token_log_probs import context_of
 
 #: Texts that are scored at a time; those of similar lengths together.
 AT_A_TIME = 32
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 
 
 class RewardModel:
@@ -54,9 +52,9 @@ class RewardModel:
         try:
             config = AutoConfig.from_pretrained(folder, **how)
             tokenizer = AutoTokenizer.from_pretrained(folder, **how)
-        except _UNREADABLE as error:
+        except Exception as error:  # what a broken file raises has no common base
             raise ConfigError(
-                f"{setting}: cannot be read ({first_line(error)}); give a folder with a sequence "
+                f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
                 "classifier and its tokenizer, both of save_pretrained"
             ) from error
         if config.num_labels != 1:
@@ -93,9 +91,9 @@ class RewardModel:
                     local_files_only=True,
                     output_loading_info=True,
                 )
-        except _UNREADABLE as error:
+        except Exception as error:  # what a broken file raises has no common base
             raise ConfigError(
-                f"{self._setting}: its weights cannot be read ({first_line(error)}); save it anew"
+                f"{self._setting}: its weights cannot be read ({in_one_line(error)}); save it anew"
             ) from error
         missing = sorted(info["missing_keys"])
         if missing:

@@ -9,6 +9,8 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 - responses: texts, without the EOS that ended them;
 - rows: all fields of the data file's lines, or a task's own fields.
 
+All of them are copies, which it may change.
+
 Beside these three it may have parameters called as in :data:`EXTRAS`, and gets them by name; one
 with ``**kwargs`` gets all. The built-in ``exact`` and ``proxy`` are such functions, and so is a
 :class:`~klrl.language.reward_model.RewardModel`. Any failure of a reward function becomes a
@@ -21,6 +23,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -223,13 +226,14 @@ class Reward:
         return self._checked(samples, returned)
 
     def _call(self, samples: Samples, timeout: float | None) -> Any:
-        prompts = [prompt.content for prompt in samples.prompts]
-        rows: list[Mapping[str, Any]] = [prompt.row for prompt in samples.prompts]
+        # Copies: what a function changes in them would be the data of the next iteration.
+        prompts = [deepcopy(prompt.content) for prompt in samples.prompts]
+        rows: list[Mapping[str, Any]] = [deepcopy(prompt.row) for prompt in samples.prompts]
         if self._read is not None:
             rows = [_WatchedRow(row, self._read) for row in rows]
         extras = {}
         if samples.drawn is not None:
-            extras = {name: getattr(samples.drawn, name) for name in self._asked}
+            extras = {name: deepcopy(getattr(samples.drawn, name)) for name in self._asked}
         return within(
             timeout, lambda: self._function(prompts, list(samples.responses), rows, **extras)
         )
@@ -273,37 +277,36 @@ class Reward:
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TookTooLong):
             return f"took more than {self._timeout:g} s"
+        try:
+            text = in_one_line(error)
+        except FAILURES:  # its __str__ is the user's too
+            text = type(error).__name__
         hint = ""
-        if self._timeout is not None and "main thread" in str(error):
+        if self._timeout is not None and "main thread" in text:
             # The error of a function that sets signals.
             hint = "; without a time limit it is called on the main thread"
-        return f"raised {in_one_line(error)}{hint}"
+        return f"raised {text}{hint}"
 
     def _checked(self, samples: Samples, returned: Any) -> Tensor:
         size = len(samples)
         if isinstance(returned, Tensor):
             returned = returned.detach().cpu()  # from a reward model
-        if isinstance(returned, str | bytes | Mapping | Set) or not _has_length(returned):
+        values = _values(returned)
+        if values is None:
             raise RewardError(
                 f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
                 f"{size} numbers"
             )
-        if len(returned) != size:
+        if len(values) != size:
             raise RewardError(
-                f"env.reward={self._name}: returned {len(returned)} scores for {size} samples"
+                f"env.reward={self._name}: returned {len(values)} scores for {size} samples"
             )
         scores = []
-        for index, value in enumerate(returned):
-            try:
-                scores.append(float(value))
-            except (TypeError, ValueError):
-                raise RewardError(
-                    f"{self._describe_sample(index, samples)}: returned {value!r:.40}, not a number"
-                ) from None
-            if not math.isfinite(scores[-1]) or abs(scores[-1]) > LARGEST:
-                raise RewardError(
-                    f"{self._describe_sample(index, samples)}: returned {scores[-1]:g}"
-                )
+        for index, value in enumerate(values):
+            score = _number(value)
+            if isinstance(score, str):
+                raise RewardError(f"{self._describe_sample(index, samples)}: returned {score}")
+            scores.append(score)
         return torch.tensor(scores, dtype=torch.float32)
 
     def _describe_sample(self, index: int, samples: Samples) -> str:
@@ -338,6 +341,11 @@ class _WatchedRow(dict[str, Any]):
         self._read.add(key)
         return super().get(key, default)
 
+    def pop(self, key: str, *default: Any) -> Any:
+        """As of a dict."""
+        self._read.add(key)
+        return super().pop(key, *default)
+
     def __iter__(self) -> Iterator[str]:
         self._all()
         return super().__iter__()
@@ -358,13 +366,41 @@ class _WatchedRow(dict[str, Any]):
         return super().items()
 
 
-def _has_length(value: Any) -> bool:
-    """Whether ``len`` works; a tensor without dimensions has ``__len__`` but no length."""
+def _values(returned: Any) -> list[Any] | None:
+    """What a function returned, as a list; None if it is none.
+
+    A tensor without dimensions has ``__len__`` but no length, and objects may raise anything.
+    """
+    if isinstance(returned, str | bytes | Mapping | Set):
+        return None
     try:
-        len(value)
-    except TypeError:
-        return False
-    return True
+        len(returned)
+        return list(returned)
+    except FAILURES:
+        return None
+
+
+def _number(value: Any) -> float | str:
+    """A score; if it is none that float32 holds, what it is instead."""
+    try:
+        # float() would read "0.5" too.
+        score = None if isinstance(value, str | bytes | bytearray) else float(value)
+    except OverflowError:
+        return f"{_shown(value)}, too large for float32"
+    except FAILURES:  # __float__ may raise anything
+        score = None
+    if score is None:
+        return f"{_shown(value)}, not a number"
+    if not math.isfinite(score):
+        return f"{score:g}"
+    return score if abs(score) <= LARGEST else f"{score:g}, too large for float32"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.40}"
+    except FAILURES:  # also an int of thousands of digits
+        return f"a value of type {type(value).__name__}"
 
 
 def response_texts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from klrl.base.errors import ConfigError
@@ -16,7 +17,7 @@ from klrl.config import (
     TextConfig,
     factory,
 )
-from klrl.language.data import hold_out, read_prompts
+from klrl.language.data import hold_out, read_prompts, rows_digest
 from klrl.language.instructions import Instructions
 from klrl.language.prompts import (
     CONTENT,
@@ -46,6 +47,7 @@ class Task:
         template: arguments of the chat template.
         columns: of the data, beside the prompts; the reward functions may read them.
         source: the setting that names the data.
+        read: "setting=value" that names data -> its prompts, as read.
         notes: lines to open a run with.
     """
 
@@ -58,12 +60,17 @@ class Task:
     template: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[str] = ()
     source: str = ""
+    read: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
     def stream(self, tokenizer: Tokenizer, limit: int | None, split: str = "train") -> PromptStream:
         """Encoded prompts of a split, from its start."""
         prompt_at = self.train if split == "train" else self.evaluate
-        return PromptStream(prompt_at, tokenizer, limit, self.template)
+        return PromptStream(prompt_at, tokenizer, limit, self.template, self._digests)
+
+    @cached_property
+    def _digests(self) -> Mapping[str, str]:
+        return {named: rows_digest(prompts) for named, prompts in self.read.items()}
 
     def unread(self) -> str | None:
         """A line about columns that no reward function has read so far; None if all were."""
@@ -147,9 +154,14 @@ def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; arguments as :func:`make_task`."""
     reward = _reward(config)
     asked_by = "env.split" if config.split != TextConfig.split else None
-    prompts = read_prompts(config.data, split=config.split, asked_by=asked_by)
+    prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, asked_by=asked_by)
     columns = {name: None for prompt in prompts for name in prompt.row}
     train, held_out, notes = _splits(config, prompts)
+    read = {f"env.data={config.data}": prompts}
+    if config.eval_data is not None:
+        read[f"env.eval_data={config.eval_data}"] = held_out
+    elif config.eval_split is not None:
+        read[f"env.eval_split={config.eval_split}"] = held_out
     return Task(
         train=ShuffledEpochs(train, derived_seed(seed, "prompts")),
         evaluate=lambda index: held_out[index % len(held_out)],
@@ -159,12 +171,13 @@ def text(config: TextConfig, seed: int) -> Task:
         template=config.template_kwargs,
         columns=[name for name in columns if name not in CONTENT],
         source=f"env.data={config.data}",
+        read=read,
         notes=notes,
     )
 
 
 def _splits(
-    config: TextConfig, prompts: list[Prompt]
+    config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
     """The prompts of training, those of evaluation, and a line where the settings name no two."""
     if config.eval_data is not None or config.eval_split is not None:

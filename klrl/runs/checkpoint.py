@@ -228,6 +228,8 @@ def _restore(component: Any, state: Any, place: str, name: str) -> None:
         raise ConfigError(f"{place}: the checkpoint does not fit this run: it has no '{name}'")
     try:
         component.load_state_dict(state)
+    except ConfigError as error:  # it says itself what does not fit
+        raise ConfigError(f"{place}: {first_line(error)}") from error
     # What modules, optimisers and klrl's own components raise of another's state.
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{place}: does not fit this network: {first_line(error)}") from error

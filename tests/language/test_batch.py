@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from klrl.base.errors import ConfigError
 from klrl.domains import LANGUAGE
 from klrl.language import checks as preflight
 from klrl.language.batch import (
@@ -189,6 +190,15 @@ def test_the_templates_mask_agrees_with_positions(pad_is_eos, turns) -> None:
         check = preflight.template_marks(toy, chat[:-1], chat[-1]["content"])
         assert check.ok, str(check)
         assert not check.detail
+
+
+def test_the_template_is_rendered_with_its_arguments() -> None:
+    strict = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}"
+    toy, chat = tokenizer(template=strict + TEMPLATE), chats(1)[0]
+    check = preflight.template_marks(toy, chat[:-1], "1234", template={"lang": "en"})
+    assert check.ok, str(check)
+    with pytest.raises(ConfigError, match="refuses an answer .lang is needed.; let it render"):
+        preflight.template_marks(toy, chat[:-1], "1234")
 
 
 def test_a_template_that_marks_otherwise_is_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -70,6 +71,34 @@ def test_a_json_list_without_prompts_is_refused(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [r'{"prompt": "a\ud800b"}', r'{"prompt": "a", "answer": ["\uDC00"]}'],
+)
+def test_half_of_a_character_in_a_json_list_is_refused_by_its_row(row: str) -> None:
+    """As in JSON lines; a tokenizer ends in a TypeError."""
+    Path("data.json").write_text(rf'[{{"prompt": "\ud83d\ude00"}}, {row}]')
+    with pytest.raises(ConfigError, match="data.json row 2: not JSON .*surrogates not allowed"):
+        read_prompts("data.json")
+    Path("data.json").write_text(r'[{"prompt": "\ud83d\ude00"}]')
+    assert read_prompts("data.json")[0].content == "\N{GRINNING FACE}"
+
+
+def test_what_describes_a_data_set_is_none_of_its_data() -> None:
+    """Files that the datasets library and the hub put beside data; a card is no data either."""
+    files("folder", "part-a.jsonl", "part-b.jsonl")
+    for name in ("dataset_infos.json", "b/dataset_info.json", "b/state.json", "README.md"):
+        Path("folder", name).parent.mkdir(exist_ok=True)
+        Path("folder", name).write_text('{"default": {"features": {}}}')
+    Path("folder/b/dataset_dict.json").write_text('{"splits": ["train"]}')
+    Path("folder/.gitattributes").write_text("*.parquet filter=lfs")
+    assert [p.content for p in read_prompts("folder")] == ["part-a.jsonl", "part-b.jsonl"]
+    Path("described").mkdir()
+    Path("described/dataset_infos.json").write_text("{}")
+    with pytest.raises(ConfigError, match="env.data=described: holds no .jsonl, .json or .parquet"):
+        read_prompts("described")
+
+
 def test_parquet_without_the_package_is_refused_with_the_remedy(monkeypatch) -> None:
     Path("data.parquet").write_bytes(b"PAR1")
     monkeypatch.setattr("klrl.language.data.find_spec", lambda name: None)
@@ -77,18 +106,27 @@ def test_parquet_without_the_package_is_refused_with_the_remedy(monkeypatch) -> 
         read_prompts("data.parquet")
 
 
+def parquet(rows: list[dict], file: str) -> None:
+    """By pyarrow: ``Dataset.from_list`` of datasets 5.2 fails to pickle a table of pyarrow 26."""
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), file)
+
+
 def test_parquet_and_saved_data_sets_are_read_by_datasets() -> None:
     datasets = pytest.importorskip("datasets")
     mixed = [{"prompt": "a", "messages": None, "n": 1}, {"messages": TURNS, "n": 2}]
     Path("folder").mkdir()
-    datasets.Dataset.from_list(mixed).to_parquet("folder/train-00000-of-00001.parquet")
-    datasets.Dataset.from_list(ROWS).to_parquet("folder/test-00000-of-00001.parquet")
+    Path("folder/dataset_infos.json").write_text("{}")  # as older data sets of the hub have it
+    parquet(mixed, "folder/train-00000-of-00001.parquet")
+    parquet(ROWS, "folder/test-00000-of-00001.parquet")
     for path in ("folder", "folder/train-00000-of-00001.parquet"):
         first, second = read_prompts(path)
         assert (first.content, first.row["n"]) == ("a", 1)
         assert (second.content, second.row["n"]) == (TURNS, 2)
     assert [p.row for p in read_prompts("folder", split="test")] == ROWS
-    both = {"train": datasets.Dataset.from_list(ROWS[:6]), "test": datasets.Dataset.from_list(ROWS)}
+    parquet(ROWS[:6], "six.parquet")
+    named = {"train": "six.parquet", "test": "folder/test-00000-of-00001.parquet"}
+    both = {split: datasets.Dataset.from_parquet(file) for split, file in named.items()}
     datasets.DatasetDict(both).save_to_disk("saved")
     assert [p.row for p in read_prompts("saved", split="train")] == ROWS[:6]
     with pytest.raises(ConfigError, match="saved has no such split; choose one of test, train"):
@@ -283,6 +321,45 @@ def test_template_arguments_without_a_conversation_are_refused(capsys, model: st
     code, _, err = started(capsys, model, DIGITS, "env.template_kwargs={messages:1}")
     assert (code, len(err.splitlines())) == (2, 1), err
     assert "env.template_kwargs: no prompt is a conversation, so no chat template is used" in err
+
+
+TRIMS = toys.TEMPLATE.replace(
+    "{{ m['content'] }}<|im_end|>{% end", "{{ m['content'] | trim }}<|im_end|>{% end"
+)
+NEEDS = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}" + TRIMS
+ONCE = "{% if messages | length > 1 %}{{ raise_exception('no second turn') }}{% endif %}" + TRIMS
+
+
+def with_template(model: str, template: str) -> str:
+    shutil.copytree(model, "with_template")
+    Path("with_template/chat_template.jinja").write_text(template)
+    return "with_template"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("template", "words", "told"),
+    [
+        (TRIMS, [], None),
+        (NEEDS, ["env.template_kwargs.lang=en"], None),
+        (NEEDS, [], "env.data=data.jsonl line 1: the chat template refuses it (lang is needed)"),
+        (ONCE, [], "preflight: the chat template refuses an answer (no second turn); "),
+    ],
+    ids=["trims", "argument", "no argument", "no answer"],
+)
+def test_the_preflight_renders_answers_as_the_template_does(
+    capsys, model: str, template: str, words: list[str], told: str | None
+) -> None:
+    """A template that trims is right, whatever stands around an answer in the data."""
+    rows = [{"messages": [{"role": "user", "content": "21"}], "answer": " 12\n"}]
+    code, out, err = started(capsys, with_template(model, template), rows, *words)
+    if told is None:
+        assert (code, err) == (0, "")
+        assert "positions where template and mask disagree: 0 (at most 0) ok" in out
+        return
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert told in err
+    assert not Path("run").exists()
 
 
 # ------------------------------------------------------------------------------ unread columns

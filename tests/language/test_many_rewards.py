@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -294,6 +295,14 @@ def _remote() -> None:
     file.write_text(json.dumps(config))
 
 
+def _spoilt(file: str, **values: object) -> Callable[[], None]:
+    def make() -> None:
+        path = classifier("llama") / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values} if values else None))
+
+    return make
+
+
 def _causal() -> None:
     model = toys.network("llama")
     model.config.num_labels = 1
@@ -310,8 +319,13 @@ def _causal() -> None:
         (_pickled, "no *.safetensors in it"),
         (_remote, "model type `odd`"),
         (_causal, "weights are not in its files (score.weight"),
+        (_spoilt("config.json", hidden_size="abc"), "'hidden_size' expected int, got str"),
+        (_spoilt("config.json"), "classifier: cannot be read ("),
+        (_spoilt("tokenizer_config.json"), "classifier: cannot be read ("),
+        (_spoilt("tokenizer.json"), "classifier: cannot be read ("),
+        (_spoilt("config.json", hidden_act="nope"), "its weights cannot be read (KeyError: 'nope'"),
     ],
-    ids=["missing", "labels", "pickle", "remote", "causal"],
+    ids=["missing", "labels", "pickle", "remote", "causal", "type", "null", "tok", "json", "act"],
 )
 def test_a_folder_that_is_no_reward_model_is_refused_before_anything_is_written(
     exits, capsys, make, told

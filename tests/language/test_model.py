@@ -204,6 +204,17 @@ def broken_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
 
+def writes(file: str, text: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        (folder / file).write_text(text)
+
+    return spoil
+
+
+def sets(**values: object) -> Callable[[Path], None]:
+    return lambda folder: edit(folder, "config.json", **values)
+
+
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
@@ -299,6 +310,29 @@ def many_tokens(folder: Path) -> None:
         (no_template, "its tokenizer has no chat template"),
         (no_eos, "its tokenizer has no EOS token"),
         (many_tokens, r"its tokenizer has \d+ tokens, its embedding \d+ rows"),
+        (writes("config.json", "null"), "config.json is null, not an object"),
+        (writes("config.json", "[1]"), "config.json is a list, not an object"),
+        (writes("tokenizer_config.json", "null"), "tokenizer_config.json is null, not an"),
+        (writes("tokenizer_config.json", "[1]"), "tokenizer_config.json is a list, not an"),
+        (writes("tokenizer.json", "null"), "no tokenizer can be read from it"),
+        (sets(model_type=["llama"]), r"this transformers knows no model_type \['llama'\]"),
+        (sets(num_attention_heads=3), "config.json is no config of a llama .*not a multiple"),
+        (sets(hidden_size="abc"), "config.json is no config of a llama .*'hidden_size' expected"),
+        (sets(hidden_act="nope"), "no model can be made of its files .KeyError: 'nope'"),
+        (
+            sets(rope_parameters={"rope_type": "nope", "rope_theta": 1e4}),
+            "no model can be made of its files .KeyError: 'nope'",
+        ),
+        # transformers would take the config's EOS and say nothing.
+        (
+            writes("generation_config.json", '{"eos_token_id": [1, 2'),
+            "generation_config.json is no",
+        ),
+        (writes("generation_config.json", "null"), "generation_config.json is null, not an"),
+        (
+            writes("generation_config.json", '{"max_new_tokens": "a"}'),
+            "no model can be made of its files .TypeError",
+        ),
     ],
 )
 def test_a_folder_that_cannot_serve_is_refused_in_one_line(
@@ -312,15 +346,13 @@ def test_a_folder_that_cannot_serve_is_refused_in_one_line(
     assert ";" in str(caught.value)  # a remedy follows
 
 
-@pytest.mark.parametrize("model", ["./none", "/none/at/all", "a/b/c", "~/none", ""])
+@pytest.mark.parametrize("model", ["./none", "/none/at/all", "a/b/c", "~/none", "", " "])
 def test_a_path_that_is_none_never_reaches_the_hub(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "klrl.language.model.snapshot_download", lambda *_, **__: pytest.fail("asked")
     )
-    if model == "":
-        monkeypatch.setattr(Path, "is_dir", lambda _: False)
     with pytest.raises(ConfigError, match=f"actor.model={model}: no such folder"):
         find_model(model)
 

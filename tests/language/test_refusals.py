@@ -66,6 +66,10 @@ WRONG = [
     (["collector.max_new_tokens=52"], "leaves 12; shorten the prompt or the response"),
     (["actor.model=nowhere/at/all"], "actor.model=nowhere/at/all: no such folder"),
     (["actor.init=nowhere"], "actor.init=nowhere: no such folder"),
+    (
+        ["actor.model="],
+        "actor.model: has no value; give a folder written by save_pretrained, a hub",
+    ),
     (["collector.temperature=0"], "collector.temperature=0.0: out of range"),
     (["collector.temprature=1"], "did you mean collector.temperature?"),
 ]
@@ -166,3 +170,21 @@ def test_the_base_model_has_the_context_that_the_checks_count_on() -> None:
     assert to_config(compose([*words, "env.shots=11"])).env.shots == 11  # 8 + 8 + 220 + 20 = 256
     with pytest.raises(ConfigError, match=r"env.shots=12: with env.longest=8 leaves 0 of"):
         to_config(compose([*words, "env.shots=12"]))
+
+
+@pytest.mark.parametrize("empty", ["", "' '"])
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("env.data", "give data files: env.data=prompts.jsonl"),
+        ("env.eval_data", "give data files, or null for those of env.data"),
+        ("actor.model", "give a folder written by save_pretrained, a hub id, or smollm2"),
+        ("actor.init", "give a trained run: actor.init=outputs/RUN"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(setting: str, remedy: str, empty: str) -> None:
+    """As an unset variable of the shell leaves it; Path("") is the current folder."""
+    words = ["experiment=text", "env.data=d.jsonl", "env.reward=mine:f", "actor.model=folder"]
+    with pytest.raises(ConfigError) as caught:
+        to_config(compose([*words, f"{setting}={empty}"]))
+    assert str(caught.value) == f"{setting}: has no value; {remedy}"

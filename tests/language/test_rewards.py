@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from klrl.__main__ import compose
 from klrl.base.errors import ConfigError, RewardError
+from klrl.config.checks import to_config
 from klrl.language.prompts import Prompt
-from klrl.language.rewards import Reward, find_reward, response_texts
+from klrl.language.rewards import Drawn, Reward, find_reward, response_texts
 from klrl.language.sort_digits import exact, proxy
 from tests.transforms import llm_toys as toys
 
@@ -119,6 +121,36 @@ def test_lists_arrays_and_tensors_are_scores(returned) -> None:
     assert not scores.requires_grad
 
 
+def test_a_function_that_changes_what_it_gets_changes_no_data() -> None:
+    """Rows and conversations are copied deep in every call, watched or not."""
+    turns = [{"role": "user", "content": "3 1"}]
+    prompts = [Prompt(turns, {"messages": turns, "tags": ["a"], "answer": "1 3"}, "line 1")]
+
+    def score(prompts, responses, rows):
+        prompts[0][0]["content"] = "?"
+        rows[0]["tags"].append("seen")
+        return [float(rows[0].pop("answer") == "1 3")]
+
+    scores = reward(score)
+    assert scores(prompts, ["x"]).tolist() == [1.0]
+    scores.columns_read()
+    for _ in range(2):
+        assert scores(prompts, ["x"]).tolist() == [1.0]
+    kept = [{"role": "user", "content": "3 1"}]
+    assert prompts[0].content == kept
+    assert prompts[0].row == {"messages": kept, "tags": ["a"], "answer": "1 3"}
+
+
+def test_what_it_asks_for_is_a_copy_too() -> None:
+    def score(prompts, responses, rows, response_ids):
+        response_ids[0].clear()
+        return [0.0]
+
+    drawn = Drawn([False], [[1]], [[2, 3]])
+    reward(score)(PROMPTS[:1], ["x"], drawn)
+    assert drawn.response_ids == [[2, 3]]
+
+
 def test_truth_values_are_scores() -> None:
     scores = reward(lambda p, texts, r: [t == "x" for t in texts])(PROMPTS, TEXTS)
     assert scores.tolist() == [0, 0, 1, 0, 0]
@@ -159,9 +191,59 @@ def test_a_score_that_is_not_finite_is_told_by_its_sample(value, timeout) -> Non
     assert told.endswith(f"sample 3 of 5 (line 3, response '3'): returned {value}")
 
 
-@pytest.mark.parametrize("value", [None, "high", [1.0, 2.0]])
-def test_a_score_that_is_no_number_is_told_by_its_sample(value) -> None:
-    assert "sample 1 of 5" in failure(lambda *_: [0.0, value, 0.0, 0.0, 0.0])
+class Unwilling:
+    """A value whose methods raise."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "None, not a number"),
+        ("high", "'high', not a number"),
+        ("0.5", "'0.5', not a number"),
+        (np.str_("0.5"), "np.str_('0.5'), not a number"),
+        (b"1", "b'1', not a number"),
+        ([1.0, 2.0], "[1.0, 2.0], not a number"),
+        (10**400, "1" + "0" * 39 + ", too large for float32"),
+        (10**5000, "a value of type int, too large for float32"),
+        (1e39, "1e+39, too large for float32"),
+        (Unwilling(), "a value of type Unwilling, not a number"),
+    ],
+    ids=["none", "text", "digits", "numpy", "bytes", "list", "int", "long", "float", "raises"],
+)
+def test_a_score_that_is_no_number_is_told_by_its_sample(value, shown) -> None:
+    told = failure(lambda *_: [0.0, value, 0.0, 0.0, 0.0])
+    assert told.endswith(f"sample 1 of 5 (line 1, response '1'): returned {shown}")
+
+
+def test_an_error_without_a_text_is_told_by_its_type() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def score(prompts, responses, rows):
+        raise Silent
+
+    assert failure(score).endswith("raised Silent")
+
+
+def test_a_list_that_cannot_be_gone_through_is_told() -> None:
+    class Lazy(list):
+        def __iter__(self):
+            raise RuntimeError("not now")
+
+    class Long(list):
+        def __len__(self) -> int:
+            raise RuntimeError("not now")
+
+    assert failure(lambda *_: Lazy([0.0] * 5)).endswith("returned Lazy, not a list of 5 numbers")
+    assert failure(lambda *_: Long([0.0] * 5)).endswith("returned Long, not a list of 5 numbers")
 
 
 def test_a_wrong_number_of_scores_is_told() -> None:
@@ -240,6 +322,15 @@ def test_a_function_with_an_alarm_of_its_own_is_told_how_to_run() -> None:
     assert "main thread" in failure(score)
     assert "without a time limit it is called on the main thread" in failure(score)
     assert reward(score, timeout=None)(PROMPTS, TEXTS).tolist() == [0.0] * 5
+
+
+def test_a_limit_that_no_timer_takes_is_refused_by_its_setting() -> None:
+    """A thread is waited for at most threading.TIMEOUT_MAX seconds, 9.2e9 on Linux."""
+    words = ["experiment=sort_digits", "env.reward_timeout"]
+    assert to_config(compose([words[0], f"{words[1]}=1e9"])).env.reward_timeout == 1e9
+    assert threading.TIMEOUT_MAX > 1e9
+    with pytest.raises(ConfigError, match="env.reward_timeout=1.*: out of range; .* <= 1e.09"):
+        to_config(compose([words[0], f"{words[1]}=1e10"]))
 
 
 def test_ctrl_c_gets_through_a_function_that_hangs() -> None:

@@ -10,6 +10,7 @@ from klrl.config import (
     LanguageConfig,
     SortDigitsConfig,
 )
+from klrl.config.rules import refuse_empty
 
 #: Two layers of it have 4e9 weights between them.
 _WIDEST = 65_536
@@ -17,8 +18,7 @@ _WIDEST = 65_536
 
 def check_init(c: JobConfig) -> None:
     """An empty name is no run."""
-    if c.actor.init == "":
-        raise ConfigError("actor.init: has no value; give a trained run: actor.init=outputs/RUN")
+    refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
 
 def check_hidden(c: Config) -> None:
@@ -30,13 +30,13 @@ def check_hidden(c: Config) -> None:
 
 
 def check_model(c: LanguageConfig) -> None:
-    """Only the smallest task makes its own model."""
+    """A model that is named; only the smallest task makes its own."""
+    remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
     own = isinstance(c.env, SortDigitsConfig)
+    null = ", or null for a small one" if own else ""
+    refuse_empty("actor.model", c.actor.model, remedy + null)
     if not own and c.actor.model is None and c.actor.init is None:
-        raise ConfigError(
-            f"actor.model=null: env={c.env.name} needs a model; give a folder written by "
-            "save_pretrained, a hub id, or smollm2"
-        )
+        raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
 
 
 def check_lora(c: LanguageConfig) -> None:

@@ -14,6 +14,7 @@ from klrl.config import (
     SortDigitsConfig,
     TextConfig,
 )
+from klrl.config.rules import refuse_empty
 
 MOST_DIGITS = 64
 #: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
@@ -82,9 +83,12 @@ _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation"
 
 
 def check_data(c: LanguageConfig) -> None:
-    """A share that leaves something to train on; template arguments that are the user's to set."""
+    """Data that are named; a share that leaves some; template arguments that are the user's."""
     if not isinstance(c.env, TextConfig):
         return
+    refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
+    remedy = "give data files, or null for those of env.data"
+    refuse_empty("env.eval_data", c.env.eval_data, remedy)
     if c.env.eval_share >= 1:
         raise ConfigError(f"env.eval_share={c.env.eval_share}: give a share below 1")
     for name in c.env.template_kwargs:

@@ -17,7 +17,8 @@ class LanguageEnvConfig(ChoiceConfig):
     # Any: a name, or a list of names.
     reward: Any = MISSING
     reward_weights: Optional[list[float]] = added(field(), None)  # noqa: UP045
-    reward_timeout: Optional[float] = number(gt=0)  # noqa: UP045
+    # A thread is waited for 9.2e9 seconds at most.
+    reward_timeout: Optional[float] = number(gt=0, le=1e9)  # noqa: UP045
 
     #: Rewards that come with the task.
     own_rewards: ClassVar[tuple[str, ...]] = ()

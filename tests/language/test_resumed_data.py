@@ -1,0 +1,123 @@
+"""A run goes on with the rows that it began with, and with no others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from klrl.__main__ import main
+from klrl.base.errors import ConfigError
+from klrl.config import SortDigitsConfig, TextConfig
+from klrl.language.prompts import PromptStream
+from klrl.language.tasks import make_task, text
+from tests.language.test_refusals import text_job
+from tests.runs.commands import manifest_of
+from tests.transforms import llm_toys as toys
+
+ROWS = [{"prompt": f"user{i}", "answer": str(i)} for i in range(6)]
+REMEDY = "holds other rows than this run began with; bring them back, or start another run"
+
+
+@pytest.fixture(autouse=True)
+def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def write(file: str, rows: list[dict]) -> None:
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text("\n".join(map(json.dumps, rows)))
+
+
+def stream(**settings: object) -> PromptStream:
+    config = TextConfig(**{"data": "data.jsonl", "reward": "exact", **settings})
+    return text(config, seed=0).stream(toys.tokenizer(), None)
+
+
+def resume(capsys: pytest.CaptureFixture) -> tuple[int, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["resume=run", "frames=48"])
+    return int(stop.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.integration
+def test_a_run_is_not_resumed_with_other_rows(capsys, model: str) -> None:
+    """One more row orders all prompts anew."""
+    with pytest.raises(SystemExit) as stop:
+        main(text_job(model, list(map(json.dumps, ROWS))))
+    assert not stop.value.code, capsys.readouterr().err
+    before, manifest = Path("run/metrics.jsonl").read_bytes(), manifest_of(Path("run"))
+    write("data.jsonl", [*ROWS, {"prompt": "more", "answer": "7"}])
+    code, err = resume(capsys)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert f": env.data=data.jsonl: {REMEDY}" in err
+    assert "network" not in err
+    assert (Path("run/metrics.jsonl").read_bytes(), manifest_of(Path("run"))) == (before, manifest)
+    write("data.jsonl", ROWS)
+    assert resume(capsys) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*ROWS, ROWS[0]],
+        ROWS[:-1],
+        ROWS[::-1],
+        [{**ROWS[0], "answer": "9"}, *ROWS[1:]],
+        [{**ROWS[0], "answer": 0}, *ROWS[1:]],
+    ],
+    ids=["more", "fewer", "order", "answer", "type"],
+)
+def test_rows_that_are_not_the_same_are_told(rows: list[dict]) -> None:
+    write("data.jsonl", ROWS)
+    state = stream().state_dict()
+    write("data.jsonl", rows)
+    with pytest.raises(ConfigError) as caught:
+        stream().load_state_dict(state)
+    assert str(caught.value) == f"env.data=data.jsonl: {REMEDY}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "file", "named"),
+    [
+        ({"eval_data": "other.jsonl"}, "other.jsonl", "env.eval_data=other.jsonl"),
+        ({"data": "all", "eval_split": "test"}, "all/test.jsonl", "env.eval_split=test"),
+        ({"data": "all", "eval_split": "test"}, "all/train.jsonl", "env.data=all"),
+        ({"eval_share": 0.5}, "data.jsonl", "env.data=data.jsonl"),
+    ],
+    ids=str,
+)
+def test_rows_of_evaluation_count_too(settings: dict, file: str, named: str) -> None:
+    for each in ("data.jsonl", "other.jsonl", "all/train.jsonl", "all/test.jsonl"):
+        write(each, ROWS)
+    state = stream(**settings).state_dict()
+    stream(**settings).load_state_dict(state)
+    write(file, ROWS[1:])
+    with pytest.raises(ConfigError) as caught:
+        stream(**settings).load_state_dict(state)
+    assert str(caught.value) == f"{named}: {REMEDY}"
+
+
+def test_the_same_rows_written_otherwise_are_the_same() -> None:
+    write("data.jsonl", ROWS)
+    state = {**stream().state_dict(), "served": 5}
+    Path("data.jsonl").write_text(
+        "\n\n".join(json.dumps(dict(reversed(row.items())), indent=None) for row in ROWS) + "\n"
+    )
+    again = stream()
+    again.load_state_dict(state)
+    assert again.served == 5
+
+
+def test_a_run_that_noted_no_rows_goes_on() -> None:
+    """Of an older klrl, or a task whose prompts are generated."""
+    write("data.jsonl", ROWS)
+    older = stream()
+    older.load_state_dict({"served": 3})
+    assert older.served == 3
+    digits = SortDigitsConfig("exact", shortest=1, longest=2, shots=0, name="sort_digits")
+    task = make_task(digits, seed=0)
+    assert task.stream(toys.tokenizer(), None).state_dict() == {"served": 0}
