@@ -132,7 +132,7 @@ def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> Sampl
         ConfigError: there is none for this family.
     """
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-    few = more_padding(task.stream(policy.causal.tokenizer, limit, "eval").take(PROMPTS))
+    few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
     device, sampler = model_device(policy.model), make_sampler(config, policy)
     try:
         sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)

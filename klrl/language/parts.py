@@ -83,7 +83,7 @@ class LanguageParts(Parts):
             load_component(run, "last", "agent", self.weights, self.device)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.sampler = make_sampler(config, self.policy)
-        few = self.task.stream(tokenizer, limit).take(PROMPTS)
+        few = self.task.few(tokenizer, limit, PROMPTS)
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )

@@ -22,6 +22,7 @@ from klrl.language.instructions import Instructions
 from klrl.language.prompts import (
     CONTENT,
     Prompt,
+    PromptBatch,
     PromptStream,
     ShuffledEpochs,
     Tokenizer,
@@ -67,6 +68,23 @@ class Task:
         """Encoded prompts of a split, from its start."""
         prompt_at = self.train if split == "train" else self.evaluate
         return PromptStream(prompt_at, tokenizer, limit, self.template, self._digests)
+
+    def few(
+        self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
+    ) -> PromptBatch:
+        """Encoded prompts that a model is tried with: the shortest, the longest, some of a split.
+
+        Args:
+            tokenizer: of the policy.
+            limit: most tokens of a prompt; None for no limit.
+            count: prompts, 2 at least.
+            split: of the others.
+        """
+        prompt_at = self.train if split == "train" else self.evaluate
+        by_length = sorted(self.checked, key=lambda prompt: len(str(prompt.content)))
+        extremes = [*by_length[:1], *by_length[-1:]]
+        prompts = [*extremes, *map(prompt_at, range(count - len(extremes)))]
+        return PromptStream(prompts.__getitem__, tokenizer, limit, self.template).take(count)
 
     @cached_property
     def _digests(self) -> Mapping[str, str]:

@@ -9,13 +9,16 @@ import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
+from klrl.config import TextConfig
 from klrl.language.model import load_causal_lm
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.tasks import make_task
 from klrl.language.wrapper_sampler import WrapperSampler
 from klrl.transforms.token_log_probs import context_of
 from tests.language.toys import EOS, PAD, network, prompts
 from tests.transforms.llm_toys import tokenizer
 
+LENGTHS = "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
 SPECIAL = SpecialTokens((EOS,), PAD)
 
 
@@ -84,6 +87,19 @@ def test_a_prompt_that_leaves_little_room_is_checked_with_what_fits(sampler, len
     assert made(ids, mask, 2, Decoding(max_new_tokens=256 - length)).tokens.shape[1] <= 3
 
 
+def test_a_model_is_tried_with_the_shortest_and_the_longest_prompt(tmp_path) -> None:
+    rows = [{"prompt": "12345", "answer": "1"}] * 40
+    rows[17], rows[31] = {"prompt": "1" * 30}, {"prompt": "12"}
+    Path("lengths.py").write_text(LENGTHS)
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    task = make_task(TextConfig(name="text", data=str(data), reward="lengths:reward"), 0)
+    for split in ("train", "eval"):
+        few = task.few(tokenizer(), None, 4, split)
+        assert len(few.prompts) == 4
+        assert {"12", "1" * 30} <= {prompt.content for prompt in few.prompts}
+
+
 @pytest.mark.integration
 def test_a_job_whose_prompts_are_too_long_for_longrope_is_refused_whatever_its_seed(
     tmp_path, exits
@@ -93,9 +109,7 @@ def test_a_job_whose_prompts_are_too_long_for_longrope_is_refused_whatever_its_s
     tokenizer().save_pretrained(tmp_path)
     rows = [{"prompt": "12345"}] * 20 + [{"prompt": "1" * 30}] * 2
     Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    Path("lengths.py").write_text(
-        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
-    )
+    Path("lengths.py").write_text(LENGTHS)
     words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward", "seed=1")
     code, _, err = exits(*words, f"actor.model={tmp_path}")
     assert code == 2
