@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.cli.language_run import check_language_run
 from klrl.cli.wrapper import Parser
 
@@ -12,7 +14,7 @@ def export_command(argv: list[str]) -> int:
     """Write a policy; returns the exit code.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, or a folder that exists.
+        ConfigError: no such run or checkpoint, a control run, or a folder that exists or cannot be.
         OSError: the folder cannot be written.
     """
     args = parser().parse_args(argv)
@@ -20,8 +22,17 @@ def export_command(argv: list[str]) -> int:
 
     from klrl.language.export import export_run
 
-    print(export_run(args.run, Path(args.folder).expanduser(), which=args.which, merge=args.merge))
+    folder = _new_folder(args.folder)
+    print(export_run(args.run, folder, which=args.which, merge=args.merge))
     return 0
+
+
+def _new_folder(given: str) -> Path:
+    """FOLDER, whose ``~user`` must be someone: a folder called ``~user`` is nobody's wish."""
+    folder = expanded(given)
+    if given.startswith("~") and folder == Path(given):
+        raise ConfigError(f"FOLDER={given}: no such user; give another")
+    return folder
 
 
 def parser() -> Parser:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from klrl.base.errors import ConfigError
-from klrl.base.files import replacing
+from klrl.base.files import expanded, replacing
 from klrl.config import LanguageConfig
 from klrl.language.causal_lm import unwrapped
 from klrl.language.load import language_config, trained_policy
@@ -114,7 +114,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
 def _base_name(config: LanguageConfig, source: Path) -> str:
     """The base model, as adapters name it: a hub id, or a path that is valid everywhere here."""
     base = find_base(config)
-    return str(source.resolve()) if Path(base).expanduser().is_dir() else str(base)
+    return str(source.resolve()) if expanded(base).is_dir() else str(base)
 
 
 def _restore_config(saved: Path, author: Path) -> None:
