@@ -150,8 +150,14 @@ def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
         )
     if bounds != (LARGEST, MEAN):
         _bound_kl(measures)
-    notes = [*samples.notes, *weights.notes]
-    return Verdict(bounds, list(measures.values()), missing, problems, notes)
+    verdict = Verdict(bounds, list(measures.values()), missing, problems, samples.notes)
+    verdict.notes += weights.notes
+    if not (weights.vouched or all(each.ok for each in verdict.measures)):
+        verdict.notes.append(
+            f"its checkpoints hold no digest of actor.model={config.actor.model or 'null'}: if the "
+            "files of that model have changed, numbers of its own weights are off for that reason"
+        )
+    return verdict
 
 
 def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
@@ -233,15 +239,20 @@ class Sources:
     Attributes:
         policy: the run's, with other weights from sample to sample.
         notes: checkpoints that are damaged, a line each.
+        vouched: whether the model's own weights are known to be the run's. Only a checkpoint that
+            needs them beside it has a digest of them.
+
+    Raises:
+        ConfigError: the model is missing, or a checkpoint's digest is of another.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
-        self.notes = list[str]()
+        self.notes, self.vouched = list[str](), config.actor.init is not None
         self._entries = dict(self._whole_entries(folder))
         self.policy = make_policy(config, say=lambda _: None)
         model, head = self.policy.model, self.policy.value_head
-        base = base_digest(model, config.actor.model) if config.actor.lora.r else None
+        base = base_digest(model, config.actor.model)
         self._weights = Weights(model, head, base=base)
         self._in_float(model)
         self._base = {name: each.clone() for name, each in self._weights.state_dict().items()}
@@ -252,6 +263,10 @@ class Sources:
         self._reference = self._make_reference(folder) if config.has_reference else None
         if self._rule.source != THE_POLICY:
             self._reference_now = None
+        # Nothing is told of a record beside another base model than the run's.
+        for samples, entry in tuple(self._entries.items())[:1]:
+            self._load(self._weights, entry, "agent")
+            self._now = samples
 
     def _whole_entries(self, folder: Path) -> Iterator[tuple[int, Entry]]:
         """Checkpoints by the samples that their weights had learned from; the last ones first."""
@@ -298,10 +313,10 @@ class Sources:
         """Load the weights of so many samples; whether they are there."""
         if samples is not None and samples == self._now:
             return True
-        if samples == 0 and self._config.actor.init is None:
-            self._weights.load_state_dict(self._base)
-        elif samples in self._entries:
+        if samples in self._entries:
             self._load(self._weights, self._entries[samples], "agent")
+        elif samples == 0 and self._config.actor.init is None:
+            self._weights.load_state_dict(self._base)
         else:
             return False
         self._now = samples
@@ -326,9 +341,11 @@ class Sources:
     def _load(self, weights: Weights, entry: Entry, component: str) -> None:
         device = next(self.policy.model.parameters()).device
         try:
-            weights.load_state_dict(entry.state(component, device))
+            state = entry.state(component, device)
+            weights.load_state_dict(state)
         except (RuntimeError, DamagedEntry) as error:
             raise ConfigError(f"{entry.path}: does not fit this network: {error}") from error
+        self.vouched |= state.keys() >= self._base.keys()  # the digest is one of these
 
     @torch.no_grad()
     def _table(self, model: Any, sample: Mapping[str, Any]) -> Tensor:
