@@ -6,7 +6,7 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.cli.language_run import check_language_run
+from klrl.cli.language_run import add_model, check_language_run
 from klrl.cli.wrapper import Parser
 
 
@@ -23,7 +23,8 @@ def export_command(argv: list[str]) -> int:
     from klrl.language.export import export_run
 
     folder = _new_folder(args.folder)
-    print(export_run(args.run, folder, which=args.which, merge=args.merge))
+    how = {"which": args.which, "merge": args.merge, "model": args.model}
+    print(export_run(args.run, folder, **how))
     return 0
 
 
@@ -46,4 +47,5 @@ def parser() -> Parser:
     parser.add_argument("folder", metavar="FOLDER", help="where to write; it must not exist")
     parser.add_argument("--merge", action="store_true", help="add the adapters to the weights")
     parser.add_argument("--which", choices=("last", "best"), default="last", help="the checkpoint")
+    add_model(parser)
     return parser

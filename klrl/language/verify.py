@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from klrl.base.errors import ConfigError
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN, THE_POLICY
+from klrl.language.base_place import check_place, moved, with_model
 from klrl.language.causal_lm import unwrapped
 from klrl.language.kl import checkpointed
 from klrl.language.load import Weights, base_digest, computing_in, language_config, with_network
@@ -118,21 +119,23 @@ class Verdict:
         return not self.problems and all(each.ok for each in self.measures)
 
 
-def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
+def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Verdict:
     """Compute the numbers of a run's samples again.
 
     Args:
         run: the run folder.
         device: where to compute.
+        model: the folder where the run's base model is now; None: where it was.
 
     Raises:
         ConfigError: no such run, a control run, no samples with token ids, its model is missing or
             changed, or no sample can be computed again.
     """
     folder = find_run(str(run), "RUN")
-    config = language_config(folder, "RUN")
+    config = moved(language_config(folder, "RUN"), model)
     config.device = device
     samples = read_samples(folder, config, str(run))
+    check_place(config)
     weights = Sources(folder, config)
     bounds = bounds_of(folder, config)
     measures = {name: Measure(name, bounds) for name in recorded_names(config)}
@@ -292,8 +295,10 @@ class Sources:
         if self._rule.source != OTHER_RUN:
             return deepcopy(self.policy.model)
         described = RunFolder(folder).manifest["reference"]
-        config = unmixed(with_network(self._config, described))
-        model = make_policy(config, say=lambda _: None).model
+        config = with_network(self._config, described)
+        if config.actor.model == language_config(folder).actor.model:
+            config = with_model(config, self._config.actor.model)  # it may have moved
+        model = make_policy(unmixed(config), say=lambda _: None).model
         self._in_float(model)
         return model
 

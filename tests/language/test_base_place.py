@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -110,3 +111,68 @@ def test_adapters_are_neither_written_nor_played_on_another_base_model(job, base
     change(base)
     for words in (("export", "run", "out"), ("evaluate", "run")):
         assert refused(capsys, *words).endswith(f"actor.model=base {OTHER_WEIGHTS}")
+
+
+# ----------------------------------------------------------------------------------- other places
+
+
+@pytest.mark.parametrize("words", [(), ADAPTERS], ids=["full", "adapters"])
+def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
+    trained(job, *words)
+    before = [
+        said(capsys, "verify", "run", "--json"),
+        said(capsys, "evaluate", "run", "--episodes", "8", "--json"),
+    ]
+    now = Path(shutil.move(base, "else=where,"))
+    remedies = {
+        ("verify", "run"): "--model FOLDER\n",
+        ("export", "run", "out"): "--model FOLDER\n",
+        ("evaluate", "run"): "actor.model=FOLDER\n",
+    }
+    for command, remedy in remedies.items():
+        line = refused(capsys, *command)
+        assert line.startswith(f"klrl {command[0]}: actor.model=base: no such folder here")
+        assert line.endswith(f"; say where it is now with {remedy}")
+    told = said(capsys, "evaluate", "run", f"actor.model={now}", "--episodes", "8")[1]
+    assert told.endswith(" (last checkpoint of run)\n")
+    assert "where" not in told  # it is no other task
+    after = [
+        said(capsys, "verify", "run", "--json", "--model", str(now)),
+        said(capsys, "evaluate", "run", f"actor.model={now}", "--episodes", "8", "--json"),
+    ]
+    assert after == before
+    assert said(capsys, "export", "run", "out", "--model", str(now))[0] == 0
+    if words:
+        settings = json.loads(Path("out/adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == str(now.resolve())
+    else:
+        assert torch.equal(
+            AutoModelForCausalLM.from_pretrained("out").lm_head.weight,
+            trained_policy("run", model=str(now)).model.lm_head.weight,
+        )
+
+
+@pytest.mark.parametrize("words", [(), ADAPTERS], ids=["full", "adapters"])
+def test_another_model_is_not_taken_for_it(job, base, capsys, words) -> None:
+    """Its tokenizer and config would be exported, whoever's the weights are."""
+    trained(job, *words)
+    change(Path(shutil.copytree(base, "other")))
+    for command in (
+        ("verify", "run", "--model", "other"),
+        ("export", "run", "out", "--model", "other"),
+        ("evaluate", "run", "actor.model=other"),
+    ):
+        assert refused(capsys, *command).endswith(f"actor.model=other {OTHER_WEIGHTS}")
+    for command in ("verify", "run"), ("export", "run", "out"):
+        for name in ("nowhere", "~nosuchuser/x", "run/manifest.json"):
+            assert refused(capsys, *command, "--model", name) == (
+                f"klrl {command[0]}: --model={name}: no such folder; give the one that holds the "
+                "run's base model\n"
+            )
+
+
+def test_the_references_base_model_is_where_the_policys_is(job, base, capsys) -> None:
+    trained(job, run="first")
+    trained(job, "reference=checkpoint", "reference.path=first")
+    shutil.move(base, "now")
+    assert said(capsys, "verify", "run", "--model", "now")[0] == 0
