@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written under another name in the same folder, then renamed.
+"""Atomic writes: a file is written under another name in the same folder, then renamed. And ``~``.
 
 What is renamed is on the disk before (fsync), and its new name after: a power cut leaves the old
 file or the new one.
@@ -12,6 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+
+def expanded(path: str | Path) -> Path:
+    """A path with a leading ``~`` or ``~user`` as that home folder.
+
+    It stays as it stands where there is no such user, as in a shell: there is no such folder then.
+    """
+    # Path.expanduser raises RuntimeError for an unknown user.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def replace_file(path: Path, text: str) -> None:

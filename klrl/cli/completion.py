@@ -11,6 +11,7 @@ from importlib import import_module, resources
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.cli.main import COMMANDS
 from klrl.cli.wrapper import Parser
 
@@ -205,7 +206,7 @@ def _paths(
     head, _, tail = current.rpartition("/")
     shown = f"{head}/" if "/" in current else ""
     try:
-        with os.scandir(Path(shown or ".").expanduser()) as scanned:
+        with os.scandir(expanded(shown or ".")) as scanned:
             names = [
                 entry.name
                 for entry in scanned
@@ -215,5 +216,5 @@ def _paths(
             ]
     except OSError:
         return []
-    root = Path(shown or ".").expanduser()
+    root = expanded(shown or ".")
     return [f"{shown}{name}" + ("" if last(root / name) else "/") for name in names]

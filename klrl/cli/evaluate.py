@@ -46,7 +46,8 @@ def evaluate_command(argv: list[str]) -> int:
         "device": args.device,
     }
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
-    task = f" on {' '.join(args.overrides)}" if args.overrides else ""
+    task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
+    task = f" on {task}" if task else ""
     told = [f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})"]
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
@@ -67,7 +68,8 @@ def parser() -> Parser:
         ),
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=..."
+    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=...; "
+    other += "actor.model=FOLDER, where a language run's base model is now"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from klrl.cli.language_run import check_language_run
+from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
+from klrl.cli.language_run import add_model, check_language_run
 from klrl.cli.wrapper import Parser
 
 
@@ -12,7 +14,7 @@ def export_command(argv: list[str]) -> int:
     """Write a policy; returns the exit code.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, or a folder that exists.
+        ConfigError: no such run or checkpoint, a control run, or a folder that exists or cannot be.
         OSError: the folder cannot be written.
     """
     args = parser().parse_args(argv)
@@ -20,8 +22,18 @@ def export_command(argv: list[str]) -> int:
 
     from klrl.language.export import export_run
 
-    print(export_run(args.run, Path(args.folder).expanduser(), which=args.which, merge=args.merge))
+    folder = _new_folder(args.folder)
+    how = {"which": args.which, "merge": args.merge, "model": args.model}
+    print(export_run(args.run, folder, **how))
     return 0
+
+
+def _new_folder(given: str) -> Path:
+    """FOLDER, whose ``~user`` must be someone: a folder called ``~user`` is nobody's wish."""
+    folder = expanded(given)
+    if given.startswith("~") and folder == Path(given):
+        raise ConfigError(f"FOLDER={given}: no such user; give another")
+    return folder
 
 
 def parser() -> Parser:
@@ -35,4 +47,5 @@ def parser() -> Parser:
     parser.add_argument("folder", metavar="FOLDER", help="where to write; it must not exist")
     parser.add_argument("--merge", action="store_true", help="add the adapters to the weights")
     parser.add_argument("--which", choices=("last", "best"), default="last", help="the checkpoint")
+    add_model(parser)
     return parser

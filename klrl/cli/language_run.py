@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from klrl.base.errors import ConfigError
+from klrl.cli.wrapper import Parser
 from klrl.config import LanguageConfig
 from klrl.runs.find import find_run
 from klrl.runs.machine import check_language_packages
@@ -19,3 +20,9 @@ def check_language_run(run: str) -> None:
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"RUN={run}: is a control run; give a language run")
     check_language_packages(config)
+
+
+def add_model(parser: Parser) -> None:
+    """The option ``--model``."""
+    where = "where the run's base model is now, if it is not where it was (actor.model)"
+    parser.add_argument("--model", metavar="FOLDER", help=where)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.digits import mean_and_error
+from klrl.base.files import expanded
 from klrl.base.text import text_table
 from klrl.cli.wrapper import Parser
 from klrl.domains import Domain
@@ -23,7 +24,7 @@ def ls_command(argv: list[str]) -> int:
         ConfigError: there is no such folder.
     """
     args = parser().parse_args(argv)
-    folder = Path(args.folder).expanduser()
+    folder = expanded(args.folder)
     listed = entries(folder)
     if args.json:
         print(json.dumps([_as_json(entry) for entry in listed], indent=1))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.cli.wrapper import Parser, execute
 
 
@@ -29,7 +30,7 @@ def report_command(argv: list[str]) -> int:
         print(f"klrl report: skipped {line}", file=sys.stderr)
     if not inventory.runs and not inventory.sweeps:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
-    folder = Path(args.output or Path(args.paths[0]).expanduser() / "report")
+    folder = Path(args.output or expanded(args.paths[0]) / "report")
     try:
         write_report(inventory, folder, unfinished=args.unfinished, failed=args.failed, scale=scale)
     except BrokenPipeError:

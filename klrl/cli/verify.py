@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from klrl.base.text import text_table
-from klrl.cli.language_run import check_language_run
+from klrl.cli.language_run import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def verify_command(argv: list[str]) -> int:
 
     from klrl.language.verify import verify_run
 
-    verdict = verify_run(args.run, args.device)
+    verdict = verify_run(args.run, args.device, args.model)
     print(json.dumps(as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
     if verdict.ok:
         return DONE
@@ -104,5 +104,6 @@ def parser() -> Parser:
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config import SWEEP_GROUPS
 from klrl.config.explain import explain
 
@@ -115,7 +116,7 @@ def _quoted(override: str) -> str:
     key, _, value = override.partition("=")
     if not set("=,") & set(value) or value[:1] in ("'", '"', "[", "{"):
         return override
-    parts = re.split(r"\$\{[^}]*\}", str(Path(value).expanduser()))
+    parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
     pattern = "*".join(glob.escape(part) for part in parts)
     # Not Path.glob: it takes no absolute pattern.
     return f"{key}='{value}'" if glob.glob(pattern) else override  # noqa: PTH207

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import expanded
 from klrl.language.prompts import (
     CONTENT,
     Prompt,
@@ -61,7 +62,7 @@ def read_prompts(
         ConfigError: no such file, no such split or more than one, a malformed row, or ``datasets``
             is needed and not installed.
     """
-    folder, where = Path(path).expanduser(), f"{setting}={path}"
+    folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, asked_by)
     if not folder.is_dir():
         prompts = _read_file(path, setting)
@@ -113,7 +114,7 @@ def rows_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _read_file(path: str | Path, setting: str) -> list[Prompt]:
-    file, where = Path(path).expanduser(), f"{setting}={path}"
+    file, where = expanded(path), f"{setting}={path}"
     if file.suffix == ".parquet":
         return _prompts(_parquet_rows(file, where), where)
     if file.suffix == ".json" and file.is_file():

@@ -11,15 +11,15 @@ from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
+from klrl.language.base_place import check_place
 from klrl.language.causal_lm import model_device
 from klrl.language.checks import PROMPTS, more_padding
-from klrl.language.load import trained_policy
+from klrl.language.load import language_config, trained_policy
 from klrl.language.model import prompt_limit
 from klrl.language.policy import Policy
 from klrl.language.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
 from klrl.language.sampler import Sampler
 from klrl.language.tasks import Task, make_task
-from klrl.runs.resume import stored_config
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
@@ -115,10 +115,16 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate.evaluate_run` of a language run; ``config`` names the task."""
-    task = make_task(config.env, config.seed)
-    policy = trained_policy(folder, which, str(device))
-    chosen = which == "best" and config.env == stored_config(folder).env
+    """:func:`klrl.train.evaluate.evaluate_run` of a language run.
+
+    ``config`` names the task, and where the base model is now.
+    """
+    task, stored = make_task(config.env, config.seed), language_config(folder)
+    check_place(config, "actor.model=FOLDER")
+    model = config.actor.model
+    model = None if model == stored.actor.model else model
+    policy = trained_policy(folder, which, str(device), model=model)
+    chosen = which == "best" and config.env == stored.env
     sampler = settled_sampler(config, policy, task)
     return evaluate_policy(
         config, policy, task, sampler, starts=starts, size=size, sampled=sampled, chosen=chosen

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from klrl.base.errors import ConfigError
-from klrl.base.files import replacing
+from klrl.base.files import expanded, replacing
 from klrl.config import LanguageConfig
+from klrl.language.base_place import check_place, moved
 from klrl.language.causal_lm import unwrapped
 from klrl.language.load import language_config, trained_policy
 from klrl.language.model import find_model, no_progress_bar
@@ -29,7 +30,9 @@ _TOKENIZER = (
 _OF_WEIGHTS = ("dtype", "architectures", "transformers_version")
 
 
-def export_run(run: str, folder: Path, *, which: str = "last", merge: bool = False) -> str:
+def export_run(
+    run: str, folder: Path, *, which: str = "last", merge: bool = False, model: str | None = None
+) -> str:
     """Write a language run's policy as ``save_pretrained`` does, to a new folder.
 
     All weights, which ``AutoModelForCausalLM`` loads; or with LoRA the adapters alone, which
@@ -42,31 +45,33 @@ def export_run(run: str, folder: Path, *, which: str = "last", merge: bool = Fal
         folder: where to write.
         which: last or best.
         merge: add the adapters to the weights, and write these.
+        model: the folder where the run's base model is now; None: where it was.
 
     Returns:
         What was written, in words.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, no adapters to merge, or adapters
-            that cannot be, or the folder exists.
+            that cannot be, the folder exists, or the base model is missing or another.
         OSError: it cannot be written; nothing is left.
     """
-    config = language_config(find_run(run, "RUN"), "RUN")
+    config = moved(language_config(find_run(run, "RUN"), "RUN"), model)
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"FOLDER={folder}: exists already; give a new one")
     adapters = bool(config.actor.lora.r)
     if merge and not adapters:
         raise ConfigError("--merge: actor.lora.r=0, the run has no adapters; drop it")
-    model: Any = trained_policy(run, which, setting="RUN").model
+    check_place(config)
+    network: Any = trained_policy(run, which, setting="RUN", model=model).model
     if merge:
-        _check_mergeable(model, config)
-        model = model.merge_and_unload()
+        _check_mergeable(network, config)
+        network = network.merge_and_unload()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as partial, no_progress_bar():
         partial.mkdir()
-        _write(model, config, partial, adapters_alone=adapters and not merge)
+        _write(network, config, partial, adapters_alone=adapters and not merge)
     what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
-    dtype = str(_dtype(model)).removeprefix("torch.")
+    dtype = str(_dtype(network)).removeprefix("torch.")
     return f"{folder}: the {which} checkpoint of {run}, {what}, {dtype}"
 
 
@@ -114,7 +119,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
 def _base_name(config: LanguageConfig, source: Path) -> str:
     """The base model, as adapters name it: a hub id, or a path that is valid everywhere here."""
     base = find_base(config)
-    return str(source.resolve()) if Path(base).expanduser().is_dir() else str(base)
+    return str(source.resolve()) if expanded(base).is_dir() else str(base)
 
 
 def _restore_config(saved: Path, author: Path) -> None:

@@ -21,6 +21,7 @@ from klrl.config import (
 )
 from klrl.config.stored import renamed
 from klrl.kl.reference import Loaded
+from klrl.language.base_place import with_model
 from klrl.language.causal_lm import model_device
 from klrl.language.model import CausalLM
 from klrl.language.policy import Policy, make_policy
@@ -38,6 +39,7 @@ def trained_policy(
     device: str = "cpu",
     setting: str = "run",
     beside: LanguageConfig | None = None,
+    model: str | None = None,
 ) -> Policy:
     """The policy of a language run, frozen.
 
@@ -47,6 +49,8 @@ def trained_policy(
         device: where to put it.
         setting: for messages, as in ``reference.path``.
         beside: a job whose policy it is compared with, see :func:`_computing_as`.
+        model: where the run's base model is now; None: where it was. Whatever is taken from there,
+            its weights must be those of the digest in the checkpoint, if that has one.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
@@ -54,9 +58,11 @@ def trained_policy(
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
     config = config if beside is None else _computing_as(config, beside)
+    config = config if model is None else with_model(config, model)
     config.device = device
     policy = make_policy(config, say=lambda _: None)  # the run printed these lines when it began
-    base = base_digest(policy.model, config.actor.model) if config.actor.lora.r else None
+    compared = config.actor.lora.r or model is not None
+    base = base_digest(policy.model, config.actor.model) if compared else None
     weights = Weights(policy.model, policy.value_head, base=base)
     load_component(folder, which, "agent", weights, torch.device(device))
     policy.model.requires_grad_(False).eval()

@@ -29,6 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
+from klrl.base.files import expanded
 from klrl.config import LoraConfig
 from klrl.language.causal_lm import unwrapped
 from klrl.language.lora import add_lora
@@ -121,7 +122,7 @@ def find_model(model: str | Path) -> Path:
     Raises:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.
     """
-    setting, path = f"actor.model={model}", Path(model).expanduser()
+    setting, path = f"actor.model={model}", expanded(model)
     name = str(model)
     if name.strip() and path.is_dir():  # an empty path would be the current folder
         return path

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config import JobConfig, LanguageConfig
+from klrl.config.overrides import quote_paths
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
 from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config
 
-#: Settings of the task that an evaluation may change, where the task has them.
+#: Settings of the task that an evaluation may change, where the task has them; beside these it may
+#: say where the base model is now.
 _CHANGEABLE = (
     *("env.reward", "env.shortest", "env.longest"),
     *("env.reward_weights", "env.eval_data", "env.eval_split"),
@@ -37,7 +40,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
     model = config.actor.model
     if model == smollm.NAME:
         smollm.check_installed()
-    if model is not None and Path(model).expanduser().is_file():
+    if model is not None and expanded(model).is_file():
         raise ConfigError(f"actor.model={model}: is a file; give a folder of save_pretrained")
     if resumed:
         return
@@ -54,4 +57,6 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
 def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
     """:func:`klrl.runs.other_task.config_on_task` of a language run."""
     changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
-    return stored_config(run, allowed(overrides, changeable), changeable=changeable)
+    changeable.append("actor.model")
+    words = quote_paths(allowed(overrides, changeable))
+    return stored_config(run, words, changeable=changeable)

@@ -20,6 +20,7 @@ from jinja2.meta import find_undeclared_variables
 from torch import Tensor
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import expanded
 
 #: A tokenizer of ``transformers``; importing its class costs seconds.
 Tokenizer: TypeAlias = Any
@@ -81,7 +82,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     Raises:
         ConfigError: no such file, no prompt in it, or a malformed line (with its number).
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:

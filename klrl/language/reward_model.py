@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from klrl.base.errors import ConfigError, in_one_line
+from klrl.base.files import expanded
 from klrl.language.model import no_progress_bar
 from klrl.language.prompts import Tokenizer
 from klrl.transforms.token_log_probs import context_of
@@ -37,7 +38,7 @@ class RewardModel:
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:
-        self._folder, self._setting = Path(folder).expanduser(), setting
+        self._folder, self._setting = expanded(folder), setting
         self._model: Any = None
         self._config, self._tokenizer = self._read()
 

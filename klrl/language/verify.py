@@ -8,7 +8,6 @@ weights. A sample can be computed again where the weights that drew it are there
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -22,10 +21,12 @@ from torch import Tensor, nn
 from klrl.base.errors import ConfigError
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN, THE_POLICY
+from klrl.language.base_place import check_place, moved, with_model
 from klrl.language.causal_lm import unwrapped
 from klrl.language.kl import checkpointed
 from klrl.language.load import Weights, base_digest, computing_in, language_config, with_network
 from klrl.language.policy import Policy, make_policy
+from klrl.language.recorded import RECORDED, Line, read_samples, recorded_names
 from klrl.language.rewards import response_texts
 from klrl.language.scoring import AGREEMENT
 from klrl.runs.entry import DamagedEntry, Entry
@@ -45,8 +46,6 @@ _ROUNDING = torch.finfo(torch.bfloat16).eps
 #: A single token may be off by so many times the mean: rounding of thirty layers has a long tail,
 #: 12 times the root of its mean square on SmolLM2.
 _TAIL = 20
-#: What is verified -> the entry of a sample.
-_RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 @dataclass
@@ -105,7 +104,7 @@ class Verdict:
         measures: of the policy, the reference and their KL, as far as the run has them.
         not_computed: by measure the samples whose weights are gone.
         problems: what is wrong beside numbers, a line each.
-        notes: checkpoints that were left out, a line each.
+        notes: what was left out: checkpoints, samples of an older klrl; a line each.
     """
 
     bounds: tuple[float, float]
@@ -120,37 +119,33 @@ class Verdict:
         return not self.problems and all(each.ok for each in self.measures)
 
 
-def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
+def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Verdict:
     """Compute the numbers of a run's samples again.
 
     Args:
         run: the run folder.
         device: where to compute.
+        model: the folder where the run's base model is now; None: where it was.
 
     Raises:
         ConfigError: no such run, a control run, no samples with token ids, its model is missing or
             changed, or no sample can be computed again.
     """
     folder = find_run(str(run), "RUN")
-    config = language_config(folder, "RUN")
+    config = moved(language_config(folder, "RUN"), model)
     config.device = device
-    lines, problems = _read(folder, str(run))
+    samples = read_samples(folder, config, str(run))
+    check_place(config)
     weights = Sources(folder, config)
     bounds = bounds_of(folder, config)
-    names = [name for name, key in _RECORDED.items() if any(key in line for _, line in lines)]
-    measures = {name: Measure(name, bounds) for name in names}
-    lines, beyond = _that_fit(weights.policy, lines)
-    problems += [*beyond, *_texts(weights.policy, lines)]
-    for number, sample in sorted(lines, key=lambda line: line[1].get("weights", -1)):
-        tables = weights.tables(sample)
-        for name, computed in _numbers(sample, *tables).items():
-            if name in measures:
-                place = f"samples.jsonl line {number}"
-                measures[name].add(sample[_RECORDED[name]], computed, place)
-    missing = {
-        name: sum(_RECORDED[name] in line for _, line in lines) - measures[name].samples
-        for name in names
-    }
+    measures = {name: Measure(name, bounds) for name in recorded_names(config)}
+    lines, beyond = _that_fit(weights.policy, samples.lines)
+    problems = [*samples.problems, *beyond, *_texts(weights.policy, lines)]
+    for number, sample in sorted(lines, key=lambda line: line[1]["weights"]):
+        for name, computed in _numbers(sample, *weights.tables(sample)).items():
+            place = f"samples.jsonl line {number}"
+            measures[name].add(sample[RECORDED[name]], computed, place)
+    missing = {name: len(lines) - each.samples for name, each in measures.items()}
     if not problems and not any(each.samples for each in measures.values()):
         raise ConfigError(
             f"{run}: the weights that drew its samples are gone, and nothing can be computed "
@@ -158,7 +153,14 @@ def verify_run(run: str | Path, device: str = "cpu") -> Verdict:
         )
     if bounds != (LARGEST, MEAN):
         _bound_kl(measures)
-    return Verdict(bounds, list(measures.values()), missing, problems, weights.notes)
+    verdict = Verdict(bounds, list(measures.values()), missing, problems, samples.notes)
+    verdict.notes += weights.notes
+    if not (weights.vouched or all(each.ok for each in verdict.measures)):
+        verdict.notes.append(
+            f"its checkpoints hold no digest of actor.model={config.actor.model or 'null'}: if the "
+            "files of that model have changed, numbers of its own weights are off for that reason"
+        )
+    return verdict
 
 
 def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
@@ -185,7 +187,7 @@ def _bound_kl(measures: Mapping[str, Measure]) -> None:
     a KL is off by at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL): to the second order in e,
     by Cauchy and Schwarz, as KL = E[d^2] / 2 for small differences d of log-probs.
     """
-    if not all(name in measures and measures[name].tokens for name in _RECORDED):
+    if not all(name in measures and measures[name].tokens for name in RECORDED):
         return
     others, kl = [measures[name] for name in ("policy", "reference")], measures["KL"]
     roots = [math.sqrt(each.squares / each.tokens) for each in others]
@@ -194,65 +196,7 @@ def _bound_kl(measures: Mapping[str, Measure]) -> None:
     kl.bounds = kl.bounds[0], min(kl.bounds[1], rounding)
 
 
-# -------------------------------------------------------------------------------------- reading
-
-
-def _read(folder: Path, run: str) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
-    """The samples, each with the number of its line; and a line for each that is none.
-
-    A last line without an end is being written.
-    """
-    file = RunFolder(folder).samples
-    if not file.is_file():
-        raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
-    samples, problems, older = [], [], 0
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            sample = json.loads(line)
-        except (ValueError, RecursionError):
-            sample = None
-        if isinstance(sample, dict) and "response_ids" not in sample:
-            older += 1
-        elif _is_sample(sample):
-            samples.append((number, sample))
-        else:
-            problems.append(f"samples.jsonl line {number}: is no sample")
-    if not samples and older:
-        raise ConfigError(f"{run}: its samples hold no token ids: an older klrl wrote them")
-    if not samples:
-        raise ConfigError(f"{run}: its samples.jsonl holds no sample")
-    return samples, problems
-
-
-def _is_sample(value: Any) -> bool:
-    """Whether a line has ids, and as many numbers as there are tokens in its response."""
-    if not isinstance(value, dict):
-        return False
-    prompt, response = value.get("prompt_ids"), value.get("response_ids")
-    if not (isinstance(prompt, list) and isinstance(response, list) and prompt and response):
-        return False
-    numbers = [value[key] for key in _RECORDED.values() if key in value]
-    return (
-        "log_probs" in value
-        and all(map(_is_count, (*prompt, *response, value.get("weights", 0))))
-        and all(isinstance(each, list) and len(each) == len(response) for each in numbers)
-        and all(_is_number(number) for each in numbers for number in each)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is one that can be compared; NaN can, and is off."""
-    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
-
-
-def _is_count(value: Any) -> bool:
-    """Whether it is a whole number that a tensor can hold; true and false are none."""
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _that_fit(
-    policy: Policy, lines: Sequence[tuple[int, dict[str, Any]]]
-) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
+def _that_fit(policy: Policy, lines: Sequence[Line]) -> tuple[list[Line], list[str]]:
     """The samples that the model can read, and a line for each that it cannot."""
     network = unwrapped(policy.model)
     size = len(network.get_input_embeddings().weight)
@@ -270,7 +214,7 @@ def _that_fit(
     return fit, problems
 
 
-def _texts(policy: Policy, lines: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[str]:
+def _texts(policy: Policy, lines: Sequence[Line]) -> Iterator[str]:
     """A line for each sample whose tokens are not those of its text."""
     tokenizer, eos = policy.causal.tokenizer, policy.special.eos
     for number, sample in lines:
@@ -298,15 +242,20 @@ class Sources:
     Attributes:
         policy: the run's, with other weights from sample to sample.
         notes: checkpoints that are damaged, a line each.
+        vouched: whether the model's own weights are known to be the run's. Only a checkpoint that
+            needs them beside it has a digest of them.
+
+    Raises:
+        ConfigError: the model is missing, or a checkpoint's digest is of another.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
-        self.notes = list[str]()
+        self.notes, self.vouched = list[str](), config.actor.init is not None
         self._entries = dict(self._whole_entries(folder))
         self.policy = make_policy(config, say=lambda _: None)
         model, head = self.policy.model, self.policy.value_head
-        base = base_digest(model, config.actor.model) if config.actor.lora.r else None
+        base = base_digest(model, config.actor.model)
         self._weights = Weights(model, head, base=base)
         self._in_float(model)
         self._base = {name: each.clone() for name, each in self._weights.state_dict().items()}
@@ -317,6 +266,10 @@ class Sources:
         self._reference = self._make_reference(folder) if config.has_reference else None
         if self._rule.source != THE_POLICY:
             self._reference_now = None
+        # Nothing is told of a record beside another base model than the run's.
+        for samples, entry in tuple(self._entries.items())[:1]:
+            self._load(self._weights, entry, "agent")
+            self._now = samples
 
     def _whole_entries(self, folder: Path) -> Iterator[tuple[int, Entry]]:
         """Checkpoints by the samples that their weights had learned from; the last ones first."""
@@ -342,8 +295,10 @@ class Sources:
         if self._rule.source != OTHER_RUN:
             return deepcopy(self.policy.model)
         described = RunFolder(folder).manifest["reference"]
-        config = unmixed(with_network(self._config, described))
-        model = make_policy(config, say=lambda _: None).model
+        config = with_network(self._config, described)
+        if config.actor.model == language_config(folder).actor.model:
+            config = with_model(config, self._config.actor.model)  # it may have moved
+        model = make_policy(unmixed(config), say=lambda _: None).model
         self._in_float(model)
         return model
 
@@ -352,7 +307,7 @@ class Sources:
 
         None where the weights that drew the sample, or the reference of that time, are gone.
         """
-        drawn_by = sample.get("weights")
+        drawn_by = sample["weights"]
         policy = self._table(self.policy.model, sample) if self._set_policy(drawn_by) else None
         reference = None
         if self._reference is not None and self._set_reference(drawn_by):
@@ -363,10 +318,10 @@ class Sources:
         """Load the weights of so many samples; whether they are there."""
         if samples is not None and samples == self._now:
             return True
-        if samples == 0 and self._config.actor.init is None:
-            self._weights.load_state_dict(self._base)
-        elif samples in self._entries:
+        if samples in self._entries:
             self._load(self._weights, self._entries[samples], "agent")
+        elif samples == 0 and self._config.actor.init is None:
+            self._weights.load_state_dict(self._base)
         else:
             return False
         self._now = samples
@@ -391,9 +346,11 @@ class Sources:
     def _load(self, weights: Weights, entry: Entry, component: str) -> None:
         device = next(self.policy.model.parameters()).device
         try:
-            weights.load_state_dict(entry.state(component, device))
+            state = entry.state(component, device)
+            weights.load_state_dict(state)
         except (RuntimeError, DamagedEntry) as error:
             raise ConfigError(f"{entry.path}: does not fit this network: {error}") from error
+        self.vouched |= state.keys() >= self._base.keys()  # the digest is one of these
 
     @torch.no_grad()
     def _table(self, model: Any, sample: Mapping[str, Any]) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
@@ -116,7 +117,7 @@ def find_runs(paths: Sequence[str]) -> Inventory:
     folders: dict[Path, Path] = {}
     swept: dict[Path, Path] = {}
     for path in paths:
-        root = Path(path).expanduser()
+        root = expanded(path)
         if not root.is_dir():
             what = "a file" if root.exists() else "no such folder"
             raise ConfigError(f"{path}: {what}; give run folders, or a folder of them")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config import CheckpointReferenceConfig, JobConfig
 from klrl.runs.folder import BrokenRun, RunFolder, read_manifest
 from klrl.runs.owner import lives_here, refuse_owned
@@ -31,7 +32,7 @@ def find_manifest(path: str, setting: str) -> Path:
     Raises:
         ConfigError: no such folder, or no run in it.
     """
-    run = Path(path).expanduser()
+    run = expanded(path)
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 from netrc import NetrcParseError, netrc
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config import (
     GROUPS,
     CustomLoggerConfig,
@@ -73,7 +73,7 @@ def wandb_key() -> tuple[str | None, str]:
     if key:
         return key, "WANDB_API_KEY"
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    path = expanded(os.environ.get("NETRC", "~/.netrc"))
     try:
         entry = netrc(str(path)).authenticators(host)
     except (OSError, NetrcParseError):

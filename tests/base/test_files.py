@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klrl.base.files import replace_file, replacing
+from klrl.base.files import expanded, replace_file, replacing
 
 
 def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path, monkeypatch) -> None:
@@ -89,3 +89,12 @@ def test_on_a_full_disk_the_old_file_stays(tmp_path: Path, monkeypatch, call: st
         replace_file(path, "after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_home_that_is_none_stays_as_it_stands(monkeypatch) -> None:
+    """As in a shell; pathlib raises RuntimeError, which is no ``no such folder``."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expanded("~/x") == Path("/home/me/x")
+    assert expanded("~nosuchuser/x") == Path("~nosuchuser/x")
+    assert expanded(Path("./~")) == Path("/home/me")
+    assert expanded("a/~") == Path("a/~")

@@ -13,6 +13,8 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
+from klrl.cli.completion import run_folders
+from klrl.config.overrides import quote_paths
 from klrl.runs.rows import read_rows
 from tests.conftest import QUICK
 from tests.runs.commands import exits
@@ -349,3 +351,23 @@ def test_a_yaml_that_includes_itself_is_refused(capsys) -> None:
     Path("mine/optim/loop.yaml").write_text("defaults:\n  - loop@_here_\n")
     told = refused(capsys, "--config-dir", "mine", "optim=loop")
     assert "optim=loop: nested too deep, or a YAML that includes itself" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["ls", "~nosuchuser/x"], "~nosuchuser/x: no such folder"),
+        (["report", "~nosuchuser/x"], "~nosuchuser/x: no such folder"),
+        (["evaluate", "~nosuchuser/x"], "RUN=~nosuchuser/x: no such folder"),
+        (["diff", "--bits", "~nosuchuser/x", "y"], "RUN=~nosuchuser/x: no such folder"),
+        (["resume=~nosuchuser/x"], "resume=~nosuchuser/x: no such folder"),
+        ([*QUICK, "actor.init='~nosuchuser/a,b'"], "actor.init=~nosuchuser/a,b: no such folder"),
+    ],
+)
+def test_the_home_of_no_user_is_no_folder(capsys, words: list[str], line: str) -> None:
+    assert line in refused(capsys, *words)
+
+
+def test_the_home_of_no_user_completes_to_nothing(capsys) -> None:
+    assert run_folders("~nosuchuser/") == []
+    assert quote_paths(["a=~nosuchuser/b,c"]) == ["a=~nosuchuser/b,c"]

@@ -1,0 +1,126 @@
+"""What a line of ``samples.jsonl`` must hold: no field that is missing or wrong hides another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klrl.__main__ import main
+from klrl.language.verify import verify_run
+from klrl.runs.folder import RunFolder
+from klrl.runs.resume import resumed_config
+from klrl.train.loop import Training, start
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def run(job) -> Path:
+    """Four lines each of iterations 1, 2 and 3, of weights 0, 16 and 32; 16 has no checkpoint."""
+    Training(job("checkpoint.every=2", "collector.samples_count=4")).train(RunFolder(Path("run")))
+    return Path("run")
+
+
+def samples_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+
+
+def write(run: Path, samples: list[dict[str, Any]]) -> None:
+    (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
+
+
+def exit_code(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return int(stop.value.code or 0)
+
+
+@pytest.mark.parametrize("name", ["log_probs", "ref_log_probs", "kl", "weights", "iteration"])
+def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> None:
+    """In a line that could be computed again, and in one whose weights are gone."""
+    samples = samples_of(run)
+    for place in (1, 5):
+        del samples[place][name]
+    write(run, samples)
+    found = verify_run(run)
+    assert found.problems == [f"samples.jsonl line {n}: has no {name}" for n in (2, 6)]
+    capsys.readouterr()
+    assert exit_code("verify", "run") == 1
+    assert f"samples.jsonl line 2: has no {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["ref_log_probs", "kl"])
+def test_a_field_that_all_lines_lack_is_a_problem(run: Path, name: str) -> None:
+    samples = samples_of(run)
+    write(run, [{key: each[key] for key in each if key != name} for each in samples])
+    found = verify_run(run)
+    assert len(found.problems) == len(samples)
+
+
+def test_numbers_of_a_reference_that_the_run_has_not_are_a_problem(job) -> None:
+    Training(job("kl=none", "frames=16")).train(RunFolder(Path("run")))
+    samples = samples_of(Path("run"))
+    samples[0]["kl"] = [0.0] * len(samples[0]["response_ids"])
+    write(Path("run"), samples)
+    (line,) = verify_run("run").problems
+    assert line == "samples.jsonl line 1: has kl, and the run has no reference"
+
+
+def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
+    """A line of other weights would be said to be of weights that are gone, changed or not."""
+    samples = samples_of(run)
+    assert [each["weights"] for each in samples] == [0] * 4 + [16] * 4 + [32] * 4
+    samples[0]["weights"] = 99999
+    samples[1] |= {"weights": 16, "log_probs": [-9.0] * len(samples[1]["response_ids"])}
+    samples[2] |= {"weights": 16, "iteration": 2}
+    samples[3] |= {"weights": 160, "iteration": 11, "samples": 176}
+    samples[4] |= {"iteration": 0, "samples": 0}
+    write(run, samples)
+    found = verify_run(run)
+    assert found.problems == [
+        "samples.jsonl line 1: weights=99999, samples=16 are not those of iteration 1: 0, 16",
+        "samples.jsonl line 2: weights=16, samples=16 are not those of iteration 1: 0, 16",
+        "samples.jsonl line 3: weights=16, samples=16 are not those of iteration 2: 16, 32",
+        "samples.jsonl line 4: weights=160: the run has 32 samples",
+        "samples.jsonl line 5: is no sample",
+    ]
+    assert found.not_computed["policy"] == 3  # lines 6 to 8, truly gone
+
+
+def test_a_line_without_ids_hides_nothing(run: Path) -> None:
+    """An older klrl wrote such lines, and a newer one went on behind them, never before."""
+    samples = samples_of(run)
+    for place in (0, 5):
+        del samples[place]["response_ids"]
+    write(run, samples)
+    found = verify_run(run)
+    assert found.problems == ["samples.jsonl line 6: has no response_ids"]
+    assert found.notes == ["lines without token ids, of an older klrl, are left out: 1"]
+
+
+def test_the_record_of_a_resumed_run_is_true(run: Path) -> None:
+    """The last draw is dropped; old checkpoints and the rows that tell how far it was may go."""
+    folder, config = resumed_config("run", ["frames=80"])
+    start(config, RunFolder(folder), resume=True)
+    found = verify_run(run)
+    assert found.ok
+    assert [each["weights"] for each in samples_of(run)[::4]] == [0, 16, 32, 48, 64, 80]
+    for entry in sorted(run.glob("checkpoints/*/frames-*"))[:-1]:
+        shutil.rmtree(entry)
+    (run / "metrics.jsonl").unlink()
+    found = verify_run(run)
+    assert found.ok
+    assert found.not_computed["policy"] == 16
+
+
+def test_the_record_of_a_run_that_was_killed_is_true(run: Path) -> None:
+    """Its last samples are of an iteration that has no row and no checkpoint yet."""
+    shutil.rmtree(run / "checkpoints/last/frames-000000000032")
+    write(run, samples_of(run)[:8])
+    (row, _) = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(row)
+    assert verify_run(run).ok
