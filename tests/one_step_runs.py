@@ -333,7 +333,8 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     """A language run of this policy, without a task, a sampler and a preflight."""
     padded = Layout(G, shared=False, reason="")
     prompts = SimpleNamespace(take=lambda count: None)
-    task = SimpleNamespace(chat=False, notes=(), check=lambda *_: None, stream=lambda *_: prompts)
+    nothing = dict.fromkeys(("check", "few"), lambda *_: None)
+    task = SimpleNamespace(chat=False, notes=(), stream=lambda *_: prompts, **nothing)
     instead = {
         "make_task": lambda *_: task,
         "make_sampler": lambda *_: None,
