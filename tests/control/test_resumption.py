@@ -62,7 +62,10 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
             ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
             marks=pytest.mark.slow,
         ),
-        ["env=half_cheetah", "actor=tanh_normal", "controller=adaptive", "loss=klpen_held"],
+        pytest.param(
+            ["env=half_cheetah", "actor=tanh_normal", "controller=adaptive", "loss=klpen_held"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["env=ant", "kl=none"], marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0],
@@ -77,6 +80,7 @@ def test_a_run_that_was_interrupted_is_the_one_that_was_not(words, capsys) -> No
     assert manifest_of(WHOLE)["resume"] == manifest_of(PART)["resume"] == "exact"
 
 
+@pytest.mark.slow
 def test_after_sigkill_too() -> None:
     words = (*QUICK, "frames=1280", "checkpoint.every=2", "env.num_envs=1", "collector.steps=64")
     klrl.run(*words, folder=WHOLE)

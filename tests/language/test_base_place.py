@@ -116,7 +116,9 @@ def test_adapters_are_neither_written_nor_played_on_another_base_model(job, base
 # ----------------------------------------------------------------------------------- other places
 
 
-@pytest.mark.parametrize("words", [(), ADAPTERS], ids=["full", "adapters"])
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(ADAPTERS, marks=pytest.mark.slow)], ids=["full", "adapters"]
+)
 def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
     trained(job, *words)
     before = [

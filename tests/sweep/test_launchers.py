@@ -48,6 +48,7 @@ def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None
     assert len(find_runs(["outputs/there"]).runs) == 2
 
 
+@pytest.mark.services
 def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
     """Outcomes come in while further jobs are still being handed out.
 
