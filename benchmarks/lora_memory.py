@@ -57,7 +57,7 @@ def save_model(folder: Path) -> float:
     """A Llama of random weights with the tokenizer of sort_digits; its size in MB."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from klrl.language.model import no_progress_bar
+    from klrl.language.model_files import no_progress_bar
     from klrl.language.sort_digits import make_tokenizer
 
     tokenizer = make_tokenizer()
@@ -111,7 +111,7 @@ def comparing_parts(model: Path, differences: list[Any], kl: list[float]) -> typ
     from transformers import AutoModelForCausalLM
 
     from klrl.language.batch import REF_LOG_PROBS
-    from klrl.language.model import no_progress_bar
+    from klrl.language.model_files import no_progress_bar
     from klrl.language.parts import LanguageParts
 
     with no_progress_bar():

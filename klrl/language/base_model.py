@@ -22,7 +22,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
 from klrl.language.cached import cached
-from klrl.language.model import no_progress_bar
+from klrl.language.model_files import no_progress_bar
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact, make_tokenizer
 from klrl.runs.progress import duration

@@ -11,7 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import LanguageConfig
 from klrl.language import smollm
-from klrl.language.model import find_model
+from klrl.language.model_files import find_model
 
 
 def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:

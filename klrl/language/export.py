@@ -16,7 +16,7 @@ from klrl.config import LanguageConfig
 from klrl.language.base_place import check_place, moved
 from klrl.language.causal_lm import unwrapped
 from klrl.language.load import language_config, trained_policy
-from klrl.language.model import find_model, no_progress_bar
+from klrl.language.model_files import find_model, no_progress_bar
 from klrl.language.policy import find_base
 from klrl.runs.find import find_run
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
-from klrl.language.model import no_progress_bar
+from klrl.language.model_files import no_progress_bar
 from klrl.language.prompts import Tokenizer
 from klrl.transforms.token_log_probs import context_of
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.language.cached import cached
-from klrl.language.model import no_progress_bar
+from klrl.language.model_files import no_progress_bar
 
 #: As in ``actor.model=smollm2``.
 NAME = "smollm2"

@@ -25,8 +25,7 @@ from benchmarks.families import (
     tiny,
     truth,
 )
-from klrl.language import model as model_module
-from klrl.language import scoring, wrapper_sampler
+from klrl.language import model_files, scoring, wrapper_sampler
 from klrl.language.batch import make_batch, response_mask
 from klrl.language.causal_lm import OwnHead, backbone, head
 from klrl.language.decoders import SharedCache
@@ -320,7 +319,7 @@ def test_a_training_mode_that_is_another_function_is_refused(
     family, line, tmp_path, exits, monkeypatch
 ) -> None:
     """Gradient checkpointing needs that mode."""
-    monkeypatch.setattr(model_module, "silence_dropout", lambda config: None)
+    monkeypatch.setattr(model_files, "silence_dropout", lambda config: None)
     model = tiny(family)
     model.config.router_jitter_noise = 0.5
     model.save_pretrained(tmp_path / "model")
