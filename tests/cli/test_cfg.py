@@ -108,6 +108,7 @@ def test_the_comment_is_that_of_the_file_that_sets_the_value(capsys) -> None:
     assert line_of(text, "init_std").startswith("init_std: 2.0  # standard deviation at the start")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", [["experiment=text"], ["env=gym"]], ids=" ".join)
 def test_a_job_that_lacks_values_is_shown_with_them_open(capsys, monkeypatch, words) -> None:
     text = printed(capsys, *words, "--cfg", "job")

@@ -189,6 +189,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "expected"), WRONG, ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else ""
 )
@@ -288,6 +289,7 @@ def test_a_refused_job_leaves_no_folder_above_its_own(capsys, monkeypatch) -> No
     assert not Path("one").exists()
 
 
+@pytest.mark.integration
 def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
     """Quotes around it, a sign in it that quotes it, the job's settings and the time in it."""
     exits(*QUICK, "frames=128", "hydra.run.dir='lr=1,seed=0'")

@@ -83,6 +83,7 @@ def test_every_update_has_problems_of_its_own() -> None:
     assert len(rows) == 2 * QUICK.batch
 
 
+@pytest.mark.integration
 def test_it_learns() -> None:
     tokenizer, recipe = (
         make_tokenizer(),

@@ -58,6 +58,7 @@ def test_a_kill_at_any_file_operation_leaves_a_whole_entry() -> None:
     assert set(after) == {64, 128}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_at_any_write_is_an_error_and_loses_nothing(number) -> None:
     total, seen = operations_of_a_save(), set()
