@@ -133,7 +133,7 @@ def test_a_function_that_changes_what_it_gets_changes_no_data() -> None:
 
     scores = reward(score)
     assert scores(prompts, ["x"]).tolist() == [1.0]
-    scores.columns_read()
+    assert scores.columns_read() == {"tags", "answer"}  # popped is read
     for _ in range(2):
         assert scores(prompts, ["x"]).tolist() == [1.0]
     kept = [{"role": "user", "content": "3 1"}]
