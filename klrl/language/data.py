@@ -289,7 +289,9 @@ def _parquet_rows(file: Path, where: str) -> list[dict[str, Any]]:
             table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
             rows: list[dict[str, Any]] = table.to_list()
         except Exception as error:  # pyarrow's and datasets' own, which share no base
-            raise ConfigError(f"{where}: cannot be read ({first_line(error)})") from error
+            raise ConfigError(
+                f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
+            ) from error
     return rows
 
 
@@ -303,7 +305,9 @@ def _saved_rows(folder: Path, where: str, split: _Split) -> list[dict[str, Any]]
     except ConfigError:
         raise
     except Exception as error:  # as above
-        raise ConfigError(f"{where}: cannot be read ({first_line(error)})") from error
+        raise ConfigError(
+            f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
+        ) from error
     return rows
 
 
