@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run quick test test-services test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	faults fuzz soak kills clean
 
 help: ## list the targets
@@ -35,6 +35,14 @@ test: $(READY) ## set up, then run the tests, all but the next two kinds
 
 test-services: $(READY) ## the tests with Ray, wandb, queues, workers and compilers
 	$(PYTEST) -m "services and not slow"
+
+# As on processors without AVX-512, and without AVX2: other kernels add in another order.
+PROCESSOR_1 := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+PROCESSOR_2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem
+
+test-processors: $(READY) ## the tests as two other processors round: 20 minutes
+	env $(PROCESSOR_1) $(PYTEST)
+	env $(PROCESSOR_2) $(PYTEST)
 
 test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow

@@ -38,6 +38,8 @@ Rows = dict[str, list[Row]]
 
 TIMEOUT = 600
 TIMES = "time/"
+#: The id of a row's run.
+RUN = "run"
 #: Beside the rows of a record: each job's words.
 JOBS_FILE = "jobs.json"
 
@@ -116,7 +118,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def timeless(row: Row) -> Row:
-    return {key: value for key, value in row.items() if not key.startswith(TIMES)}
+    return {key: value for key, value in row.items() if not key.startswith((TIMES, RUN))}
 
 
 # -------------------------------------------------------------------------------------- recording

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, to_config
@@ -32,7 +33,7 @@ from klrl.config.compose import (
 )
 from klrl.config.overrides import is_own, key_of, quote_paths, value_of
 from klrl.config.own import complete
-from klrl.config.stored import typed
+from klrl.config.stored import check_plain, typed
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder
@@ -204,14 +205,20 @@ def run(
     return Run(run_in_folder(path, config, given, setting="folder", callbacks=callbacks))
 
 
-def load_run(folder: str | Path) -> Run:
+def load_run(folder: str | Path, *, trust: bool = False) -> Run:
     """An earlier run.
+
+    Args:
+        folder: the run's.
+        trust: let this process import the code that the run names, whoever started it.
 
     Raises:
         ConfigError: there is no run in the folder.
     """
     if not isinstance(folder, str | os.PathLike):
         raise ConfigError(f"load_run: {folder!r} is not a path; give a run folder")
+    if trust:
+        trust_run(folder)
     return Run(Path(folder))
 
 
@@ -230,7 +237,9 @@ def _typed(settings: Mapping[str, Any]) -> JobConfig:
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
-            cfg = typed(cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True)))
+            plain = cast("dict[str, Any]", OmegaConf.to_container(cfg))
+            check_plain("config", plain)
+            cfg = typed(plain)
         return to_config(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
@@ -238,7 +247,7 @@ def _typed(settings: Mapping[str, Any]) -> JobConfig:
 
 def _check_callbacks(callbacks: Any) -> None:
     """Refuse callbacks that are no Callback objects (a class is none), before a folder is made."""
-    from klrl.train.callbacks import Callback
+    from klrl.train.callbacks import Callback, check_hooks
 
     listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     wrong = [each for each in listed if not isinstance(each, Callback)]
@@ -247,6 +256,8 @@ def _check_callbacks(callbacks: Any) -> None:
             f"callbacks={_shown(callbacks)}: give a list of klrl.Callback objects, as in "
             "callbacks=[MyCallback()]"
         )
+    for each in listed:
+        check_hooks(each)
 
 
 def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
@@ -281,13 +292,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
+def load_policy(
+    run: str | Path, which: str = "last", device: str = "cpu", *, trust: bool = False
+) -> Any:
     """The policy of a run, frozen.
 
     Args:
         run: the run folder.
         which: last or best.
         device: where to put it.
+        trust: as of :func:`load_run`.
 
     Returns:
         For control a ``ProbabilisticTensorDictSequential``, from observation to action, with its
@@ -295,8 +309,10 @@ def load_policy(run: str | Path, which: str = "last", device: str = "cpu") -> An
         ``transformers`` model (a ``PeftModel`` with LoRA) and its tokenizer.
 
     Raises:
-        ConfigError: no such run, checkpoint or device.
+        ConfigError: no such run, checkpoint or device; or its code is refused.
     """
+    if trust:
+        trust_run(run)
     check_device_name(device)
     folder = find_run(str(run), "run")
     return domain_of(stored_config(folder)).load(folder, which, device)

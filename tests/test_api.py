@@ -20,6 +20,7 @@ from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import Config
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import TIMES
+from klrl.train.callbacks import check_hooks
 from tests.conftest import QUICK
 
 pytestmark = pytest.mark.integration
@@ -35,7 +36,7 @@ def run(tmp_path_factory) -> klrl.Run:
 
 def test_a_run_is_what_its_folder_holds(run: klrl.Run) -> None:
     lines = (run.folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    assert run.rows == [json.loads(line) for line in lines]
+    assert [{"run": run.manifest["id"], **row} for row in run.rows] == list(map(json.loads, lines))
     assert [row["frames"] for row in run.rows] == [64, 128]
     assert run.manifest["argv"] == ["python", "-m", "klrl", *QUICK, *run.manifest["argv"][-3:]]
     assert run.manifest["status"] == "finished"
@@ -137,6 +138,34 @@ def test_settings_are_composed_changed_and_run() -> None:
     assert len(list(Path("outputs").iterdir())) == 1, "nothing was written"
 
 
+def with_hook(name: str, arguments: str) -> klrl.Callback:
+    """A callback with one more method."""
+    method = eval(f"lambda self, {arguments}: None")
+    return type("Mine", (klrl.Callback,), {name: method})()
+
+
+def test_a_callback_may_have_methods_of_its_own() -> None:
+    check_hooks(with_hook("evaluate", "policy"))
+    check_hooks(with_hook("plot", "training"))
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "said"),
+    [
+        (lambda c: c.loss, "dtrag", "KLPENConfig.dtrag: no such setting; did you mean dtarg?"),
+        (lambda c: c, "framse", "Config.framse: no such setting; did you mean frames?"),
+        (lambda c: c.eval, "often", "EvalConfig.often: no such setting; it has every, episodes,"),
+        (lambda c: c.checkpoint, "evry", "did you mean every?"),
+    ],
+)
+def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> None:
+    config = klrl.compose(*QUICK)
+    with pytest.raises(AttributeError) as error:
+        setattr(holder(config), name, 0.02)
+    assert said in str(error.value)
+    assert config == klrl.compose(*QUICK)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -151,7 +180,7 @@ def test_settings_are_composed_changed_and_run() -> None:
         (lambda: klrl.run("seed=0,1"), "several values are a sweep"),
         (lambda: klrl.run("loss=clip", "loss.beta=2"), "loss=clip never reads it"),
         (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
-        (lambda: klrl.run("device=cuda:99"), "this machine has"),
+        (lambda: klrl.run("device=cuda:99"), "CUDA_VISIBLE_DEVICES=99"),
         (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: resumes a run"),
         (lambda: klrl.run("hydra.run.dir=x"), "hydra.run.dir=x: only the command line reads it"),
         (lambda: klrl.run("sweep=x"), "sweep=x: only the command line reads it"),
@@ -162,6 +191,14 @@ def test_settings_are_composed_changed_and_run() -> None:
         (lambda: klrl.run("kl.coef=1", config_dir="nowhere"), "nowhere: no such folder"),
         (lambda: klrl.run("seed=1", callbacks=klrl.Callback()), "give a list of klrl.Callback"),
         (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
+        (
+            lambda: klrl.run("seed=1", callbacks=[with_hook("on_epoch_end", "training")]),
+            "callbacks=Mine.on_epoch_end: no such hook; it has ended, evaluated, finished, ",
+        ),
+        (
+            lambda: klrl.run("seed=1", callbacks=[with_hook("evaluate", "training, row, seconds")]),
+            "callbacks=Mine.evaluate: no such hook; did you mean evaluated?",
+        ),
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
         (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),

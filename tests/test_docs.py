@@ -152,6 +152,26 @@ def test_one_iteration_walks_through_functions_that_are_there() -> None:
             assert not function or function in defined_in(path) or name == "parts.py", function
 
 
+def test_the_loop_of_the_page_is_the_loops() -> None:
+    """Each call of its block of code is one of ``Training.train``, in that order."""
+    page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
+    block = [line[4:] for line in page.partition("## 1.")[0].splitlines() if line[:4] == " " * 4]
+    loop = ast.parse((ROOT / "klrl/train/loop.py").read_text("utf-8"))
+    train = next(x for x in ast.walk(loop) if isinstance(x, ast.FunctionDef) and x.name == "train")
+    inner = next(x for x in ast.walk(train) if isinstance(x, ast.While))
+    calls = iter(called(inner))
+    assert len(block) > 8
+    for name in called(ast.parse("\n".join(block))):
+        assert name in calls, f"{name} is not called there, or not in this order"
+
+
+def called(tree: ast.AST) -> list[str]:
+    """The names of what is called, in the order of the lines."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda func: (func.lineno, func.col_offset))
+    return [func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in calls]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8"))

@@ -299,20 +299,22 @@ def test_a_loss_of_five_percent_is_excluded_by_welchs_interval(held, excluded) -
     assert line.endswith(f"| {excluded} |")
 
 
-def test_the_mean_over_tasks_is_that_of_the_percentages() -> None:
+def test_the_mean_over_tasks_has_the_same_verdict_from_both_sides() -> None:
     held, clip = [98, 99, 100, 101, 102], [95, 96, 97, 98, 99]
     scaled = {"hopper": 1.0, "ant": 30.0}  # the unit of a task's reward does not matter
     cells = {
         setting: {task: [{"return": unit * v} for v in values] for task, unit in scaled.items()}
         for setting, values in ((HELD, held), (CLIP, clip))
     }
-    line = over_tasks(cells, HELD, CLIP, list(scaled))
-    # 3 of 97; four samples of variance 2.5 with weights of 1 / 2: a standard error of sqrt(1 / 2)
-    # of 97, 16 degrees of freedom, whose quantile is 2.120.
-    reach = 100 * 2.120 * np.sqrt(0.5) / 97
-    gap = 100 * 3 / 97
-    assert f"{gap:+.0f} [{gap - reach:+.0f}, {gap + reach:+.0f}]" in line
-    assert line.endswith("| yes |")
+    # log(100 / 97); variances of 2.5 / 5, over the squared means, of two tasks: 16 degrees of
+    # freedom, whose quantile is 2.120.
+    gap = np.log(100 / 97)
+    reach = 2.120 * np.sqrt(0.5 * (1 / 100**2 + 1 / 97**2) / 2)
+    for first, second, sign in ((HELD, CLIP, 1), (CLIP, HELD, -1)):
+        line = over_tasks(cells, first, second, list(scaled))
+        low, high = (100 * np.expm1(sign * gap + each) for each in (-reach, reach))
+        assert f"{100 * np.expm1(sign * gap):+.0f} [{low:+.0f}, {high:+.0f}]" in line
+        assert line.endswith("| yes |")  # -5 is excluded from both sides
 
 
 def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
@@ -358,15 +360,22 @@ def test_cpu_seconds_are_spread_as_the_clocks() -> None:
 
 
 @pytest.mark.integration
+def ant_told(cells: dict) -> str:
+    def mean(setting: str, key: str) -> float:
+        return float(np.mean([line[key] for line in cells[setting]["ant"]]))
+
+    clip, klpen = (mean(setting, "training") for setting in (CLIP, KLPEN))
+    times = mean(CLIP, "kl_old") / mean(KLPEN, "kl_old")
+    return f"on Ant ({clip:,.0f} against {klpen:,.0f}, at {times:.1f} times the KL(old || new))"
+
+
 def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
     cells = {setting: known(setting) for setting in (HELD, CLIP, KLPEN)}
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    gaps = [
-        over_tasks(cells, HELD, other, MAIN, key).split(" | ")[3].replace(" [", "% [")
-        for key, other in (("return", CLIP), ("return", KLPEN), ("training", CLIP))
-    ]
-    assert f"{gaps[0]} to `clip`, {gaps[1]} to `klpen`" in told
-    assert f"in training, where actions are drawn, {gaps[2]} to `clip`" in told
+    assert ant_told(cells) in told
+    for key, tasks in (("training", set(MAIN) - {"ant"}), ("return", MAIN)):
+        gaps = [loss_beside_loss(cells, CLIP, KLPEN, task, key) for task in tasks]
+        assert all("[-" in gap.split(" | ")[2] and ", +" in gap.split(" | ")[2] for gap in gaps)
     bands = {
         setting: [line["band"] for lines in cells[setting].values() for line in lines]
         for setting in (HELD, KLPEN)
@@ -377,7 +386,7 @@ def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
     minutes = [
         line["cpu"] / 60 for tasks in cells.values() for lines in tasks.values() for line in lines
     ]
-    assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of one core a run" in told
+    assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
 
 
 def run(cell: Cell, path: Path) -> list[dict]:

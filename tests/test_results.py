@@ -430,3 +430,17 @@ def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:
         masses.append(env.unwrapped.model.body_mass[1:].copy())
         env.close()
     assert masses[1] / masses[0] == pytest.approx([2, 1, 1, 1])
+
+
+def test_readmes_losses_on_the_old_task_are_those_of_the_figures() -> None:
+    with (page.FOLDER / "forgetting" / "figures.csv").open(encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["measure"] == "old"]
+    seeds = {(line["env"], line["kl.coef"]): line["seeds"].split() for line in lines}
+    told = []
+    for env in ("pendulum", "hopper"):
+        pairs = zip(seeds[env, "base"], seeds[env, "0"], strict=True)
+        lost = [float(base) - float(tuned) for base, tuned in pairs]
+        assert len(lost) == 5
+        told.append(f"{env} {min(lost):.0f} to {max(lost):.0f}")
+    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text("utf-8").split())
+    assert f"({told[0]} points, {told[1]})" in readme

@@ -31,6 +31,16 @@ CAUGHT_BY = {
         "tests/transforms/test_collector_workers.py",
     ),
     "a Ray worker's log-prob one action late": ("tests/control/test_ray_rollout.py",),
+    "the reference scored at temperature 1": ("tests/language/test_temperature.py",),
+    "the old policy scored at temperature 1": ("tests/language/test_temperature.py",),
+    "a rollout scored again at temperature 1": ("tests/language/test_temperature.py",),
+    "adapters on in the reference's head": ("tests/language/test_temperature.py",),
+    "KL(old||new) of what the loss sees alone": ("tests/language/test_micro_batch.py",),
+    "target_kl ends at once the target": ("tests/train/test_learner.py",),
+    "a line search to the target of a response": ("tests/train/test_learner.py",),
+    "the normaliser moves before the update": ("tests/train/test_learner.py",),
+    "the scale follows the raw reward": ("tests/control/test_reward_norm.py",),
+    "a sum of rewards goes on in new episodes": ("tests/control/test_reward_norm.py",),
 }
 #: Seconds.
 LIMIT = 200
@@ -121,6 +131,56 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "        batch = self._rollout.collect()\n"
         '        batch["action_log_prob"] = batch["action_log_prob"].roll(1, -1)\n'
         "        return to_arrays(batch)",
+    ),
+    "the reference scored at temperature 1": (
+        "klrl/language/update.py",
+        "self.reference.next_tokens(batch[REF_STATES], self._temperature)",
+        "self.reference.next_tokens(batch[REF_STATES], 1.0)",
+    ),
+    "the old policy scored at temperature 1": (
+        "klrl/language/update.py",
+        "NextTokens(batch[STATES], self._old_head, self._temperature)",
+        "NextTokens(batch[STATES], self._old_head)",
+    ),
+    "a rollout scored again at temperature 1": (
+        "klrl/language/rescore.py",
+        "head(model), temperature)",
+        "head(model))",
+    ),
+    "adapters on in the reference's head": (
+        "klrl/language/kl.py",
+        "        with adapter_off(self.model):\n            return head",
+        "        with nullcontext():\n            return head",
+    ),
+    "KL(old||new) of what the loss sees alone": (
+        "klrl/language/update.py",
+        "mask = response_mask(part)",
+        "mask = self._learned(part)",
+    ),
+    "target_kl ends at once the target": (
+        "klrl/train/learner.py",
+        "> 1.5 * target / positions",
+        "> 1.0 * target / positions",
+    ),
+    "a line search to the target of a response": (
+        "klrl/train/learner.py",
+        "self._line_search(frames, actor_before, kl_old, dtarg)",
+        "self._line_search(frames, actor_before, kl_old, dtarg * positions)",
+    ),
+    "the normaliser moves before the update": (
+        "klrl/train/loop.py",
+        "learned = self.learn(batch)",
+        "self.parts.move_normalizer(batch); learned = self.learn(batch)",
+    ),
+    "the scale follows the raw reward": (
+        "klrl/control/advantage.py",
+        "normalizer.update(reward, after",
+        "normalizer.update(raw * reward_scale, after",
+    ),
+    "a sum of rewards goes on in new episodes": (
+        "klrl/control/parts.py",
+        "self._reward_normalizer.begin_episodes()",
+        "pass",
     ),
 }
 

@@ -36,8 +36,9 @@ def sections(cells: Known) -> list[str]:
         "## Loss beside loss",
         "Welch's interval of the difference of the means. The default is klpen: klpen_held or clip "
         "takes its place only if each of its lines against klpen excludes a loss of "
-        f"{LOSS:.0%}. A mean over tasks is that of the percentages, and takes what they are "
-        "percent of as certain. The last lines: what the regulariser adds to klpen_held. The "
+        f"{LOSS:.0%}. A mean over tasks is the geometric one of the ratios first / second, so that "
+        "second / first has the inverse and the same verdict. The last lines: what the regulariser "
+        "adds to klpen_held. The "
         "setting was searched with klpen_held alone, and clip takes steps of another KL(old||new), "
         "which the table above shows.",
         _table(cells, "return"),
@@ -89,21 +90,27 @@ def difference(first: str, second: str) -> str:
 def over_tasks(
     cells: Known, first: str, second: str, tasks: Sequence[str], key: str = "return"
 ) -> str:
-    """The line of the mean over tasks, in percent of the second's means."""
+    """The line of the mean over tasks: of log(mean a / mean b), told as a percentage.
+
+    Its interval is the delta method's: the error of log(mean a) is that of mean a, over mean a.
+    Percentages of b would have another mean, and at times another verdict, than those of a.
+    """
     names = difference(first, second)
     pairs = [tuple(values(cells, each, task, key) for each in (first, second)) for task in tasks]
     if min(len(sample) for pair in pairs for sample in pair) < ENOUGH:
         return table_line(names, f"mean of {len(tasks)}", "", "not run yet", "", "no")
-    shares = [100 / (len(tasks) * abs(b.mean())) for _, b in pairs]
-    weights = [sign * share for share in shares for sign in (1, -1)]
-    mean = welch([sample for pair in pairs for sample in pair], weights)
+    samples = [sample for pair in pairs for sample in pair]
+    weights = [sign / (len(tasks) * x.mean()) for (a, b) in pairs for sign, x in ((1, a), (-1, b))]
+    around = welch(samples, weights)  # its value is 0: each sample over its own mean
+    log_ratio = np.mean([np.log(a.mean() / b.mean()) for a, b in pairs])
+    value, low, high = (100 * np.expm1(log_ratio + x) for x in (0, around.low, around.high))
     return table_line(
         names,
         f"mean of {len(tasks)}",
         "",
-        f"{mean.value:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}]",
+        f"{value:+.0f} [{low:+.0f}, {high:+.0f}]",
         "",
-        "yes" if mean.low > -100 * LOSS else "no",
+        "yes" if low > -100 * LOSS else "no",
     )
 
 

@@ -18,7 +18,10 @@ MAIN = ("half_cheetah", "hopper", "walker2d", "ant", "swimmer")
 TWO = ("half_cheetah", "hopper")
 HELD, CLIP, KLPEN, KL = "klpen_held", "clip", "klpen", "klpen_held_kl"
 #: What a table calls them, where it is not their name.
-TITLES = {KL: "klpen_held, kl.coef=0.01, reference=ema", SB3: "Stable-Baselines3"}
+TITLES = {
+    KL: "klpen_held, kl.coef=0.01, reference=ema",
+    SB3: "Stable-Baselines3, CleanRL's settings",
+}
 #: Setting -> words, beside the presets'.
 SETTINGS: dict[str, tuple[str, ...]] = {
     HELD: ("kl=none", "loss=klpen_held"),

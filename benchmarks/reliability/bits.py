@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterable
@@ -33,12 +34,20 @@ def flip(path: Path, seed: int) -> int:
 def flip_bits(bench: Bench, seeds: Iterable[int], report: Report, files: str = "") -> None:
     """A bit of each file, then every command that reads a run."""
     bench.start_anew()
-    shutil.copytree(bench.run, bench.work / "other", dirs_exist_ok=True)
+    another_run(bench.run, bench.work / "other")
     listed = sorted(path for path in bench.run.rglob("*") if path.is_file() and path.stat().st_size)
     for seed in seeds:
         for path in listed:
             if files in str(path.relative_to(bench.run)):
                 _flipped(bench, path, seed, report)
+
+
+def another_run(run: Path, copy: Path) -> None:
+    """Copy a run as one of its own, with an id of its own in all but its checkpoints."""
+    shutil.copytree(run, copy, dirs_exist_ok=True)
+    own = json.loads((run / "manifest.json").read_bytes())["id"].encode()
+    for path in (*copy.glob("*.json*"), *copy.glob(".hydra/*")):
+        path.write_bytes(path.read_bytes().replace(own, own[::-1]))
 
 
 def _flipped(bench: Bench, path: Path, seed: int, report: Report) -> None:

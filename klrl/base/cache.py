@@ -1,20 +1,46 @@
-"""The user's cache folder: compiled updates and the small base model; what in it to trust."""
+"""The user's cache and state folders: compiled updates, the small base model, code that was run."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from klrl.base.files import replacing
+from klrl.base.files import expanded, replacing, writing
 
 
 def cache_dir() -> Path:
     """``$XDG_CACHE_HOME/klrl``, by default ``~/.cache/klrl``."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
+    return _home("XDG_CACHE_HOME", ".cache")
+
+
+def state_dir() -> Path:
+    """``$XDG_STATE_HOME/klrl``, by default ``~/.local/state/klrl``."""
+    return _home("XDG_STATE_HOME", ".local/state")
+
+
+def _home(variable: str, default: str) -> Path:
+    given = os.environ.get(variable, "")
     # The XDG specification says to ignore a relative path.
-    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "klrl"
+    return (Path(given) if Path(given).is_absolute() else Path.home() / default) / "klrl"
+
+
+#: Runs that are trusted, a line each; the processes of a sweep have it too.
+_TRUSTED = "KLRL_TRUST"
+
+
+def trust(run: str | Path) -> None:
+    """Let this process, and those that it starts, import what a run names."""
+    os.environ[_TRUSTED] = f"{os.environ.get(_TRUSTED, '')}\n{expanded(run).resolve()}"
+
+
+def trusted(run: Path) -> bool:
+    """Whether :func:`trust` was told of it."""
+    return str(run.resolve()) in os.environ.get(_TRUSTED, "").splitlines()
 
 
 class Untrusted(Exception):
@@ -33,6 +59,34 @@ def private_folder(path: Path) -> None:
         _check_owner(folder)
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Have torch's compiler keep its files below klrl's cache; the user's settings stay.
+
+    By itself it loads libraries from ``$TMPDIR/torchinductor_USER``, which anybody may have made:
+    so says the variable that torch sets when it is imported. Its headers are there in any case.
+
+    Raises:
+        Untrusted, OSError: as :func:`private_folder`.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = cache_dir() / "compiler"
+    private_folder(folder)
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") == default_cache_dir():
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # of the compiler's processes, too
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        os.environ.update({"TMPDIR": before[0]} if before[0] is not None else {})
+        tempfile.tempdir = before[1]
+
+
 def write_digest(path: Path, contents: Path) -> None:
     """Write the SHA-256 that :func:`check_digest` asks for; both files become this user's alone.
 
@@ -41,9 +95,10 @@ def write_digest(path: Path, contents: Path) -> None:
         contents: where it lies now.
     """
     with replacing(_digest_path(path)) as partial:
-        partial.write_text(_sha256(contents) + "\n", encoding="utf-8")
-        for file in (partial, contents):
-            file.chmod(0o600)  # with umask 002 the group could write them
+        with writing(partial) as file:
+            file.write(f"{_sha256(contents)}\n".encode())
+        for each in (partial, contents):
+            each.chmod(0o600)  # with umask 002 the group could write them
 
 
 def check_digest(path: Path) -> None:

@@ -1,17 +1,24 @@
-"""Atomic writes: a file is written under another name in the same folder, then renamed. And ``~``.
+"""The one module that writes klrl's files: replaced in one step, appended to, changed in place.
 
-What is renamed is on the disk before (fsync), and its new name after: a power cut leaves the old
-file or the new one.
+What is replaced is written under another name in the same folder, then renamed. It is on the disk
+before (fsync), and its new name after: a power cut leaves the old file or the new one.
+
+A folder of runs may come from elsewhere: no link in it is written through, and a file that has
+another name (a hard link) is replaced by a copy before it is written into.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from klrl.base.errors import ConfigError
 
 
 def expanded(path: str | Path) -> Path:
@@ -31,8 +38,9 @@ def replace_file(path: Path, text: str) -> None:
     """
     partial = path.with_suffix(".tmp")
     try:
+        partial.unlink(missing_ok=True)  # it may be a link
         with writing(partial) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))  # a path may be no UTF-8
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -58,12 +66,76 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(path: Path, mode: str = "wb") -> Iterator[BinaryIO]:
-    """Open a file to write; on leaving, the disk has confirmed its contents."""
-    with path.open(mode) as file:
-        yield file  # type: ignore[misc]
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that is not there yet; on leaving, the disk has confirmed its contents."""
+    with path.open("xb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def to_append(path: Path) -> BinaryIO:
+    """Open a file to append to, unbuffered; made if it is missing; errors as :func:`in_place`."""
+    return os.fdopen(in_place(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
+
+
+def to_update(path: Path) -> BinaryIO:
+    """Open a file to change in place, unbuffered; as :func:`to_append`."""
+    return os.fdopen(in_place(path, os.O_RDWR), "r+b", buffering=0)
+
+
+def in_place(path: Path, flags: int) -> int:
+    """Open a file that keeps what it holds; made if it is missing.
+
+    Args:
+        path: the file.
+        flags: of ``os.open``.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        ConfigError: it is a link, or no plain file.
+        OSError: it cannot be written.
+    """
+    refuse_link(path)
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: is no plain file; move it away")
+        if status.st_nlink > 1:
+            with replacing(path) as partial:
+                shutil.copyfile(path, partial)
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder that klrl names, below one that the user named, or take the one that is there.
+
+    Raises:
+        ConfigError: it is a link.
+        OSError: it cannot be made.
+    """
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def refuse_link(path: Path, told: str = "") -> None:
+    """Refuse to write through a link.
+
+    Args:
+        path: a file or folder, which may be missing.
+        told: what the message calls it; default: its path, and a colon.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if path.is_symlink():
+        raise ConfigError(
+            f"{told or f'{path}:'} is a link, and what it leads to would be overwritten; put a "
+            "copy in its place"
+        )
 
 
 def sync(path: Path) -> None:

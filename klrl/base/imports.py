@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -67,3 +68,38 @@ def import_users(setting: str, module: str, folder: str | None = None) -> Module
             f"{setting}: importing {module} fails ({with_line(error)}); fix it, or "
             "start klrl in the folder that holds it"
         ) from error
+
+
+def import_named(setting: str, source: str) -> ModuleType:
+    """A module of the user's by its name or its file: ``package.module`` or ``path/file.py``.
+
+    Args:
+        setting: what names it, with its value, for the error.
+        source: the name, or the file.
+
+    Raises:
+        ConfigError: no such file, or the import fails.
+    """
+    if not source.endswith(".py"):
+        return import_users(setting, source)
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ConfigError(f"{setting}: no such file {source}; fix the path")
+    name = f"klrl_file_{path.stem}"
+    if getattr(sys.modules.get(name), "__file__", None) == str(path):
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours can be imported
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"{setting}: importing {source} fails ({with_line(error)}); fix it"
+        ) from error
+    return module

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,3 +18,25 @@ def derived_seed(seed: int, use: str, index: int = 0) -> int:
     """
     stream = np.random.SeedSequence([seed, zlib.crc32(use.encode()), index])
     return int(stream.generate_state(1)[0] >> 1)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch: a user's code may draw from any."""
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the global generators of Python, numpy and torch as they were."""
+    from torchrl.checkpoint import GlobalRNGState
+
+    generators = GlobalRNGState()
+    before = generators.state_dict()
+    try:
+        yield
+    finally:
+        generators.load_state_dict(before)

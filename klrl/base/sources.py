@@ -6,14 +6,20 @@ import ast
 import hashlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 _DIGITS = 12
 #: Folders of a package whose files are no part of it.
+_PACKAGES = {"site-packages", "dist-packages"}
 _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
 
 
@@ -23,8 +29,8 @@ class Source:
 
     Attributes:
         folder: that holds its top-level module or package.
-        digest: twelve hexadecimal digits over its local files; None for an installed package, whose
-            version says what it is.
+        digest: twelve hexadecimal digits over its files; None for a package from an index, and for
+            one that klrl asks for: its version says what it is.
         version: of the distribution that it belongs to; None without one.
     """
 
@@ -33,31 +39,53 @@ class Source:
     version: str | None
 
 
-def source_of(module: str) -> Source:
-    """The source of an importable module.
+def source_of(module: str, folders: Sequence[str] = ()) -> Source:
+    """The source of a module or ``path/file.py``, which is not imported.
 
-    All ``.py`` files of its top-level package count, or its one file; and those of the local
-    modules that they import, wherever an ``import`` stands. What is imported by a computed name is
-    not seen.
+    All ``.py`` files of its top-level package count, or its one file; and those of the modules that
+    they import, wherever an ``import`` stands, unless a version says what these are. What is
+    imported by a computed name is not seen. ``folders`` are searched after Python's path.
 
     Raises:
         ImportError: the module has no file.
     """
-    top = module.partition(".")[0]
-    places = _places(top)
+    file = Path(module).resolve() if module.endswith(".py") else None
+    top = module.partition(".")[0] if file is None else str(file)
+    folders = folders if file is None else [*folders, str(file.parent)]  # its neighbours
+    places = _places(top, folders)
     if not places:
         raise ImportError(f"{top} has no source file")
-    local = not _installed(places[0])
-    digest = _digest(top) if local else None
-    return Source(str(places[0].parent), digest, _version(top, installed=not local))
+    digest = None if _known(top, places[0]) else _digest(top, folders)
+    return Source(str(places[0].parent), digest, _version(top, installed=_installed(places[0])))
 
 
-def _places(top: str) -> list[Path]:
-    """The file of a top-level module, or the folders of a package; empty for others."""
+def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
+    """Where a top-level module, or a file, would be imported from; ``folders``: after the path."""
+    if top.endswith(".py"):
+        path = Path(top).resolve()
+        return spec_from_file_location(path.stem, path) if path.is_file() else None
     try:
-        spec = importlib.util.find_spec(top)
+        if top not in sys.modules and (spec := PathFinder.find_spec(top, [*sys.path, *folders])):
+            return spec
+        return importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
-        return []
+        return None
+
+
+@cache
+def asked_for() -> frozenset[str]:
+    """The packages that klrl and its extras ask for, as they are imported: ``ale_py``."""
+    try:
+        asked = importlib.metadata.requires("klrl") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return frozenset()
+    names = (re.match(r"[\w.-]+", each) for each in asked)
+    return frozenset(name[0].lower().replace("-", "_") for name in names if name)
+
+
+def _places(top: str, folders: Sequence[str] = ()) -> list[Path]:
+    """The file of a top-level module, or the folders of a package; empty for others."""
+    spec = find(top, folders)
     if spec is None:
         return []
     if spec.submodule_search_locations:
@@ -69,29 +97,39 @@ def _places(top: str) -> list[Path]:
 def _installed(place: Path) -> bool:
     """Whether a package manager or Python itself put it there."""
     library = (Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
-    packages = {"site-packages", "dist-packages"} & set(place.parts)
-    return bool(packages) or any(place.is_relative_to(folder) for folder in library)
+    return bool(_PACKAGES & set(place.parts)) or any(place.is_relative_to(each) for each in library)
 
 
-def _digest(top: str) -> str:
-    """Over the names and bytes of all local files that a top-level module reaches."""
+def _known(top: str, place: Path) -> bool:
+    """Whether a version says what a package is: Python's own, klrl's requirements, an index's.
+
+    pip notes in ``direct_url.json`` where another one came from: a folder, a file, a repository.
+    """
+    if top in asked_for() or not _PACKAGES & set(place.parts):
+        return _installed(place)
+    found = _distribution(top)
+    return found is not None and not found.read_text("direct_url.json")
+
+
+def _digest(top: str, folders: Sequence[str]) -> str:
+    """Over the names and bytes of all files that a top-level module reaches."""
     digest = hashlib.sha256()
-    for name, files in sorted(_reached(top).items()):
+    for name, files in sorted(_reached(top, folders).items()):
         for inner, file in files:
             digest.update(f"{name}/{inner}\0".encode())
             digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()[:_DIGITS]
 
 
-def _reached(top: str) -> dict[str, list[tuple[str, Path]]]:
-    """Local top-level module -> its files, with their names below it; from one on."""
+def _reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
+    """Top-level module -> its files, with their names below it; from one on."""
     reached: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
     while waiting:
         name = waiting.pop()
         if name in reached or name in sys.stdlib_module_names or name == "klrl":
             continue
-        places = [place for place in _places(name) if not _installed(place)]
+        places = [place for place in _places(name, folders) if not _known(name, place)]
         reached[name] = [each for place in places for each in _files(place)]
         waiting += [other for _, file in reached[name] for other in _imported(file)]
     return reached
@@ -123,11 +161,19 @@ def _imported(file: Path) -> set[str]:
 
 
 def _version(top: str, *, installed: bool) -> str | None:
-    try:
-        return importlib.metadata.version(top)
-    except importlib.metadata.PackageNotFoundError:
-        if not installed:
-            return None
-    # A distribution of another name; to look through all of them takes a tenth of a second.
-    names = importlib.metadata.packages_distributions().get(top, [])
-    return importlib.metadata.version(names[0]) if names else None
+    found = _distribution(top, by_name=not installed)
+    return found.version if found else None
+
+
+def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
+    """What a top-level module belongs to; ``by_name``: only a distribution of its name."""
+    # To look through all of them takes a tenth of a second.
+    for name in (top,) if by_name else (top, *_owners().get(top, ())):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.distribution(name)
+    return None
+
+
+@cache
+def _owners() -> Mapping[str, Sequence[str]]:
+    return importlib.metadata.packages_distributions()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -20,6 +21,12 @@ def warn(line: str) -> None:
     """Print a line for the user on stderr; a terminal that was closed is no error."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, for an error; empty if there is none."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def escaped(text: str) -> str:
@@ -55,6 +62,16 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
 
 def _printable(cell: str) -> str:
     return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
+
+
+def _fitting(text: str, width: int) -> str:
+    """The fields (``a | b``) that fit, each whole: half a number would be another number."""
+    first, *others = text.split(" | ")
+    shown = first[:width]
+    for each in others:
+        if len(shown) + len(" | ") + len(each) <= width:
+            shown += f" | {each}"
+    return shown
 
 
 class LiveLine:
@@ -113,10 +130,10 @@ class LiveLine:
         text = self._latest
         if self.live and not self._notebook:
             # A wrapped line could not be replaced.
-            text = text[: shutil.get_terminal_size().columns - 1]
+            text = _fitting(text, shutil.get_terminal_size().columns - 1)
         self._stream.write(self._clear() + text + "\n" * (not self.live))
         self._stream.flush()
-        self._shown = text
+        self._shown = self._latest
 
     def _clear(self) -> str:
         """The text that removes the line: a terminal's control code, or spaces over it."""

@@ -83,7 +83,7 @@ def parser() -> Parser:
         default=0,
         help="another seed, another set of start states (default 0)",
     )
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     parser.add_argument(
         "--video", action="store_true", help="film the first episode: RUN/videos, and the loggers"
     )

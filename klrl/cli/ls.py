@@ -94,7 +94,7 @@ def _local(started: str | None) -> str:
     """In the local time zone, to the minute."""
     try:
         return datetime.fromisoformat(started or "").astimezone().strftime("%Y-%m-%d %H:%M")
-    except ValueError:
+    except (ValueError, OverflowError):
         return ""
 
 

@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _unnamed(argv: list[str]) -> int:
     """Run ``run``, the default command, unless the first argument is a misspelt command."""
     first = argv[0] if argv and argv[0].isalpha() else ""
+    if first == "help":
+        return run_command("run", ["--help"])
     close = get_close_matches(first, COMMANDS, n=1, cutoff=0.75)
     if close:
         raise ConfigError(f"{first}: no such command; did you mean {close[0]}?")

@@ -40,7 +40,7 @@ def run_command(argv: list[str]) -> int:
         print(help_text(args.config_dir))
         return 0
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
-        return _show(argv, args)
+        return _show(args)
     with lasting("stdout"):
         return _train(args.overrides, args)
 
@@ -59,7 +59,7 @@ def _train(overrides: list[str], args: argparse.Namespace) -> int:
     return _single(overrides, args)
 
 
-def _show(argv: list[str], args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace) -> int:
     """Print the settings with their comments, or run Hydra's own printing flags; nothing runs."""
     overrides = [each for each in args.overrides if not key_of(each).startswith("hydra")]
     if args.cfg and args.multirun:
@@ -69,8 +69,7 @@ def _show(argv: list[str], args: argparse.Namespace) -> int:
         return 0
     if args.cfg:
         job_config(overrides, args.config_dir, args.config_name)
-    flags = [each for each in argv if each not in args.given]
-    _hydra_main([*flags, *args.overrides], lambda cfg: None)
+    _hydra_main([*args.flags, *args.overrides], lambda cfg: None)
     return 0
 
 

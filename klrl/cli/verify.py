@@ -103,7 +103,7 @@ def parser() -> Parser:
         "transformers, and say how far the record is off; exit code 1 beyond the bounds.",
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 or auto")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     add_model(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -12,9 +12,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
+from klrl.base.cache import trust
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
@@ -43,7 +45,16 @@ def run_command(name: str, argv: list[str]) -> int:
     """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; returns its exit code."""
     with collection_paused():
         command: Command = getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
+    if name in _IMPORTING:
+        trusted = [word for word in argv if word.startswith("trust=")]
+        argv = [word for word in argv if word not in trusted]
+        for word in trusted:
+            trust(word.partition("=")[2])
     return command(argv)
+
+
+#: Commands that import what a run names; they take ``trust=RUN``.
+_IMPORTING = ("run", "evaluate", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
@@ -68,6 +79,8 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
     Returns:
         0 done, 1 failed, 2 refused, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.
     """
+    if isinstance(sys.stdout, TextIOWrapper):  # a path may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with stop_signals(_stop):
             code = command(argv)

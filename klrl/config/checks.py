@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +31,7 @@ from klrl.config import (
 )
 from klrl.config.choices import ALL_CHOICES, NAME
 from klrl.config.combinations import CHECKS
+from klrl.config.stored import check_plain
 
 
 class NoValueError(ConfigError):
@@ -187,12 +188,13 @@ def _object(path: str, node: DictConfig) -> Any:
         )
     if missing:
         raise NoValueError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
-    value: Any = OmegaConf.to_object(node)
-    extra = sorted(set(map(str, node)) - {f.name for f in fields(value)})
+    schema: Any = OmegaConf.get_type(node)
+    extra = sorted(set(map(str, node)) - {f.name for f in fields(schema)})
     if extra:
         own = extra[0] == "args" and "custom" in ALL_CHOICES.get(path, ())
         remedy = f"only {path}=custom reads it; choose that" if own else "no such setting"
         raise ConfigError(f"{path}.{extra[0]}: {remedy}{', or' if own else ';'} drop it")
+    value: Any = OmegaConf.to_object(node)
     _check_fields(path, value)
     return value
 
@@ -289,17 +291,26 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
 
 def _check_together(config: JobConfig) -> None:
     """Refuse combinations of values that are allowed one by one."""
+    check_plain(f"env={config.env.name}", asdict(config))
     for check in CHECKS[config.domain]:
         check(config)
     check_device_name(config.device)
 
 
 def check_device_name(device: str) -> None:
-    """Refuse a device name that klrl does not know."""
+    """Refuse a device name that klrl does not know, and a CUDA device other than the first.
+
+    A CUDA graph is captured on the current device: on another one every update would read one
+    stale forward.
+    """
     kind, _, index = device.partition(":")
-    known = device in ("auto", "cpu", "cuda") or (kind == "cuda" and index.isdigit())
-    if not known:
-        raise ConfigError(f"device={device}: choose auto, cpu, cuda or cuda:0")
+    if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
+        raise ConfigError(f"device={device}: choose auto, cpu or cuda")
+    if index.strip("0"):
+        raise ConfigError(
+            f"device={device}: klrl computes on the first CUDA device that it sees; set "
+            f"CUDA_VISIBLE_DEVICES={index} and device=cuda"
+        )
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
@@ -310,7 +321,8 @@ def check_names_unset(overridden: Iterable[str]) -> None:
     """
     for key in overridden:
         group, _, name = key.partition(".")
-        if group in ALL_CHOICES and name.rpartition(".")[2] in ("source", "version"):
+        found = name.rpartition(".")[2] in ("source", "version") or name.startswith("sources")
+        if group in ALL_CHOICES and found:
             raise ConfigError(f"{key}: klrl finds it out; drop it")
         if group in ALL_CHOICES and name == NAME:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")

@@ -21,7 +21,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
-from klrl.config.explain import check_one_choice, explain, not_an_override
+from klrl.config.explain import check_no_second_choice, check_one_choice, explain, not_an_override
 from klrl.config.overrides import key_of, parse_overrides, quote_paths
 from klrl.config.own import complete
 from klrl.config.rules.objective import check_objective
@@ -43,15 +43,16 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
     Returns:
         Hydra's flags; ``overrides``, with ``++`` where a dictionary is open, and with paths quoted;
-        ``given``, the overrides as they came.
+        ``given``, the overrides as they came; ``flags``, all else.
 
     Raises:
-        ConfigError: an unknown flag, an argument that sets nothing, a folder that does not exist.
+        ConfigError: an unknown flag, a word that sets nothing, a second choice, no such folder.
     """
     parser = get_args_parser()
     parser.exit_on_error = False  # it would print eight lines of usage
+    argv = [_without_dashes(each) for each in argv]
     try:
-        args, unknown = parser.parse_known_args(list(argv))
+        args, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; see --help") from error
     if unknown:
@@ -66,10 +67,19 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         flag = f"--package {args.package}" if args.package else "--resolve"
         raise ConfigError(f"{flag}: only --cfg reads it; add --cfg job, or drop it")
     check_overrides(args.overrides, args.config_dir)
+    check_no_second_choice(args.overrides)
     check_config_dir(args.config_dir)
     args.given = args.overrides
+    args.flags = [each for each in argv if each not in args.given]
     args.overrides = quote_paths(allow_env_kwargs(args.overrides))
     return args
+
+
+def _without_dashes(argument: str) -> str:
+    """``--kl.coef=1``, as a wandb agent writes it, is ``kl.coef=1``; flags and typos stay."""
+    setting = argument.removeprefix("--")
+    known = key_of(setting).partition(".")[0] in _VALUES | _CHOSEN | {"sweep", "resume", "hydra"}
+    return setting if known and "=" in argument else argument
 
 
 def check_overrides(arguments: Sequence[str], config_dir: str | None = None) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.text import nearest
 from klrl.config import ALL_CHOICES, SWEEP_GROUPS
 from klrl.config.catalogue import (
     ALL_GROUPS,
@@ -123,6 +124,23 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     return ConfigError(f"{given}: {message}" if given else message)
 
 
+_NO_MEMORY = (
+    "; klrl has no recurrent policy: let it see several observations at once, with "
+    "'env.wrappers=[{target: FrameStackObservation, args: {stack_size: 4}}]'"
+)
+_WHOLE = "; klrl samples from all of the policy, whose KL it measures: see collector.temperature"
+#: Other libraries' words, and a setting that takes no list: what klrl has in their place.
+_ANSWERS = {
+    "learning_rate": "; did you mean optim.lr?",
+    "total_timesteps": "; did you mean frames?",
+    "warmup": "; the learning rate falls from optim.lr to optim.lr_floor, without a warm-up",
+    "stop": "; a response ends with an EOS of the model, or after collector.max_new_tokens",
+    **dict.fromkeys(("top_p", "top_k"), _WHOLE),
+    **dict.fromkeys(("gru", "lstm", "rnn"), _NO_MEMORY),
+    "env.data": "; put the files into one folder and give that",
+}
+
+
 def _preset_against_choice(
     preset: tuple[str, str], setting: tuple[str, str], overrides: Sequence[str]
 ) -> ConfigError:
@@ -141,6 +159,8 @@ def _preset_against_choice(
 def _expected(error: Exception, key: str, value: str) -> str:
     """What to give in place of a value of the wrong type."""
     cause = str(error.__cause__ or error)
+    if "Cannot convert 'list' to string" in cause:
+        return f"give one value{_ANSWERS.get(key, '')}"
     if "is not a ListConfig" in cause:
         return f"give a list, as in {key}=[{value}]"
     if "to Dict[" in cause:
@@ -157,14 +177,11 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(
             f"{group}={name}: no such {kind} is installed; pip install hydra-{name}-{kind}"
         )
+    if name in _ANSWERS:
+        return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
-    meant = _nearest(name, known) or ";"
+    meant = nearest(name, known) or ";"
     return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
@@ -186,8 +203,10 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
             f"{value}: {group}={current} never reads it; {_listed(group, having)} "
             f"{'does' if len(having) == 1 else 'do'}; drop it or change the choice"
         )
-    hint = _elsewhere(key, overrides, config_dir) or _nearest(key, [*ALL_GROUPS, "sweep", *known])
-    hint = hint or _nearest(group, [*ALL_GROUPS, *(k for k in known if "." not in k)])
+    hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
+    hint = hint or _elsewhere(key, overrides, config_dir)
+    hint = hint or nearest(key, [*ALL_GROUPS, "sweep", *known])
+    hint = hint or nearest(group, [*ALL_GROUPS, *(k for k in known if "." not in k)])
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
@@ -239,3 +258,12 @@ def check_one_choice(overrides: Sequence[str]) -> None:
         if group == "logger":
             remedy += f" logger.also=[{','.join(others)}]"
         raise ConfigError(f"{override}: give one choice, {remedy}")
+
+
+def check_no_second_choice(overrides: Sequence[str]) -> None:
+    """Refuse ``kl=legacy ... kl=retrieve`` on a command line, where the last one would win."""
+    given: dict[str, str] = {}
+    for override in overrides:
+        group = override.lstrip("+").partition("=")[0]
+        if group in ALL_GROUPS and given.setdefault(group, override) != override:
+            raise ConfigError(f"{given[group]} {override}: give one choice of {group}")

@@ -7,9 +7,23 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from klrl.base.text import nearest
+
+
+class Settings:
+    """Settings as dataclasses, which take no name that they do not have: it would be a typo."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set one; an AttributeError names the nearest where there is none of this name."""
+        known = getattr(type(self), "__dataclass_fields__", {})
+        if name not in known:
+            said = nearest(name, known) or f"; it has {', '.join(known)}"
+            raise AttributeError(f"{type(self).__name__}.{name}: no such setting{said}")
+        super().__setattr__(name, value)
+
 
 @dataclass
-class ChoiceConfig:
+class ChoiceConfig(Settings):
     """The setting of every choice: its name, the key in :data:`klrl.config.choices.CHOICES`."""
 
     name: str = field(default=MISSING, kw_only=True)
@@ -85,7 +99,7 @@ def setting(
 
 
 @dataclass
-class OwnPart:
+class OwnPart(Settings):
     """A part from outside klrl: what it is called, and with what (docs/extending.md).
 
     ``path``, ``source`` and ``version`` are klrl's to set; see :mod:`klrl.config.own`.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
+from klrl.config.fields import Settings
 from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
 from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
 from klrl.config.schemas.learning import (
@@ -22,7 +23,7 @@ from klrl.config.schemas.record import CheckpointConfig, EvalConfig, LoggerConfi
 
 
 @dataclass
-class JobConfig(ABC):
+class JobConfig(Settings, ABC):
     """The settings that control and language jobs share, checked and typed."""
 
     frames: int

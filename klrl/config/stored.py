@@ -66,6 +66,19 @@ def _renamed(group: str, node: Any) -> dict[str, Any]:
     return {NAME: names[0], **rest}
 
 
+def check_plain(where: str, value: Any) -> None:
+    """Refuse settings that refer to others, as to a variable of the environment.
+
+    Raises:
+        ConfigError: there is such a value.
+    """
+    if isinstance(value, str) and "${" in value:
+        raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_plain(where, each)
+
+
 def typed(settings: Mapping[str, Any]) -> DictConfig:
     """Give each group the schema of the choice that it names.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
-from klrl.config.own import make_own, told
+from klrl.config.own import make_own, saves, told, unsaved
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.reward_norm import RewardNormalizer
 from klrl.kl.charge import KL_KEY
@@ -94,7 +95,7 @@ def custom(
     critic: TensorDictModule,
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
-) -> Callable[[TensorDictBase], TensorDictBase]:
+) -> OwnAdvantage:
     """``advantage=custom``: a function of the user's, tried once; arguments as :func:`gae`.
 
     Raises:
@@ -102,7 +103,7 @@ def custom(
     """
     given = {"config": config, "critic": critic, "reward_scale": reward_scale}
 
-    def made(normalizer: RewardNormalizer | None) -> Callable[[TensorDictBase], Any]:
+    def made(normalizer: RewardNormalizer | None) -> Any:
         estimate = make_own("advantage", config, {**given, "normalizer": normalizer})
         if not callable(estimate):
             raise ConfigError(
@@ -111,19 +112,37 @@ def custom(
             )
         return estimate
 
-    trial, batch = made(deepcopy(normalizer)), _made_up(critic)
+    follower = deepcopy(normalizer)
+    trial, batch = made(follower), _made_up(critic)
+    klrls = [*given.values(), follower]
     with told("advantage", config), torch.no_grad():
+        before = unsaved(trial, klrls)
         trial(batch)
+        forgets = unsaved(trial, klrls) != before
+        if saves(trial):
+            trial.load_state_dict(trial.state_dict())
     for key in ("advantage", "value_target", "state_value"):
         _require_written(f"advantage.target={config.target}", batch, key)
-    own = made(normalizer)
+    return OwnAdvantage(made(normalizer), forgets)
+
+
+@dataclass(frozen=True)
+class OwnAdvantage:
+    """The user's function of a rollout.
+
+    Attributes:
+        part: it; a component of the checkpoint where it has ``state_dict`` and ``load_state_dict``.
+        forgets: whether it has state without them.
+    """
+
+    part: Any
+    forgets: bool
 
     @torch.no_grad()
-    def estimate(batch: TensorDictBase) -> TensorDictBase:
-        own(batch)
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        """Write the advantages of a rollout."""
+        self.part(batch)
         return batch
-
-    return estimate
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:

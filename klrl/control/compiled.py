@@ -33,7 +33,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klrl.base.cache import Untrusted, cache_dir, check_digest, private_folder, write_digest
+from klrl.base.cache import (
+    Untrusted,
+    cache_dir,
+    check_digest,
+    compiling,
+    private_folder,
+    write_digest,
+)
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, LossConfig, OwnPart
@@ -163,8 +170,8 @@ def prepare(
 
 def _jit(problem: Problem, example: Sequence[Tensor]) -> Prepared:
     """A step that is compiled now, on copies: a compiler that fails changes no parameter."""
-    step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
-    with _torchs_own_warnings():
+    with _torchs_own_warnings(), compiling():
+        step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
         if example[0].device.type == "cuda":
             captured = Captured(step, example)
             return Prepared(captured, "jit", "update: torch.compile, captured as a CUDA graph")
@@ -286,7 +293,7 @@ def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> No
     from torch.fx.experimental.proxy_tensor import make_fx
 
     private_folder(path.parent)
-    with _torchs_own_warnings(), replacing(path) as partial:
+    with _torchs_own_warnings(), compiling(), replacing(path) as partial:
         # The step writes into its arguments: tracing must not touch the run's own.
         graph = make_fx(pure_step(problem))(*_copies(example))
         exported = torch.export.export(graph, tuple(_copies(example)))

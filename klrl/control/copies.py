@@ -24,6 +24,7 @@ from torchrl.data import Binary
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import EnvError, NonFiniteError
+from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
 from klrl.control.action_space import conversion, told
 from klrl.control.answers import (
@@ -36,7 +37,7 @@ from klrl.control.answers import (
     require_picture,
 )
 from klrl.control.answers import told as fault
-from klrl.control.env_proof import Way, generators_kept, prove, take_up
+from klrl.control.env_proof import Way, prove, take_up
 from klrl.control.gym_make import make_gym
 from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
 from klrl.control.specs import action_spec, done_spec, observation_spec, reward_spec

@@ -19,6 +19,7 @@ import numpy as np
 from torchrl.checkpoint import GlobalRNGState
 
 from klrl.base.errors import first_line
+from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
 from klrl.control.env_state import Reader, Reading, State, offers_state, simulates, write
 from klrl.control.plain_values import decode, encode
@@ -141,17 +142,6 @@ def prove(make: Make, timeout: float | None = None) -> Way:
         return Way(ANEW, f"a step or a reset took longer than {timeout:g} s")
     except Exception as error:  # someone else's code: it may raise anything
         return Way(ANEW, f"another copy fails: {first_line(error)}")
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave torch's, numpy's and Python's generators as they were."""
-    generators = GlobalRNGState()
-    before = generators.state_dict()
-    try:
-        yield
-    finally:
-        generators.load_state_dict(before)
 
 
 def _prove(make: Make, call: Call) -> Way:

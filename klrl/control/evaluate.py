@@ -50,7 +50,7 @@ def evaluate_policy(
         NonFiniteError: a step returned NaN or infinity.
     """
     how = "sampled" if sampled else "deterministic"
-    return evaluation(_scores(agent, config, starts, size, sampled, device), CONTROL, how)
+    return evaluation(_scores(agent, config, starts, size, sampled, device), CONTROL, how, starts)
 
 
 def _scores(

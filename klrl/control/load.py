@@ -12,12 +12,15 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config import Config, CustomEnvConfig, JobConfig, choice_of
 from klrl.config.own import complete_part, restore
+from klrl.config.own.parts import parts_in
+from klrl.config.own.trust import check_known
 from klrl.config.stored import renamed
 from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
-from klrl.control.preflight import check_env, control_config, policy_kind
+from klrl.control.preflight import check_env, control_config, make_checked, policy_kind
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import check_device
@@ -43,6 +46,7 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
     folder = find_run(str(run), "run")
     check_device(device)
     config = control_config(folder)
+    make_checked(config.env).close()
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(describe_policy(config), env)
     env.close()
@@ -66,11 +70,16 @@ def describe_policy(config: Config) -> dict[str, Any]:
     return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
 
 
-def agent_like(described: Mapping[str, Any], env: EnvBase) -> Agent:
-    """Networks of the shape that :func:`describe_policy` describes, with fresh weights."""
+def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
+    """Networks of the shape that :func:`describe_policy` describes, with fresh weights.
+
+    The code of a described ``run`` is checked here, that of stored settings was.
+    """
     settings = renamed({"actor": described["actor"]})["actor"]
     actor: Any = choice_of("actor", settings["name"]).schema(**settings)
     restore(actor)
+    if run is not None:
+        check_known(expanded(run), parts_in("actor", actor))
     return make_agent(actor, env, normalize=described["normalize"], separate=False)
 
 
@@ -98,7 +107,7 @@ def load_reference(
         described = describe_policy(control_config(folder, _PATH))
     else:
         folder = None
-    reference = agent_like(described, env)
+    reference = agent_like(described, env, path if folder is None else None)
     if reference.family.name != agent.family.name:
         raise ConfigError(
             f"{_PATH}={path}: its policy is {reference.family.name}, this run's is "

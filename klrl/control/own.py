@@ -32,6 +32,7 @@ _AGENTS: dict[str, Callable[..., Agent]] = {
     "tanh_normal": tanh_normal_agent,
     "categorical": categorical_agent,
 }
+_CELLS = nn.RNNBase | nn.RNNCellBase
 _WHAT = "return a network (torch.nn.Module)"
 
 
@@ -185,6 +186,9 @@ def _try(
         fault = f"{wrong[0]} is not float32" if wrong else "it has no parameters"
         raise ConfigError(f"{text}: {fault}; give float32 parameters to train")
     seen, leading, rows = example
+    recurrent = _recurrent(text, network)
+    if isinstance(network, _CELLS):
+        raise ConfigError(recurrent)
     with told(setting, part):
         first, again, *alone = (network(_fresh(each)) for each in (seen, seen, *rows))
     outputs = _as_outputs(text, first, leading, _shapes(seen), most)
@@ -193,18 +197,30 @@ def _try(
     if not all(torch.isfinite(each).all() for each in outputs):
         raise ConfigError(f"{text}: its outputs are not finite; look at its initialisation")
     if not all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True)):
-        raise ConfigError(f"{text}: two calls give different outputs; leave dropout and noise out")
+        fault = "two calls give different outputs; leave dropout, noise and hidden states out"
+        raise ConfigError(recurrent or f"{text}: {fault}")
     apart = [
         torch.cat(each).reshape(a.shape)
         for a, each in zip(outputs, zip(*singles, strict=True), strict=True)
     ]
     if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, apart, strict=True)):
-        raise ConfigError(
-            f"{text}: what it says of one observation depends on the others; leave batch "
-            "normalisation out"
+        fault = (
+            "what it says of one observation depends on the others; leave batch normalisation out"
         )
+        raise ConfigError(recurrent or f"{text}: {fault}")
     _require_used(text, outputs, parameters)
     return outputs
+
+
+def _recurrent(text: str, network: nn.Module) -> str:
+    """The fault of a network with a recurrent cell; empty without one."""
+    cells = [type(module).__name__ for module in network.modules() if isinstance(module, _CELLS)]
+    if not cells:
+        return ""
+    return (
+        f"{text} is recurrent ({cells[0]}): klrl shows a policy one observation at a time, and no "
+        "hidden state; give a network of the observation alone"
+    )
 
 
 def _as_outputs(

@@ -10,9 +10,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
-from klrl.base.seeds import derived_seed
+from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import CheckpointReferenceConfig, Config, factory
+from klrl.config.own import saves
 from klrl.control.actor import make_agent
+from klrl.control.advantage import OwnAdvantage
 from klrl.control.checks import preflight_checks
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies
@@ -59,7 +61,7 @@ class ControlParts(Parts):
     def __init__(self, config: Config, before: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, device_of(config.device))
         self.config = config
-        torch.manual_seed(derived_seed(config.seed, "torch"))
+        seed_generators(derived_seed(config.seed, "torch"))
         # The copies that the run will collect from; one to see the specs where workers have them.
         self._copies = make_copies(
             config.env, seed=0, num_envs=1 if config.collector.elsewhere else None
@@ -177,6 +179,8 @@ class ControlParts(Parts):
             components["reference"] = self.reference.module
         if self._reward_normalizer is not None:
             components["reward_normalizer"] = self._reward_normalizer
+        if isinstance(own := self.estimate_advantage, OwnAdvantage) and saves(own.part):
+            components["advantage"] = own.part
         return components
 
     def _make_reference(self, described: Mapping[str, Any] | None) -> FrozenReference | None:

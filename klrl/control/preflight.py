@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +50,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     from klrl.control.action_space import is_discrete, require_served
     from klrl.control.observation import Packed, check_images, layout_of, require_actor
 
-    if not isinstance(env, CustomEnvConfig):
-        _check_id(env.id)
-    copy = _make(env)
+    copy = make_checked(env)
     space = copy.action_space
     discrete = is_discrete(space)
     require_served(env.named, space)
@@ -184,10 +183,32 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             f"{env.named}: its first step: {error}; fix the environment, or the setting named"
         ) from error
     except Exception as error:  # someone else's code: it may raise anything
+        if (wrapper := _raising_wrapper(env, error)) is not None:
+            with told(*wrapper):
+                raise
+        fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(
             f"{env.named} with {env.arguments}={_arguments(env)}: its first step fails: "
-            f"{first_line(error)}; fix {env.arguments}"
+            f"{first_line(error)}; {fix}"
         ) from error
+
+
+def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart] | None:
+    """The wrapper of the user's in whose code an error was raised, with its setting."""
+    from gymnasium import Env, Wrapper
+
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    envs = [self for self in (f.f_locals.get("self") for f in frames) if isinstance(self, Env)]
+    if not envs or not isinstance(envs[-1], Wrapper):
+        return None
+    kind = type(envs[-1])
+    wrappers = [(f"env.wrappers[{i}]", part) for i, part in enumerate(env.wrappers)]
+    # A wrapper that a function made has the function's module.
+    for of in (f"{kind.__module__}:{kind.__qualname__}.", f"{kind.__module__}:"):
+        for setting, part in wrappers:
+            if f"{part.target}.".startswith(of):
+                return setting, part
+    return None
 
 
 def _too_long(env: EnvConfig) -> ConfigError:
@@ -230,13 +251,15 @@ def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
     actions.seed(0)
 
     def play() -> Any:
-        with told("env", env):
-            return copy.reset(seed=0), copy.step(actions.sample())
+        return copy.reset(seed=0), copy.step(actions.sample())
 
     try:
         reset, step = within(env.step_timeout, play)
     except TookTooLong:
         return  # the check of a step says so
+    except (Exception, SystemExit) as error:
+        with told(*(_raising_wrapper(env, error) or ("env", env))):
+            raise
     text = env.named
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise ConfigError(f"{text}: reset returned {type(reset).__name__}; give observation, info")
@@ -320,6 +343,17 @@ EXTRAS = {"ale_py": "atari", "minigrid": "minigrid", "shimmy": "dm_control"}
 
 def _install(extra: str) -> str:
     return f"pip install 'klrl[{extra}]'"
+
+
+def make_checked(env: EnvConfig) -> Any:
+    """A copy of an environment.
+
+    Raises:
+        ConfigError: it cannot be made here; the message says why.
+    """
+    if not isinstance(env, CustomEnvConfig):
+        _check_id(env.id)
+    return _make(env)
 
 
 def _make(env: EnvConfig) -> Any:

@@ -32,7 +32,7 @@ from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import WorkerError, last_line
 from klrl.base.ray_start import HEADLESS, Shortage, headless, machines, quiet_ray, room, wait
-from klrl.base.seeds import derived_seed
+from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
 from klrl.control.env import make_env
@@ -239,7 +239,7 @@ class RolloutWorker(BaseCollector):
         create_env_fn: makes the environment of this worker; in a list, as RayCollector passes it.
         agent: the policy, on the CPU; each request replaces its weights.
         steps: T.
-        seed: of torch's generator in this process, which draws the actions.
+        seed: of this process's generators; torch's draws the actions.
         threads: of torch.
         **_: RayCollector's other arguments for collectors, unused here.
     """
@@ -256,7 +256,7 @@ class RolloutWorker(BaseCollector):
     ) -> None:
         super().__init__()
         torch.set_num_threads(threads)
-        torch.manual_seed(seed)
+        seed_generators(seed)
         self._agent = agent
         (make_env,) = create_env_fn
         self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
@@ -282,7 +282,7 @@ class RolloutWorker(BaseCollector):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the actions; the environment was seeded when it was made."""
-        torch.manual_seed(seed)
+        seed_generators(seed)
         return seed if static_seed else seed + 1
 
     def state_dict(self) -> OrderedDict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import first_line
+from klrl.base.seeds import generators_kept
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env_proof import ANEW, EXACT, REPLAYED, Way
 from klrl.train.loop import Rollout
@@ -104,17 +104,14 @@ class RunningEpisodes:
         self, loaded: Mapping[str, Any], make: Callable[[], Rollout], reseed: Callable[[], None]
     ) -> str:
         """Make the rollout from a state; why that failed, else nothing."""
-        generators = GlobalRNGState()
-        before = generators.state_dict()
-        rollout = self._rollout = make()
-        if not isinstance(rollout, KeptRollout):
-            return f"{type(rollout).__name__} takes no state"
-        why = ""
-        try:
-            rollout.load_state_dict(loaded)
-        except Exception as error:  # of the environment too, which may be another version's
-            why = f"{type(error).__name__}: {first_line(error)}"
-            reseed()
-            rollout.restart()
-        generators.load_state_dict(before)  # TorchRL's collector draws when it is made
-        return why
+        with generators_kept():  # TorchRL's collector draws when it is made
+            rollout = self._rollout = make()
+            if not isinstance(rollout, KeptRollout):
+                return f"{type(rollout).__name__} takes no state"
+            try:
+                rollout.load_state_dict(loaded)
+            except Exception as error:  # of the environment too, which may be another version's
+                reseed()
+                rollout.restart()
+                return f"{type(error).__name__}: {first_line(error)}"
+        return ""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError, LossError, with_line
-from klrl.base.imports import import_users
+from klrl.base.imports import import_named
 from klrl.doctor.problems import DOUBLE, MakeNetwork
 
 
@@ -34,8 +30,7 @@ def load(option: str, name: str) -> Any:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise ConfigError(f"{setting}: write package.module:NAME or path/file.py:NAME")
-    by_path = source.endswith(".py")
-    module = _import_file(setting, Path(source)) if by_path else import_users(setting, source)
+    module = import_named(setting, source)
     if not hasattr(module, attribute):
         raise ConfigError(f"{setting}: {source} has no {attribute}; fix the name")
     value = getattr(module, attribute)
@@ -44,26 +39,6 @@ def load(option: str, name: str) -> Any:
             f"{setting}: is of type {type(value).__name__}; name a function or a class"
         )
     return value
-
-
-def _import_file(setting: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{setting}: no such file {path}; fix the path")
-    spec = spec_from_file_location(f"klrl_doctor_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # its neighbours can be imported
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{setting}: importing {path} fails ({with_line(error)}); fix it"
-        ) from error
-    return module
 
 
 def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:

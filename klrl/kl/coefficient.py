@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +40,21 @@ def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
 
+class _Default(float):
+    """A coefficient that was not given, told apart from the same number that was."""
+
+
+ZERO, ONE = _Default(0.0), _Default(1.0)
+
+
 def one_spelling(
-    coef: float | Tensor, coeff: float | Tensor | None, default: float = 1.0, name: str = "coef"
+    coef: float | Tensor, coeff: float | Tensor | None, name: str = "coef"
 ) -> float | Tensor:
     """What was given as ``coef``, or as its alias ``coeff``.
 
     Args:
-        coef: ``default`` where it was not given.
+        coef: :data:`ZERO` or :data:`ONE` where it was not given.
         coeff: None where it was not given.
-        default: of the argument.
         name: of the argument; that of the alias has an f more.
 
     Raises:
@@ -55,7 +62,7 @@ def one_spelling(
     """
     if coeff is None:
         return coef
-    if isinstance(coef, Tensor) or coef != default:
+    if not isinstance(coef, _Default):
         raise ValueError(f"{name} and {name}f are one setting: give one of them")
     return coeff
 
@@ -87,6 +94,16 @@ class KeepsCoefficient(_Module):
         if name == self.coefficient_name + "f":
             name = self.coefficient_name
         return super().__getattr__(name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *rest: Any) -> Self:
+        """Move to a device; a cast of the weights rounds no coefficient, nor beta."""
+        numbers = {name: x for name, x in self._buffers.items() if x is not None and x.ndim == 0}
+        super()._apply(fn, *rest)
+        for name, number in numbers.items():
+            moved = self.get_buffer(name)
+            if moved.dtype.itemsize < number.dtype.itemsize:
+                self._buffers[name] = number.to(moved.device)
+        return self
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         held = prefix + self.coefficient_name

@@ -22,7 +22,7 @@ from klrl.config import (
     HeldControllerConfig,
     ScheduleControllerConfig,
 )
-from klrl.config.own import make_own, require, told
+from klrl.config.own import make_own, require, told, unsaved
 
 
 class HasCoef(Protocol):
@@ -46,7 +46,12 @@ class FixedKLController:
 
     Args:
         coef: reward per nat; or who keeps it, and is moved in place.
+
+    Attributes:
+        forgets: whether it has state that ``state_dict`` does not hold.
     """
+
+    forgets = False
 
     def __init__(self, coef: Coef) -> None:
         self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
@@ -353,11 +358,17 @@ def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLCo
 
     trial = made(Number(start))
     with told("controller", config):
+        saved = ["_keeper", *trial.state_dict()]
+        before = unsaved(trial, saved=saved)
         moved = trial.update(0.01)
+        trial.update(1.0)
+        forgets = unsaved(trial, saved=saved) != before
         trial.load_state_dict(trial.state_dict())
     if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
         raise ConfigError(
             f"controller.target={config.target}: kl.coef={moved!r} after a KL of .01 nats; give a "
             "number >= 0"
         )
-    return made(coef)
+    controller = made(coef)
+    controller.forgets = forgets
+    return controller

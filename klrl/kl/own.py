@@ -19,6 +19,12 @@ from klrl.config.placement import OWN
 from klrl.kl.divergences import Which
 from klrl.kl.estimators import Estimator
 
+#: What a run opens with.
+BLIND = (
+    "kl.divergence=custom: E_pi[f] sees no action that the policy never takes (of a Gaussian: that "
+    "no draw of the policy hits), whatever mass the reference has there; that E_pi[f] >= 0 is not "
+    "checked"
+)
 #: Largest value of an estimator where policy and reference agree, nats.
 _ZERO = 1e-6
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 from tensordict import TensorDictBase, unravel_key
-from tensordict.nn import CompositeDistribution, ProbabilisticTensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torch.distributions import Distribution
 
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.reference import FrozenPolicy
-from klrl.kl.saturated import PRE_TANH, beside, readable
+from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, beside, draw, log_probs, warn
 from klrl.kl.shapes import add_heads
 
+#: Where older TorchRL policies wrote the log-prob of all heads; read where today's key is missing.
+OLDER_KEY = "sample_log_prob"
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
 
@@ -25,14 +26,24 @@ def as_key(key: Key) -> Key:
     return unravel_key(key)
 
 
-def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) -> Tensor:
+def score(
+    model: ProbabilisticTensorDictSequential,
+    tensordict: TensorDictBase,
+    keys: Sequence[Key] | None = None,
+) -> Tensor:
     """log pi(a|s) of a transition's action, on the transition's device, as the policy gives it.
 
     It begins with the batch's shape; :mod:`klrl.kl.shapes` says what may follow. A policy with
-    several heads gives the sum over them. Saturated actions of a TanhNormal are
-    scored as :mod:`klrl.kl.saturated` tells. An environment on the CPU may ask a policy on a GPU.
-    The copy is shallow: the model writes its parameters into what it is given.
+    several heads gives the sum over them. Saturated actions of a TanhNormal get a sample before
+    tanh in the transition (:func:`keep_pre_tanh`). An environment on the CPU may ask a policy on a
+    GPU. The copy is shallow: the model writes its parameters into what it is given.
+
+    Args:
+        model: a policy.
+        tensordict: the transition.
+        keys: where the policy that sampled wrote its log-probs; default where ``model`` does.
     """
+    keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
     action_device = tensordict.get(model.dist_sample_keys[0]).device
     if device != action_device:
@@ -44,70 +55,59 @@ def score(model: ProbabilisticTensorDictSequential, tensordict: TensorDictBase) 
     log_prob = model.log_prob(moved, dist=dist)
     if not isinstance(log_prob, Tensor):
         log_prob = add_heads([log_prob.get(key) for key in log_prob_keys(model)])
-    return where_saturated(model, tensordict, dist, log_prob).to(action_device)
+    return where_kept(model, tensordict, dist, log_prob).to(action_device)
 
 
-def where_saturated(
+def keep_pre_tanh(
+    model: ProbabilisticTensorDictSequential,
+    tensordict: TensorDictBase,
+    keys: Sequence[Key] | None = None,
+) -> None:
+    """:func:`klrl.kl.saturated.draw`, where a transition holds the parameters that sampled it.
+
+    Args:
+        model: a policy of the family that sampled.
+        tensordict: the transition; changed where an action is saturated.
+        keys: where that policy wrote its log-probs; default where ``model`` does.
+    """
+    if (
+        isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)
+        and tensordict.get(PRE_TANH, None) is None
+        and has_all(tensordict, model.dist_params_keys)
+    ):
+        written = written_keys(tensordict, model.log_prob_keys if keys is None else keys)
+        dist = model.build_dist_from_params(tensordict)
+        draw(tensordict, dist, model.dist_sample_keys[0], written)
+
+
+def where_kept(
     model: ProbabilisticTensorDictSequential,
     tensordict: TensorDictBase,
     dist: Distribution,
-    log_prob: Tensor,
-) -> Tensor:
-    """:func:`klrl.kl.saturated.readable`, with what a transition keeps of the policy that sampled.
+    log_prob: Any,
+) -> Any:
+    """A log-prob, read from the samples before tanh where a transition holds them.
 
     Args:
         model: whose log-prob it is.
         tensordict: the transition, into which the model has not written.
         dist: the model's distribution there.
-        log_prob: of the action, [...].
+        log_prob: of the action, [...]; or a TensorDict of those of a composite's heads.
+
+    Returns:
+        As ``log_prob``; with a warning where an action is saturated and nothing is known of it.
     """
+    key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
         return log_prob  # it reads that itself
-
-    def known() -> tuple[Distribution | None, Tensor | None]:
-        if not has_all(tensordict, model.dist_params_keys):
-            return None, None
-        keys = [key for key in model.log_prob_keys if key is not None]
-        written = bool(keys) and has_all(tensordict, keys)
-        stored = sum_heads(tensordict, keys, log_prob.ndim) if written else None
-        return model.build_dist_from_params(tensordict), stored
-
-    return readable(log_prob, dist, tensordict, model.dist_sample_keys[0], known)
-
-
-def heads_where_saturated(
-    model: ProbabilisticTensorDictSequential,
-    tensordict: TensorDictBase,
-    dist: CompositeDistribution,
-    log_probs: TensorDictBase,
-) -> TensorDictBase:
-    """:func:`where_saturated` for a composite whose heads' log-probs stand apart.
-
-    Args:
-        model: whose log-probs they are.
-        tensordict: the transition, into which the model has not written.
-        dist: the model's distribution there.
-        log_probs: under the action's key with the suffix ``_log_prob``, one per head.
-    """
-    known = None
-    if has_all(tensordict, model.dist_params_keys):
-        known = model.build_dist_from_params(tensordict)
-    # Heads beside each other would share one pre_tanh.
-    data = tensordict.exclude(*(beside(key) for key in dist.dists))
-    for key, head in dist.dists.items():
-        name = f"{key}_log_prob" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_log_prob")
-        source = None if known is None else known.dists[key]
-        value = readable(
-            log_probs.get(name), head, data, key, partial(_pair, source, data.get(name, None))
-        )
-        log_probs.set(name, value)
-    return log_probs
-
-
-def _pair(
-    source: Distribution | None, stored: Tensor | None
-) -> tuple[Distribution | None, Tensor | None]:
-    return source, stored
+    if any_kept(dist, tensordict, key):
+        each = log_probs(dist, tensordict, key)
+        if isinstance(log_prob, Tensor):
+            return sum_beyond(add_heads(list(each.values())), log_prob.ndim)
+        return log_prob.update(each)
+    if any_lost(dist, tensordict, key) and not has_all(tensordict, model.dist_params_keys):
+        warn()
+    return log_prob
 
 
 def require_policy(name: str, model: Any) -> None:
@@ -124,6 +124,25 @@ def require_policy(name: str, model: Any) -> None:
             "ProbabilisticTensorDictModule(in_keys, out_keys, distribution_class=...)"
         )
     refuse_nested_policy(name, model)
+
+
+def require_reference(name: str, model: Any) -> None:
+    """Refuse what scores another policy's data with that policy's numbers.
+
+    A recurrent policy reads its hidden state from the data, where it is that of the policy that
+    sampled: in silence, log-probs of the reference would be off by nats.
+
+    Raises:
+        ValueError: a recurrent policy; or as :func:`refuse_nested_policy`.
+    """
+    refuse_nested_policy(name, model)
+    written = {as_key(key) for key in getattr(model, "out_keys", ())}
+    carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
+    if carried:
+        raise ValueError(
+            f"{name}: is recurrent (carries {carried[0]} from step to step), and would be asked "
+            "with the hidden state of the policy that sampled; give a policy without one"
+        )
 
 
 def refuse_nested_policy(name: str, model: Any) -> None:
@@ -161,6 +180,13 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     if not keys:
         raise ValueError(f"{type(model).__name__} writes no log-prob: set return_log_prob=True")
     return keys
+
+
+def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
+    """Of the log-probs that a transition holds: the keys, or :data:`OLDER_KEY`, or []."""
+    named = [as_key(key) for key in keys if key is not None]
+    older = [beside(key, OLDER_KEY) for key in named[:1]]
+    return next((found for found in (named, older) if has_all(tensordict, found)), [])
 
 
 def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:

@@ -3,15 +3,21 @@
 a = mid + half * tanh(u). In float32 every u above 7 gives the same a, and TorchRL's inverse gives
 one and the same u back: at loc 15 its log-prob is off by a hundred nats. What is known of such a u
 is that it lies beyond the cut, and, from the parameters that the policy wrote, its distribution
-there: a Gaussian cut off on one side. So its log-prob under any TanhNormal has a mean in closed
-form, and the mean of k1 is the KL. (k2 and k3 are not linear in it; ``exact`` needs none of this.)
+there: a Gaussian cut off on one side. :func:`draw` draws u from that, and replaces the log-prob
+that was written by that of this u. Both policies and the loss read it, so ratio, KL and score are
+of one sample, and their means those of the sample that was lost.
+
+The draw needs no generator: its randomness is that of the bits of the log-prob that was written.
+TorchRL gives a transform inside an environment a copy of the transition, so u written there is
+lost; a loss that meets the transition later draws the same u.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -22,159 +28,201 @@ from torch.nn.functional import softplus
 from torchrl.modules import TanhNormal
 
 from klrl.kl.estimators import sum_beyond
+from klrl.kl.shapes import add_heads
 
 #: Where a policy may keep the sample before tanh, beside its action.
 PRE_TANH = "pre_tanh"
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+#: Standard deviations that no sampler reaches: PyTorch's Gaussians in float32 end at 6.7.
+REACH = 7.0
+#: Nats, and per nat of the log-prob, by which rounding may have moved one.
+TOLERANCE = (1.0, 1e-2)
+
+ActionKey: TypeAlias = str | tuple[str, ...]
 
 
-def readable(
-    log_prob: Tensor,
-    dist: Distribution,
+@torch.no_grad()
+def draw(
     batch: TensorDictBase,
-    action_key: str | tuple[str, ...],
-    known: Callable[[], tuple[Distribution | None, Tensor | None]],
-) -> Tensor:
-    """A log-prob, put right where tanh was saturated.
+    sampled: Distribution,
+    action_key: ActionKey,
+    log_prob_keys: Sequence[ActionKey],
+) -> None:
+    """Write the samples before tanh of a batch with saturated actions, and their log-probs.
+
+    What is not saturated gets TorchRL's inverse, and so does a transition that ``sampled`` cannot
+    have made, which keeps its log-prob, with a warning. Without any to draw nothing is written.
 
     Args:
-        log_prob: as the distribution gives it, [...].
-        dist: that distribution.
-        batch: its actions, and ``pre_tanh`` beside the action where a policy kept it.
+        batch: changed.
+        sampled: what its actions were sampled from.
         action_key: of the action; a composite's heads name theirs.
-        known: gives what the actions were sampled from, and the sample's log-prob [...] as that
-            policy wrote it, each None where the data lack it. With the second the noise of what is
-            not known cancels in the log-ratio.
+        log_prob_keys: where that policy's log-probs stand; empty where the batch has none.
+    """
+    if not any_lost(sampled, batch, action_key):
+        return
+    heads: list[tuple[ActionKey, Any]] = [
+        (key, head) for key, head in _heads(sampled, action_key) if isinstance(head, TanhNormal)
+    ]
+    written = [batch.get(key) for key in log_prob_keys]
+    stored = add_heads(written) if written else None
+    rows = batch.ndim if stored is None else stored.ndim
+    drawn, span = batch.copy(), torch.zeros(())
+    for number, (key, head) in enumerate(heads):
+        u, apart = _beyond_the_cut(head, batch.get(key), stored, number)
+        drawn.set(kept_at(sampled, key), u)
+        span = span.to(apart) + sum_beyond(apart, rows)
+    each = log_probs(sampled, drawn, action_key)
+    total = add_heads(list(each.values()))
+    lost, possible = span > 0, sum_beyond(total, rows).isfinite()
+    if stored is not None:
+        slack = span + TOLERANCE[0] + TOLERANCE[1] * stored.abs()
+        possible = (sum_beyond(total, rows) - stored).abs() <= slack
+    if not bool(possible[lost].all()):
+        warn()
+    if not bool(possible[lost].any()):
+        return
+    for key, head in heads:
+        u, inverse = drawn.get(kept_at(sampled, key)), head.transforms[0].inv(batch.get(key))
+        batch.set(kept_at(sampled, key), torch.where(_expand(possible, u), u, inverse))
+    for key, value in zip(log_prob_keys, written, strict=True):
+        new = sum_beyond(each.get(key, total) if len(written) > 1 else total, value.ndim)
+        batch.set(key, torch.where(_expand(possible, value), new.to(value), value))
+
+
+def log_probs(
+    dist: Distribution, batch: TensorDictBase, action_key: ActionKey
+) -> dict[ActionKey, Tensor]:
+    """log pi(a|s) of every head, from the sample before tanh where the batch holds one.
+
+    Args:
+        dist: of pi.
+        batch: its actions.
+        action_key: of the action; a composite's heads name theirs.
 
     Returns:
-        [...]; with a warning where an action is saturated and nothing else is known of it.
+        A head's log-prob, shaped as its distribution does, under its action's key + ``_log_prob``.
     """
-    heads = [(key, head) for key, head in _heads(dist, action_key) if isinstance(head, TanhNormal)]
-    if not heads:
-        return log_prob
-    u = None if isinstance(dist, CompositeDistribution) else batch.get(beside(action_key), None)
-    if u is not None:
-        return log_prob_before_tanh(heads[0][1], u)
-    rows = [_any_beyond(saturated(head, batch.get(key)), log_prob.ndim) for key, head in heads]
-    lost = torch.stack(rows).any(0)
-    if not bool(lost.any()):
-        return log_prob
-    source, stored = known()
-    if source is None:
-        warn()
-        return log_prob
-    expected = _expected(dist, batch, action_key, source, log_prob.ndim)
-    if stored is not None and stored.shape == log_prob.shape:
-        # The same u on both sides: what the stored one has above its mean, this one has too.
-        expected = expected + stored
-        expected = expected - _expected(source, batch, action_key, source, log_prob.ndim)
-    return torch.where(lost, expected, log_prob)
+    each = {}
+    for key, head in _heads(dist, action_key):
+        u = batch.get(kept_at(dist, key), None)
+        before = isinstance(head, TanhNormal) and u is not None
+        value = log_prob_before_tanh(head, u) if before else head.log_prob(batch.get(key))
+        each[_suffixed(key, "log_prob")] = value
+    return each
 
 
-def any_lost(
-    dist: Distribution | None, batch: TensorDictBase, action_key: str | tuple[str, ...]
-) -> bool:
-    """Whether an action is saturated, and its sample before tanh was not kept."""
-    if dist is None or batch.get(beside(action_key), None) is not None:
-        return False
-    heads = _heads(dist, action_key)
+def any_kept(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
+    """Whether the batch holds the sample before tanh of a TanhNormal."""
     return any(
-        isinstance(head, TanhNormal) and bool(saturated(head, batch.get(key)).any())
-        for key, head in heads
+        isinstance(head, TanhNormal) and batch.get(kept_at(dist, key), None) is not None
+        for key, head in _heads(dist, action_key)
     )
 
 
-def warn(more: str = "") -> None:
-    """Say that log-probs cannot be read from saturated actions, and the remedy.
+def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
+    """Whether an action is saturated, and its sample before tanh was not kept."""
+    return not any_kept(dist, batch, action_key) and any(
+        isinstance(head, TanhNormal)
+        and batch.get(key, None) is not None
+        and bool(saturated(head, batch.get(key)).any())
+        for key, head in _heads(dist, action_key)
+    )
 
-    Args:
-        more: a further remedy.
-    """
+
+def warn() -> None:
+    """Say that log-probs cannot be read from saturated actions, and the remedy."""
     warnings.warn(
         "actions lie on the bounds of TanhNormal to within rounding, where their log-prob cannot "
-        f"be computed from them: {more}keep in the data what the policy writes (loc, scale), or "
-        "the sample before tanh (pre_tanh), or sample in float64",
+        "be computed from them, and no parameters in the data can have made them: they are scored "
+        "as TorchRL scores them; keep in the data what the policy writes (loc, scale, log-prob), "
+        "or the sample before tanh (pre_tanh), or sample in float64",
         stacklevel=3,
     )
 
 
-def beside(action_key: str | tuple[str, ...]) -> str | tuple[str, ...]:
-    """Where ``pre_tanh`` stands: beside the action."""
-    return (*action_key[:-1], PRE_TANH) if isinstance(action_key, tuple) else PRE_TANH
+def beside(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
+    """The key of that name next to another."""
+    return (*key[:-1], name) if isinstance(key, tuple) else name
+
+
+def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
+    """Where a sample before tanh stands; composites' keys have the action's name, as log-probs."""
+    composite = isinstance(dist, CompositeDistribution)
+    return _suffixed(action_key, PRE_TANH) if composite else beside(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:
     """Which coordinates of an action are a bound, as far as its type can tell: bool."""
-    t, slack = _squashed(dist, action)
-    return t.abs() >= 1 - slack
+    t, least, _ = _squashed(dist, action)
+    return t.abs() >= least
 
 
 def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
     """log pi(a|s) = log N(u; loc, scale) - log |da/du|, from the sample before tanh [..., A]."""
-    root = dist.root_dist
-    each = root.log_prob(u) - _log_slope(u) - _half(dist, u).log()
-    return _sum_event(dist, each)
+    low, high = (torch.as_tensor(bound).to(u) for bound in (dist.low, dist.high))
+    each = dist.root_dist.log_prob(u) - _log_slope(u) - (0.5 * (high - low)).log()
+    return each.flatten(-len(dist.event_shape)).sum(-1) if dist.event_shape else each
 
 
-def expected_log_prob(dist: TanhNormal, action: Tensor, sampled: TanhNormal) -> Tensor:
-    """log pi(a|s), where a is saturated its mean over what u may have been.
+def _beyond_the_cut(
+    dist: TanhNormal, action: Tensor, stored: Tensor | None, n: int
+) -> tuple[Tensor, Tensor]:
+    """u [..., A], where saturated a draw of N(m, s) beyond the cut c, else TorchRL's inverse.
 
-    With u ~ N(m, s) beyond the cut c, alpha = (c - m) / s and lambda = phi(alpha) / Phi(-alpha):
-    E u = m + s lambda, Var u = s^2 (1 + alpha lambda - lambda^2). There log |dtanh/du| is
-    2 (log 2 - u) to within exp(-2 c).
+    With alpha = (c - m) / s and v uniform: u = m + s z, z = -Phi^-1(v Phi(-alpha)), in float64;
+    NaN where alpha is out of reach. ``n`` numbers the head.
 
-    Args:
-        dist: of pi.
-        action: [..., A].
-        sampled: what the action was sampled from, with the same bounds.
+    Returns:
+        u; and how far log-probs of such draws, const + 2 s z - z^2 / 2, can be apart (else 0).
     """
-    t, slack = _squashed(dist, action)
-    side = t.sign()
-    cut = torch.atanh(1 - slack)
-    u = torch.atanh(t.clamp(-1 + slack, 1 - slack))
-    root, source = dist.root_dist, sampled.root_dist
-    point = root.log_prob(u) - _log_slope(u)
+    t, least, ulp = _squashed(dist, action)
+    # What is above the middle between two numbers is rounded up.
+    side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
+    loc, scale = dist.root_dist.loc, dist.root_dist.scale
+    stored = action.new_zeros(()) if stored is None else _expand(stored, action)
+    v = _uniform(*torch.broadcast_tensors(loc, scale, stored, action.new_tensor(n)))
     # Both bounds alike: mirrored, the cut is above.
-    loc, scale, own = side * source.loc, source.scale, side * root.loc
-    alpha = (cut - loc) / scale
-    hazard = (-0.5 * alpha**2 - _HALF_LOG_2PI - torch.special.log_ndtr(-alpha)).exp()
-    mean = loc + scale * hazard
-    variance = scale**2 * (1 + alpha * hazard - hazard**2).clamp_min(0.0)
-    square = (variance + (mean - own) ** 2) / (2 * root.scale**2)
-    tail = -square - root.scale.log() - _HALF_LOG_2PI - 2 * (math.log(2) - mean)
-    each = torch.where(t.abs() >= 1 - slack, tail, point) - _half(dist, u).log()
-    return _sum_event(dist, each)
+    alpha = (cut - side * loc.double()) / scale.double()
+    z = -torch.special.ndtri(v * torch.special.log_ndtr(-alpha).exp())
+    z = z.clamp_min(alpha).masked_fill(alpha > REACH, torch.nan)
+    u = (loc.double() + side * scale.double() * z).to(action)
+    apart = (REACH - alpha.clamp_min(-REACH)).abs().to(u) * (REACH + 2 * scale)
+    beyond, inverse = t.abs() >= least, dist.transforms[0].inv(action)
+    return torch.where(beyond, u, inverse), torch.where(beyond, apart, 0.0)
 
 
-def _expected(
-    dist: Distribution,
-    batch: TensorDictBase,
-    action_key: str | tuple[str, ...],
-    sampled: Distribution,
-    batch_dims: int,
-) -> Tensor:
-    """The sum over heads of :func:`expected_log_prob`, or of the plain log-prob."""
-    sources = dict(_heads(sampled, action_key))
-    each = [
-        expected_log_prob(head, batch.get(key), sources[key])
-        if isinstance(head, TanhNormal)
-        else head.log_prob(batch.get(key))
-        for key, head in _heads(dist, action_key)
-    ]
-    return torch.stack([sum_beyond(value, batch_dims) for value in each]).sum(0)
+def _uniform(*known: Tensor) -> Tensor:
+    """Numbers in (0, 1) from the bits of what is known, mixed as MurmurHash3 does."""
+    bits = torch.zeros_like(known[0], dtype=torch.int64)
+    for value in known:
+        bits = _mixed(bits ^ value.float().view(torch.int32))
+    # Where the same is known of several they are numbered, so that they differ.
+    order = bits.flatten().argsort(stable=True)
+    found, number = bits.flatten()[order], torch.empty_like(order)
+    number[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(found, found)
+    return (_mixed(bits ^ number.view_as(bits)).double() + 0.5) / 2**32
 
 
-def _heads(
-    dist: Distribution, action_key: str | tuple[str, ...]
-) -> list[tuple[str | tuple[str, ...], Distribution]]:
+def _mixed(bits: Tensor) -> Tensor:
+    bits = bits & 0xFFFFFFFF
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        bits = (bits ^ (bits >> shift)) * factor & 0xFFFFFFFF
+    return bits
+
+
+def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Distribution]]:
     """(the key of its action, its distribution) of every head."""
     if isinstance(dist, CompositeDistribution):
         return list(dist.dists.items())
     return [(action_key, dist)]
 
 
-def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh(u) as the action gives it, and how far from 1 rounding lets it be.
+def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
+    return f"{key}_{suffix}" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_{suffix}")
+
+
+def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """tanh(u) as the action gives it, the least that is saturated, and its rounding below 1.
 
     TorchRL keeps tanh(u) a ``resolution`` away from 1; the action has its bounds' rounding too.
     """
@@ -184,12 +232,7 @@ def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor]:
     ulp = info.eps * torch.maximum(low.abs(), high.abs()) / half
     slack = 2 * ulp.clamp_min(info.resolution)
     # A power of two: 1 - slack is then a number of this type, and the cut where it is said to be.
-    return (action - low) / half - 1, slack.log2().ceil().exp2()
-
-
-def _half(dist: TanhNormal, like: Tensor) -> Tensor:
-    low, high = (torch.as_tensor(bound).to(like) for bound in (dist.low, dist.high))
-    return 0.5 * (high - low)
+    return (action - 0.5 * (high + low)) / half, 1 - slack.log2().ceil().exp2(), ulp
 
 
 def _log_slope(u: Tensor) -> Tensor:
@@ -197,10 +240,5 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u.abs() - softplus(-2 * u.abs()))
 
 
-def _sum_event(dist: TanhNormal, each: Tensor) -> Tensor:
-    return each.flatten(-len(dist.event_shape)).sum(-1) if dist.event_shape else each
-
-
-def _any_beyond(flags: Tensor, batch_dims: int) -> Tensor:
-    """Whether any flag beyond the batch's dimensions is set, [...]."""
-    return flags.flatten(batch_dims).any(-1) if flags.ndim > batch_dims else flags
+def _expand(rows: Tensor, like: Tensor) -> Tensor:
+    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from klrl.base.files import replace_file
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
 from klrl.language.cached import cached
@@ -133,7 +134,7 @@ def build(recipe: Recipe, folder: Path) -> dict[str, Any]:
     with no_progress_bar():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "built.json").write_text(json.dumps(summary, indent=1))
+    replace_file(folder / "built.json", json.dumps(summary, indent=1))
     return summary
 
 

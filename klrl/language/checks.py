@@ -16,6 +16,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.config import LanguageConfig, TextConfig
 from klrl.domains import LANGUAGE
 from klrl.kl.estimators import masked_mean
+from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.causal_lm import checkpoints_gradients, head, model_device, model_dtype
 from klrl.language.kl import Reference, starts_at_reference
@@ -129,6 +130,13 @@ def _checks(
     if floor > SHOWN_FLOOR:
         words = f"{floor:.2g} nats/token, truly 0: no smaller KL is known"
         yield f"KL(policy||policy), sampled and scored: {words}"
+    rows = policy.causal.model.get_input_embeddings().num_embeddings
+    empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
+    if empty:
+        first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
+        share = float(first[:, empty].exp().sum(-1).mean())
+        words = f"ids of the vocabulary have no token: the policy gives them {share:.2g} of a first"
+        yield f"{len(empty):,} of {rows:,} {words} token's probability, and they are no text"
     measured = scored if in_low_precision(policy.model) else kept
     scoring = {"policy": scored.temperature}
     if reference is not None:

@@ -79,7 +79,7 @@ def evaluate_policy(
             yield Scores(rewards, gold)
 
     how = f"sampled at temperature {decoding.temperature:g}" if sampled else "greedy"
-    return evaluation(scores(), LANGUAGE, how)
+    return evaluation(scores(), LANGUAGE, how, starts)
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:

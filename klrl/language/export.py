@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from klrl.base.errors import ConfigError
-from klrl.base.files import expanded, replacing
+from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
 from klrl.language.base_place import check_place, moved
 from klrl.language.causal_lm import unwrapped
@@ -138,4 +138,4 @@ def _restore_config(saved: Path, author: Path) -> None:
         rates = {name for name in ours if "drop" in name or "jitter" in name}
         restored = {name: value for name, value in ours.items() if name not in rates}
         restored |= {name: text[name] for name in rates if name in text}
-    saved.write_text(json.dumps(restored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    replace_file(saved, json.dumps(restored, indent=2, sort_keys=True) + "\n")

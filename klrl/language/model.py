@@ -26,6 +26,9 @@ from klrl.language.prompts import Tokenizer
 from klrl.language.tokenizer import end_tokens, load_tokenizer
 from klrl.transforms.token_log_probs import context_of
 
+#: Bytes of weights from which a run says what it does before its first row.
+LARGE = 50_000_000
+
 
 @dataclass(frozen=True)
 class CausalLM:
@@ -76,6 +79,9 @@ def load_causal_lm(
     check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     check_generation(folder, setting)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if size > LARGE:
+        say(f"{setting}: loading {size / 1e6:,.1f} MB")
     network = read_weights(folder, config, getattr(torch, dtype), setting)
     _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from klrl.base.seeds import derived_seed
+from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import LanguageConfig, factory
 from klrl.kl.divergences import REVERSE
+from klrl.language import model
 from klrl.language.causal_lm import head
 from klrl.language.checks import PROMPTS, preflight_checks
 from klrl.language.evaluate import evaluate_policy
@@ -43,6 +45,8 @@ from klrl.train.loop import Parts
 from klrl.train.row import Rewards
 from klrl.train.schedule import Size
 
+_say = partial(print, flush=True)
+
 
 class LanguageParts(Parts):
     """Everything that one language run needs, built from its settings and looked at.
@@ -65,8 +69,9 @@ class LanguageParts(Parts):
         super().__init__(config, device_of(config.device))
         self.config = config
         self.task = make_task(config.env, config.seed)
-        torch.manual_seed(derived_seed(config.seed, "torch"))
-        self.policy = factory("actor", config.actor, config.domain)(config, chat=self.task.chat)
+        seed_generators(derived_seed(config.seed, "torch"))
+        make_policy = factory("actor", config.actor, config.domain)
+        self.policy = make_policy(config, chat=self.task.chat, say=_say)
         tokenizer = self.policy.causal.tokenizer
         limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
@@ -83,6 +88,8 @@ class LanguageParts(Parts):
             load_component(run, "last", "agent", self.weights, self.device)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.sampler = make_sampler(config, self.policy)
+        if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
+            _say("preflight: sampling and scoring a few responses in each way that the run will")
         few = self.task.few(tokenizer, limit, PROMPTS)
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None

@@ -25,16 +25,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError, RewardError, in_one_line
-from klrl.base.imports import import_users
+from klrl.base.imports import import_named
 from klrl.base.time_limit import TookTooLong, within
+from klrl.config.own.parts import is_reward_model
 from klrl.language import instructions, sort_digits
 from klrl.language.prompts import Prompt, Tokenizer
 
@@ -86,7 +85,7 @@ FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
-    """A name in ``env.reward``: a built-in, ``package.module:function``, or ``model:FOLDER``.
+    """``env.reward``: a built-in, ``package.module:NAME``, ``FILE.py:NAME``, ``model:FOLDER``.
 
     Modules are searched for on Python's path, then in the current folder.
 
@@ -102,13 +101,13 @@ def find_reward(name: str) -> RewardFunction:
         *names, last = BUILT_IN
         raise ConfigError(
             f"{setting}: choose {', '.join(names)} or {last}, or name a function as "
-            "package.module:function, or a classifier as model:FOLDER"
+            "package.module:NAME or path/file.py:NAME, or a classifier as model:FOLDER"
         )
-    if _is_reward_model(module_name, attribute):
+    if is_reward_model(module_name, attribute):
         from klrl.language.reward_model import RewardModel
 
         return RewardModel(attribute, setting)
-    module = import_users(setting, module_name)
+    module = import_named(setting, module_name)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(f"{setting}: {module_name} has no function {attribute}; fix the name")
@@ -122,14 +121,6 @@ def find_reward(name: str) -> RewardFunction:
     except ValueError:
         pass  # some functions written in C have no signature
     return function
-
-
-def _is_reward_model(module: str, attribute: str) -> bool:
-    """Whether ``model:X`` names a folder, and not a function of the user's module ``model``."""
-    if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
-        return module == "model"
-    found = find_spec("model")  # without an origin: a folder that is no package
-    return not Path("model.py").is_file() and (found is None or found.origin is None)
 
 
 def asked_for(function: RewardFunction) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
+from klrl.base.text import warn
 from klrl.language.cached import cached
 from klrl.language.model_files import no_progress_bar
 
@@ -57,6 +58,7 @@ def smollm(cache: Path | None = None) -> Path:
 
 def convert(folder: Path) -> None:
     """Write the model, float32, and its tokenizer, chat template included."""
+    warn(f"actor.model={NAME}: converting its weights to float32, once; it takes about 20 s")
     # The bar of the conversion is on stderr, whatever transformers is told.
     with no_progress_bar(), redirect_stderr(StringIO()):
         read = AutoModelForCausalLM.from_pretrained(_wheel(), gguf_file=GGUF, dtype=torch.float32)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from klrl.base.errors import ConfigError
 from klrl.config import KLPENConfig
-from klrl.config.own import make_own, require, told
+from klrl.config.own import make_own, require, told, unsaved
 
 
 class BetaRule:
@@ -21,9 +21,10 @@ class BetaRule:
         beta: the coefficient of KL(old||new).
         dtarg: its target, nats per position; the learner moves it where it is annealed.
         every_forward: whether the rule is updated with each minibatch's KL, not the rollout's.
+        forgets: whether it has state that ``state_dict`` does not hold.
     """
 
-    every_forward = False
+    every_forward = forgets = False
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
         self.beta, self.dtarg = beta, dtarg
@@ -130,14 +131,18 @@ def own_beta_rule(config: KLPENConfig) -> BetaRule:
 
     trial = made()
     with told(setting, part):
+        before = unsaved(trial, saved=[*trial.state_dict()])
         moved = trial.update(2 * config.dtarg)
+        forgets = unsaved(trial, saved=[*trial.state_dict()]) != before
         trial.load_state_dict(trial.state_dict())
     if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
         raise ConfigError(
             f"{setting}.target={part.target}: beta={moved!r} after a KL of 2 loss.dtarg; give a "
             "number >= 0"
         )
-    return made()
+    rule = made()
+    rule.forgets = forgets
+    return rule
 
 
 BETA_RULES: dict[str, Callable[[KLPENConfig], BetaRule]] = {

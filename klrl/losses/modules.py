@@ -24,19 +24,19 @@ from tensordict.nn import (
 )
 from torch import Tensor
 
-from klrl.kl.coefficient import KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
 from klrl.kl.policies import (
     as_key,
-    has_all,
-    heads_where_saturated,
+    keep_pre_tanh,
     require_policy,
+    require_reference,
     score,
     sum_heads,
-    where_saturated,
+    where_kept,
 )
 from klrl.kl.reference import FrozenPolicy
-from klrl.kl.saturated import any_lost, warn
+from klrl.kl.saturated import any_lost
 from klrl.losses.beta import factor, moves_beta
 from klrl.losses.functional import reference_kl
 
@@ -70,9 +70,10 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
             raise ValueError(f"ref_kl_estimator={estimator}: choose exact, k1, k2 or k3")
         if reference is not None:
             require_policy("reference", reference)
+            require_reference("reference", reference)
         self.reference = None if reference is None else FrozenPolicy.copy_of(reference)
         self.ref_kl_estimator = estimator
-        self.keep_coefficient(one_spelling(coef, coeff, 0.0, self.coefficient_name))
+        self.keep_coefficient(one_spelling(coef, coeff, self.coefficient_name))
         self._set_in_keys()
 
     def _set_in_keys(self) -> None:
@@ -94,6 +95,12 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     def out_keys(self, values: list[Any]) -> None:
         self._out_keys = values
 
+    def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
+        """A copy with the samples before tanh of saturated actions, under the actor's own keys."""
+        data = self._renamed(data, self.actor_network)
+        keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
+        return data
+
     def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
         if self.reference is None:
             return out
@@ -110,35 +117,27 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
                 ref_dist = reference.get_dist(data.copy())
             return exact_kl(dist, ref_dist)
         dims = self._frame_dims(data)
-        model = self.actor_network
-        if has_all(data, model.dist_params_keys):
-            sampled = model.build_dist_from_params(data)
-            if any_lost(sampled, data, model.dist_sample_keys[0]):
-                warn("set ref_kl_estimator=exact, or ")  # the number is right, its gradient is lost
         with self._live_parameters():
-            log_prob = self._score(self.actor_network, data)
+            log_prob = score(self.actor_network, data)
         with torch.no_grad():
-            ref_log_prob = self._score(reference, data)
+            ref_log_prob = score(reference, self._renamed(data, reference))
         old = sum_heads(data, _listed(self.tensor_keys.sample_log_prob), dims)
         new, ref = sum_beyond(log_prob, dims), sum_beyond(ref_log_prob, dims)
         return reference_kl(self.ref_kl_estimator, new, old, ref)
 
-    def _score(self, model: Any, data: TensorDictBase) -> Tensor:
-        """log pi(a|s), also where :meth:`set_keys` has called the action otherwise."""
+    def _renamed(self, data: TensorDictBase, model: Any) -> TensorDictBase:
+        """A copy with the actions under the model's keys, whatever :meth:`set_keys` called them."""
         data = data.copy()
-        actions = _listed(self.tensor_keys.action)
-        for key, own in zip(actions, model.dist_sample_keys, strict=True):
+        for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
             if as_key(key) != as_key(own):
                 data.set(own, data.get(key))
-        return score(model, data)
+        return data
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
-        # TorchRL inverts tanh; where that has saturated, what the data keep is read instead.
+        # TorchRL inverts tanh; where that has saturated, the sample before tanh is read instead.
         known = tensordict.copy()  # the policy writes its parameters over those that sampled
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
-        rescored = where_saturated if isinstance(log_prob, Tensor) else heads_where_saturated
-        log_prob = rescored(self.actor_network, known, dist, log_prob)
-        return log_prob, dist, composite
+        return where_kept(self.actor_network, known, dist, log_prob), dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
         """How many dimensions count frames (or agents, where each has an advantage)."""
@@ -216,7 +215,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         beta_max: float = 1e4,
         beta_update: str = "iteration",
         reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coef: float | Tensor = 0.0,
+        ref_kl_coef: float | Tensor = ZERO,
         ref_kl_coeff: float | Tensor | None = None,
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
@@ -249,6 +248,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         """The loss terms of a minibatch (``loss_*``), ``kl`` and what TorchRL logs."""
         self._require_parameters(tensordict)
         self._warn_of_sampled_kl(tensordict)
+        tensordict = self._with_pre_tanh(tensordict)
         with _beta_held(self):
             out = super().forward(tensordict)
         if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
@@ -327,7 +327,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         critic_network: TensorDictModule | None = None,
         *,
         reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coef: float | Tensor = 0.0,
+        ref_kl_coef: float | Tensor = ZERO,
         ref_kl_coeff: float | Tensor | None = None,
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
@@ -339,6 +339,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """The loss terms of a minibatch (``loss_*``) and what TorchRL logs."""
+        tensordict = self._with_pre_tanh(tensordict)
         return self._add_reference_kl(super().forward(tensordict), tensordict)
 
 

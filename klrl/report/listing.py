@@ -6,6 +6,7 @@ Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a s
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
-from klrl.runs.folder import BrokenRun, RunFolder, read_settings
+from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
 from klrl.runs.returns import final_return
 from klrl.runs.rows import parse_row
 from klrl.sweep.sweep_file import SWEEP_FILE
@@ -106,7 +107,7 @@ def _seconds(entry: Entry) -> float:
     """When it started, or, if that is unknown, when its folder was last written to."""
     try:
         return datetime.fromisoformat(entry.started or "").timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return entry.path.stat().st_mtime if entry.path.exists() else 0.0
 
 
@@ -144,7 +145,7 @@ def _state(job: Planned) -> tuple[str, dict[str, Any]]:
     run = RunFolder(job.folder)
     try:
         return run.status, run.manifest
-    except (OSError, BrokenRun):
+    except UNREADABLE:
         return BROKEN, {}
 
 
@@ -161,8 +162,8 @@ def _job(job: Planned) -> Entry:
 def _run(folder: Path) -> Entry:
     try:
         return _read_run(folder)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        return Entry(folder, BROKEN, note=first_line(error))
+    except UNREADABLE as error:
+        return Entry(folder, BROKEN, note=why_unreadable(error))
 
 
 def _read_run(folder: Path) -> Entry:
@@ -178,6 +179,7 @@ def _read_run(folder: Path) -> Entry:
     notes = [str(manifest.get("error") or "").partition("\n")[0]]
     every = _evaluated_every(settings.get("eval") or {})
     row = last_values(run.metrics, every, say=notes.append)
+    notes += _foreign_end(run.metrics, manifest.get("id"))
     domain = recorded_domain(manifest, row)
     frames = settings.get("frames")
     return Entry(
@@ -195,6 +197,20 @@ def _read_run(folder: Path) -> Entry:
         started=manifest.get("started"),
         note="; ".join(filter(None, notes)),
     )
+
+
+def _foreign_end(path: Path, run: str | None) -> list[str]:
+    """What is wrong with the last rows: they are another run's, or come twice, or backwards."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - _BLOCK, 0))
+        end = file.read()
+    named = {each.decode() for each in re.findall(rb'"run": "(\w*)"', end)}
+    at = [int(each) for each in re.findall(rb'"iteration": (\d+)', end)]
+    told = ["are another run's"] if run is not None and named - {run} else []
+    told += ["do not follow those before"] if at != sorted(set(at)) else []
+    return [f"{path.name}: rows near its end {each}" for each in told]
 
 
 def _evaluated_every(evals: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from klrl.base.files import replacing
 from klrl.report.aggregate import Aggregate
 from klrl.report.charts import Chart, Point
 from klrl.report.dots import axis_title, title, told_apart
@@ -115,10 +116,12 @@ def _figure(size: tuple[float, float], stem: Path) -> Iterator[Any]:
         FigureCanvasAgg(figure)
         yield figure
         png, svg = (stem.with_name(name) for name in _names(stem))
-        figure.savefig(png, dpi=130)
+        with replacing(png) as partial:
+            figure.savefig(partial, dpi=130)
         # All is in its place by now.
         figure.set_layout_engine("none")
-        figure.savefig(svg, metadata={"Date": None})
+        with replacing(svg) as partial:
+            figure.savefig(partial, metadata={"Date": None})
 
 
 def _names(stem: Path) -> list[str]:

@@ -19,8 +19,15 @@ from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
 from klrl.report.starts import mark_own_seeds
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
-from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key, read_manifest, read_settings
-from klrl.runs.rows import parse_row, tell_bad_lines
+from klrl.runs.folder import (
+    UNREADABLE,
+    RunFolder,
+    by_dotted_key,
+    read_manifest,
+    read_settings,
+    why_unreadable,
+)
+from klrl.runs.rows import each_row
 
 T = TypeVar("T")
 
@@ -126,11 +133,22 @@ def find_runs(paths: Sequence[str]) -> Inventory:
     if not folders and not swept:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
     skipped: list[str] = []
-    runs = _readable(read_run, folders.values(), skipped)
+    runs = _without_copies(_readable(read_run, folders.values(), skipped), skipped)
     sweeps = _readable(read_sweep, swept.values(), skipped)
     marked = mark_own_seeds([run.settings for run in runs], [run.seed for run in runs])
     runs = [replace(run, settings=each) for run, each in zip(runs, marked, strict=True)]
     return Inventory(runs, skipped, sweeps)
+
+
+def _without_copies(runs: Sequence[Run], skipped: list[str]) -> list[Run]:
+    """Of folders that hold one run, the one that came farthest: a copy is no other seed."""
+    farthest: dict[str, Run] = {}
+    for run in sorted(runs, key=lambda run: -run.end):
+        first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
+        if first is not run:
+            skipped.append(f"{run.path}: is a copy of {first.path}; one of them counts")
+    kept = {run.path for run in farthest.values()}
+    return [run for run in runs if run.path in kept]
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
@@ -151,10 +169,15 @@ def read_run(folder: Path) -> Run:
         Unreadable: one of its files is missing or broken.
     """
     try:
-        manifest, stored = read_manifest(folder), read_settings(folder)
-    except (OSError, BrokenRun) as error:
-        raise Unreadable(f"{folder}: {error}") from error
-    settings = by_override_key(stored)
+        return _read_run(folder)
+    except Unreadable:
+        raise
+    except UNREADABLE as error:
+        raise Unreadable(f"{folder}: {why_unreadable(error)}") from error
+
+
+def _read_run(folder: Path) -> Run:
+    manifest, settings = read_manifest(folder), by_override_key(read_settings(folder))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 stored none
@@ -179,7 +202,7 @@ def _presets(argv: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]
     A preset is named after the choice that it sets up: klpen_held is klpen. What is not may be of a
     start that a resume has overruled.
     """
-    words = (str(word).partition("=") for word in argv)
+    words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
@@ -208,7 +231,7 @@ def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     """``metrics.jsonl`` by column, in a tenth of the memory of its rows.
 
-    A line that is no row is left out and told, see :func:`klrl.runs.rows.read_rows`.
+    What is no row of the run is left out and told, see :func:`klrl.runs.rows.each_row`.
 
     Raises:
         Unreadable: the file cannot be read.
@@ -218,18 +241,13 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     except OSError as error:
         raise Unreadable(f"{path}: {error}") from error
     columns: dict[str, NDArray[np.float64]] = {}
-    count, bad = 0, []
-    for number, line in enumerate(lines, 1):
-        row = parse_row(line)
-        if row is None:
-            bad.append(number)
-            continue
+    count = 0
+    for row in each_row(lines, path):
         for name, value in row.items():
             if name not in columns:
                 columns[name] = np.full(len(lines), np.nan)
             columns[name][count] = value
         count += 1
-    tell_bad_lines(path, [number for number in bad if number < len(lines)])
     return {name: column[:count] for name, column in columns.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -164,7 +165,13 @@ def _write_differences(tasks: Sequence[Task], path: Path) -> None:
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(head)
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(head)
+    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    replace_file(path, text.getvalue())
+
+
+def _plain(cell: object) -> object:
+    """A text that a spreadsheet would read as a formula gets an apostrophe before it."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else cell

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,12 @@ import torch
 from torchrl.checkpoint import GlobalRNGState
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import sync
+from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import DamagedEntry, Entry, write_entry
 from klrl.runs.entry_v1 import EntryV1, is_v1
+from klrl.runs.folder import run_id
+from klrl.runs.one_run import another_run
 from klrl.runs.owner import STAGING, remove_leftovers
 
 Say = Callable[[str], None]
@@ -107,8 +110,10 @@ class Checkpoints:
             The metadata that it was saved with.
 
         Raises:
-            ConfigError: there is none, or it was made with other settings.
+            ConfigError: there is none, or it was made with other settings, or by another run.
         """
+        for which in _KEPT:
+            _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
         folder = self._folder / "last"
         entry, self._refused = _load(folder, self._components, device, say, "resume")
         return entry.metadata
@@ -121,7 +126,7 @@ class Checkpoints:
 
     def _publish(self, staging: Path, destination: Path) -> None:
         """Give an entry its name; the disk then holds it by that name."""
-        destination.parent.mkdir(exist_ok=True)
+        make_folder(destination.parent)
         if destination.exists():
             self._remove(destination)
         staging.rename(destination)
@@ -166,6 +171,7 @@ def load_component(
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
         raise ConfigError(f"{run}: has no checkpoint '{which}'; choose another of last, best")
+    _refuse_foreign(folder, run_id(run), str(run))
     entry, _ = _load(folder, {name: module}, device, say, str(run))
     return entry.frames
 
@@ -221,6 +227,19 @@ def _load(
     )
 
 
+def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
+    """Refuse entries of another run: the run would go on from them, or remove them.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for path in _newest_first(folder) if run is not None else ():
+        with suppress(DamagedEntry):  # told when it is loaded
+            theirs = run if is_v1(path) else Entry(path).metadata.get("run", run)
+            if theirs != run:
+                raise another_run(f"{setting}: {path}", theirs, run)
+
+
 def _restore(component: Any, state: Any, place: str, name: str) -> None:
     if state is None and name in _MAY_LACK:
         return
@@ -238,6 +257,8 @@ def _restore(component: Any, state: Any, place: str, name: str) -> None:
 def _checked(path: Path) -> Entry | EntryV1:
     entry = EntryV1(path) if is_v1(path) else Entry(path)
     entry.check()
+    if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
+        raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name is another")
     return entry
 
 

@@ -84,7 +84,7 @@ def write_entry(
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a file through to the disk; its length and digest."""
     sha, length = hashlib.sha256(), 0
-    with writing(path, "xb") as file:
+    with writing(path) as file:
         for chunk in chunks:
             file.write(chunk)
             sha.update(chunk)

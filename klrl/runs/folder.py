@@ -22,10 +22,11 @@ from omegaconf import OmegaConf
 
 from klrl import __version__
 from klrl.base.errors import first_line
-from klrl.base.files import replace_file
+from klrl.base.files import make_folder, replace_file, to_update
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.config.own import manifest_of
+from klrl.config.own.trust import note
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, lives_here, owning, process_start, read_owner
@@ -51,7 +52,7 @@ _SILENT = 600
 #: Entries of the manifest that are read, and what they are.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
-    **dict.fromkeys(("status", "started", "klrl", "resume"), (str, "text")),
+    **dict.fromkeys(("status", "started", "klrl", "resume", "id"), (str, "text")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
@@ -62,6 +63,17 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 class BrokenRun(ValueError):
     """A file of a run folder cannot be read; the message says which and why."""
+
+
+#: What reading another's run folder raises: a value in it may be of any kind.
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+def why_unreadable(error: BaseException) -> str:
+    """What is wrong with a run folder, in one line."""
+    told = first_line(error)
+    known = isinstance(error, OSError | BrokenRun)
+    return told if known else f"its settings or rows are broken ({told})"
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
@@ -89,6 +101,14 @@ def read_manifest(run: Path) -> dict[str, Any]:
             "know"
         )
     return manifest
+
+
+def run_id(run: Path) -> str | None:
+    """The id of the run in a folder; None where no manifest, or an older klrl's, tells one."""
+    try:
+        return read_manifest(run).get("id")
+    except (OSError, BrokenRun):
+        return None
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -242,9 +262,11 @@ class RunFolder:
         before = self.manifest if self._manifest.exists() else {}
         key = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._store_config(config)
+        run = before.get("id") or uuid4().hex
+        self._store_config(config, f"# run {run}\n")
         start = {"time": _now(), "klrl": __version__, "argv": self._argv()}
         manifest = {
+            "id": run,
             "klrl": before.get("klrl", __version__),
             "status": "running",
             "pid": os.getpid(),
@@ -266,6 +288,7 @@ class RunFolder:
             **more,
         }
         self._write(manifest)
+        self.guard.call("code that you ran", note, self.path, config)
         return manifest
 
     def close(self, status: str, **more: Any) -> None:
@@ -275,7 +298,7 @@ class RunFolder:
             self._write(ended)
         except OSError:
             # A full disk has no room for a second file; the old one's blocks are there.
-            with self._manifest.open("r+b") as file:
+            with to_update(self._manifest) as file:
                 file.write(_as_text(ended).encode())
                 file.truncate()
 
@@ -295,14 +318,14 @@ class RunFolder:
             sys.orig_argv if self._overrides is None else ["python", "-m", "klrl", *self._overrides]
         )
 
-    def _store_config(self, config: JobConfig) -> None:
+    def _store_config(self, config: JobConfig, head: str) -> None:
         """Write ``.hydra/config.yaml``, with a resume's changes, and the job's overrides."""
-        stored = self.path / ".hydra" / "config.yaml"
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(stored, OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
+        stored = make_folder(self.path / ".hydra") / "config.yaml"
+        settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+        replace_file(stored, head + settings)
         if self._overrides is not None:
             overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
-            replace_file(stored.with_name("overrides.yaml"), overrides)
+            replace_file(stored.with_name("overrides.yaml"), head + overrides)
 
     def _write(self, manifest: dict[str, Any]) -> None:
         replace_file(self._manifest, _as_text(manifest))

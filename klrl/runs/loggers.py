@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from klrl.base.files import make_folder
 from klrl.config import LoggerConfig, choice_of, factory
 from klrl.domains import Domain
 from klrl.runs.guard import Guard
@@ -71,6 +71,7 @@ class Opened:
         guard: calls the logger, which may fail without ending the run.
         rows: those of a run that trains, so far; None for a finished run, to which a video is
             added.
+        note: stores entries in the run's manifest; None for a finished run.
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class Opened:
     domain: Domain
     guard: Guard
     rows: Callable[[], Sequence[Row]] | None = None
+    note: Callable[..., None] | None = None
 
 
 @contextmanager
@@ -107,42 +109,44 @@ def no_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
 @contextmanager
 def tensorboard_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
     """``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``."""
-    with _in_folder("tensorboard", _TensorboardLogger, opened) as loggers:
+    with _in_folder("events.out.tfevents.*", _TensorboardLogger, opened) as loggers:
         yield loggers
 
 
 @contextmanager
 def csv_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
     """``logger=csv``: TorchRL's CSVLogger, a file for each metric in ``csv/scalars``."""
-    with _in_folder("csv", _CSVLogger, opened) as loggers:
+    with _in_folder("scalars/**/*.csv", _CSVLogger, opened) as loggers:
         yield loggers
 
 
 @contextmanager
 def _in_folder(
-    part: str, make: Callable[[Opened], _TorchRLLogger], opened: Opened
+    written: str, make: type[_TensorboardLogger | _CSVLogger], opened: Opened
 ) -> Iterator[Sequence[Logger]]:
     """A logger of TorchRL's that writes into the run folder.
 
-    TorchRL's cannot take back the rows that a resumed run trains again. So the folder is written
-    anew from ``metrics.jsonl``, which was cut at the checkpoint; it may also be of a run that had
-    no such logger before.
+    TorchRL's cannot take back the rows that a resumed run trains again. So the files that it has
+    ``written`` are made anew from ``metrics.jsonl``, which was cut at the checkpoint; that may also
+    be of a run that had no such logger before.
     """
 
     def begin() -> _TorchRLLogger:
+        make_folder(opened.folder / make.part)
         if opened.rows is not None:
-            shutil.rmtree(opened.folder / part, ignore_errors=True)
+            for old in (opened.folder / make.part).glob(written):
+                old.unlink()
         logger = make(opened)
         for row in opened.rows() if opened.rows is not None else ():
             logger.log(row)
         return logger
 
-    logger = opened.guard.call(part, begin)
+    logger = opened.guard.call(make.part, begin)
     try:
         yield () if logger is None else (logger,)
     finally:
         if logger is not None:
-            opened.guard.call(part, logger.close)
+            opened.guard.call(make.part, logger.close)
 
 
 class _TorchRLLogger:

@@ -44,6 +44,10 @@ PANELS: dict[str, Panel] = {
 }
 
 
+#: Sums of float32 have this error, about: a KL of equal policies is read as 3e-9 or -1e-10.
+_ROUNDING = 1e-7
+
+
 @dataclass(frozen=True)
 class Metric:
     """One entry of the rows of ``metrics.jsonl``, drawn against its domain's axis.
@@ -83,14 +87,17 @@ class Metric:
         )
 
     def show(self, value: float, *, signed: bool = False) -> str:
-        """A value as text; for a score call :meth:`of` first.
+        """A value as text, a KL of rounding size as 0; for a score call :meth:`of` first.
 
         Args:
             value: of this metric.
             signed: with a plus if it is above 0, as for a difference.
         """
         assert self.digits is not None, f"{self.name}: call of(domain) first"
-        return number(value, self.digits, signed=signed)
+        small = self.unit.startswith("nats") or self.name in ("kl/ref/penalty", "loss/kl_ref")
+        return number(
+            0.0 if small and abs(value) < _ROUNDING else value, self.digits, signed=signed
+        )
 
 
 def fill(text: str, domain: Domain) -> str:
@@ -392,6 +399,9 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
+
+#: In each line of ``metrics.jsonl`` and ``samples.jsonl``: the id of its run, which is no metric.
+RUN = "run"
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.config.overrides import key_of
+from klrl.config.own.trust import NAMED
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
@@ -30,6 +31,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
         ConfigError: another key, an environment that cannot be made, or one whose observations or
             actions do not fit the policy.
     """
+    NAMED.update(overrides)
     own = stored_config(run)
     if not overrides:
         return own

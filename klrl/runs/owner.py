@@ -20,13 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, OwnerError
+from klrl.base.files import in_place, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
 #: Seconds between heartbeats, and those without one after which an owner elsewhere counts as dead.
 BEAT, SILENT = 20, 180
-#: Files of a run folder that are written in place: through a link, another file would be.
-_IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl")
+#: Files that are written in place, and folders that are written into: a link would lead elsewhere.
+_IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
+_FOLDERS = (
+    *(".hydra", "csv", "tensorboard", "videos", "wandb"),
+    *("checkpoints/last", "checkpoints/best"),
+)
 #: What queues call a job's id, and how often it was started again.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
@@ -87,6 +92,11 @@ class Owner:
             return False  # the queue started this job again, here
         return this.heartbeat - self.heartbeat < SILENT
 
+    @property
+    def how_to_stop(self) -> str:
+        """What a person types where it runs."""
+        return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
+
     def __str__(self) -> str:
         job = f"job {self.job}, " if self.job else ""
         seen = max(int(time.time()) - self.heartbeat, 0)
@@ -139,15 +149,12 @@ def owning(run: Path) -> Iterator[Claim]:
 
 
 def _refuse_links(run: Path) -> None:
+    for name in (*_IN_PLACE, *_FOLDERS):
+        refuse_link(run / name, f"folder={run}: {name}")
     for name in _IN_PLACE:
         path = run / name
         if path.exists() and not path.is_file():
             raise ConfigError(f"folder={run}: {name} is no plain file; move it away")
-        if path.is_symlink():
-            raise ConfigError(
-                f"folder={run}: {name} is a link, and what it leads to would be overwritten; put "
-                "a copy in its place"
-            )
     checkpoints = run / "checkpoints"  # elsewhere, on a larger disk, is well
     elsewhere = checkpoints.resolve().parent
     if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
@@ -258,19 +265,28 @@ def _locked(run: Path) -> int:
     """Open and lock the owner file."""
     path = run / OWNER_FILE
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = in_place(path, os.O_RDWR)
         _open.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _close(descriptor)
-            raise _refusal(run, f"folder={run}", read_owner(run)) from None
+            raise _refusal(run, f"folder={run}", _owner_soon(run)) from None
         except OSError:
             return descriptor  # a file system without locks: what stands in the file decides
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         _close(descriptor)  # its owner removed it just now
+
+
+def _owner_soon(run: Path) -> Owner | None:
+    """The owner of a locked file: it writes its name just after it took the lock."""
+    for _ in range(20):
+        if (owner := read_owner(run)) is not None:
+            return owner
+        time.sleep(0.05)
+    return None
 
 
 def _parsed(content: bytes) -> Owner | None:

@@ -82,7 +82,9 @@ class Progress:
     ) -> None:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
-        self._metrics = [metric for metric in metrics_of(domain).values() if metric.short]
+        metrics = [metric for metric in metrics_of(domain).values() if metric.short]
+        # A narrow terminal has no room for all: those of each iteration come first.
+        self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()

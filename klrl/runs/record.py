@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from klrl.base.errors import OwnerError, in_one_line
+from klrl.base.files import to_append
 from klrl.config import JobConfig
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
@@ -18,7 +19,7 @@ from klrl.runs.guard import Guard
 from klrl.runs.loggers import Logger, Opened, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
-from klrl.runs.returns import told_evaluation, with_error
+from klrl.runs.returns import LARGE_SHARE, penalty_share, told_evaluation, with_error
 from klrl.runs.rows import RowFile, read_rows
 
 
@@ -80,18 +81,20 @@ class Recorder:
         loggers: those of the logger group.
         progress: the printed progress.
         guard: calls loggers and progress.
+        run: the run's id.
     """
 
     def __init__(
         self,
         files: RunFolder,
         metrics: RowFile,
-        samples: _SamplesFile,
+        samples: RowFile,
         loggers: Sequence[Logger],
         progress: Progress,
         guard: Guard,
+        run: str,
     ) -> None:
-        self._files, self._metrics, self._samples = files, metrics, samples
+        self._files, self._metrics, self._samples, self._run = files, metrics, samples, run
         self._loggers, self._progress, self._guard = loggers, progress, guard
 
     def record(self, row: Row) -> None:
@@ -110,7 +113,7 @@ class Recorder:
 
     def samples(self, samples: Samples) -> None:
         """Write responses, to be shown with the next row."""
-        self._samples.log(samples)
+        self._samples.log_all(samples)
         for logger in self._loggers:
             self._guard.call(logger.part, logger.log_samples, samples)
 
@@ -118,12 +121,10 @@ class Recorder:
         """Print a line that stays."""
         self._progress.say(text)
 
-    def lengths(self) -> dict[str, int]:
-        """File -> bytes so far, for the checkpoint: a resume cuts there."""
-        return {
-            self._files.metrics.name: self._metrics.length(),
-            self._files.samples.name: self._samples.length(),
-        }
+    def marks(self) -> dict[str, Any]:
+        """The run's id and :meth:`RowFile.mark` of its files, for the checkpoint."""
+        files = {self._files.metrics.name: self._metrics, self._files.samples.name: self._samples}
+        return {"run": self._run, "rows": {name: file.mark() for name, file in files.items()}}
 
 
 @contextmanager
@@ -133,8 +134,8 @@ def recording(
     counters: Counters,
     *,
     group: str | None,
-    wandb_id: str,
-    lengths: Mapping[str, int] | None,
+    manifest: Mapping[str, Any],
+    marks: Mapping[str, Any] | None,
     phases: Phases | None = None,
 ) -> Iterator[Recorder]:
     """Open the run's files, its logger and the progress line; close them even after an error.
@@ -144,55 +145,34 @@ def recording(
         config: the job.
         counters: how far it is.
         group: the sweep that the job belongs to.
-        wandb_id: of its wandb run.
-        lengths: on resume, :meth:`Recorder.lengths` of the checkpoint, as far as it tells them.
+        manifest: of the run, for its ids.
+        marks: on resume, :meth:`Recorder.marks` of the checkpoint, as far as it has them.
         phases: of its iterations, for the progress line.
     """
     domain = domain_of(config)
-    after, lengths = (None, {}) if lengths is None else (counters.frames, lengths)
-    metrics = RowFile(files.metrics, domain.axis, after, lengths.get(files.metrics.name))
-    samples = _SamplesFile(files.samples, domain.axis, after, lengths.get(files.samples.name))
+    after = None if marks is None else counters.frames
+    rows, run = (marks or {}).get("rows", {}), manifest["id"]
+    to_append(files.metrics).close()  # loggers read it
+    metrics, samples = (
+        RowFile(path, domain.axis, after, rows.get(path.name), run)
+        for path in (files.metrics, files.samples)
+    )
     total = config.iterations * config.frames_per_iteration
     settings, guard = dataclasses.asdict(config), files.guard
     so_far = partial(read_rows, files.metrics)
-    opened = Opened(files.path, settings, group, wandb_id, domain, guard, so_far)
+    opened = Opened(
+        files.path, settings, group, manifest["wandb_id"], domain, guard, so_far, files.update
+    )
     try:
         with (
             open_loggers(config.logger, opened) as loggers,
             Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress,
         ):
-            yield Recorder(files, metrics, samples, loggers, progress, guard)
+            yield Recorder(files, metrics, samples, loggers, progress, guard, run)
     finally:
         metrics.close()
         samples.close()
     guard.call("progress", print, summary(files, config, counters.frames))
-
-
-class _SamplesFile:
-    """``samples.jsonl``, made with the first samples, since not every run has any.
-
-    Args:
-        path: the file.
-        axis, after, length: see :class:`klrl.runs.rows.RowFile`.
-    """
-
-    def __init__(self, path: Path, axis: str, after: int | None, length: int | None) -> None:
-        self._path, self._axis = path, axis
-        self._file = RowFile(path, axis, after, length) if path.exists() or length else None
-
-    def log(self, samples: Samples) -> None:
-        """Append one line per sample."""
-        self._file = self._file or RowFile(self._path, self._axis)
-        self._file.log_all(samples)
-
-    def length(self) -> int:
-        """The file's bytes; 0 if there is none."""
-        return 0 if self._file is None else self._file.length()
-
-    def close(self) -> None:
-        """Close the file, if it was opened."""
-        if self._file is not None:
-            self._file.close()
 
 
 def _evaluated(row: Row, config: JobConfig) -> list[str]:
@@ -223,4 +203,11 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
         names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
         shown = [metrics[name] for name in names if name in last]
         lines.append("  " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in shown))
+    share = penalty_share(rows)
+    steered = config.controller.name != "fixed" or config.advantage.reward_weight == 0
+    if share >= LARGE_SHARE and not steered:
+        lines.append(
+            f"  the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); where the "
+            f"policy learns too little, set kl.coef={rows[-1]['kl/ref/coef'] / 10:.1g}"
+        )
     return "\n".join([*lines, f"  run folder: {files.path}"])

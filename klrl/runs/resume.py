@@ -17,7 +17,9 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.config import JobConfig
 from klrl.config.checks import to_config
 from klrl.config.overrides import key_of
-from klrl.config.stored import typed
+from klrl.config.own import own_parts
+from klrl.config.own.trust import check_known
+from klrl.config.stored import check_plain, typed
 from klrl.runs.find import check_not_running, find_run
 from klrl.runs.folder import settings_text
 
@@ -56,7 +58,8 @@ def stored_config(
         changeable: the keys that they may set, with all keys below them.
 
     Raises:
-        ConfigError: an override sets another key, or the file is of another version of klrl.
+        ConfigError: an override sets another key, the file is of another version of klrl, or it
+            names code that this user neither ran before nor trusts.
     """
     settings = _settings(run)
     try:
@@ -64,16 +67,25 @@ def stored_config(
     except (ConfigError, OmegaConfBaseException) as error:
         text = first_line(error)
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
+    config = to_config(cfg)
+    check_known(run, own_parts(config), config.env)
+    if not overrides:
+        return config
     for override in overrides:
         _change(cfg, override, changeable)
-    return to_config(cfg)
+    changed = to_config(cfg)
+    for (_, part), (_, known) in zip(own_parts(changed), own_parts(config), strict=True):
+        part.path = known.path
+    if {"env.id", "env.reward"} & set(map(key_of, overrides)):
+        changed.env.sources = {}
+    return changed
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    """The settings as stored, with interpolations resolved."""
+    """The settings as stored."""
     try:
         stored = OmegaConf.load(StringIO(settings_text(run)))
-        settings = OmegaConf.to_container(stored, resolve=True)
+        settings = OmegaConf.to_container(stored)
     # OmegaConf raises OSError for a file that holds a single number.
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(
@@ -81,6 +93,7 @@ def _settings(run: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{run}: .hydra/config.yaml holds no settings; give another run")
+    check_plain(f"{run}: .hydra/config.yaml", settings)
     return {str(key): value for key, value in settings.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from klrl.base.digits import mean_and_error, number
@@ -28,6 +28,19 @@ def final_return(last: Mapping[str, float]) -> float | None:
             episodes of training, else the mean reward.
     """
     return next((float(last[name]) for name in _RETURNS if name in last), None)
+
+
+#: From here on a run says so: where kl.coef=0.1 held tasks with rewards of 0 and 1 back it was .22
+#: and .41, in pendulum and cartpole .01.
+LARGE_SHARE = 0.15
+
+
+def penalty_share(rows: Sequence[Row]) -> float:
+    """Mean size of kl.coef * KL over that of the reward, of all rollouts; 0 without a reward."""
+    kls = [row.get("div/ref/charged", row.get("kl/ref/exact", 0.0)) for row in rows]
+    charged = sum(row.get("kl/ref/coef", 0.0) * kl for row, kl in zip(rows, kls, strict=True))
+    rewards = sum(abs(row.get("reward/raw", 0.0)) for row in rows)
+    return charged / rewards if rewards else 0.0
 
 
 def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:

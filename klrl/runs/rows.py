@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from klrl.base.files import to_append, to_update
 from klrl.base.text import warn
-from klrl.runs.metrics import Row
+from klrl.runs.folder import run_id
+from klrl.runs.metrics import RUN, Row
 
 #: How many bad lines are named.
 _NAMED = 5
@@ -19,21 +22,30 @@ _NAMED = 5
 class RowFile:
     """A file of rows, to be appended to; a row is written at once, or not at all.
 
+    It is made with the first row, since not every run has samples.
+
     Args:
         path: the file.
         axis: the metric that counts the frames: the domain's ``axis``.
         after: on resume, the frames of the checkpoint; later rows are cut off, since the resumed
             run makes them again.
-        length: on resume, the file's bytes at the checkpoint; None if that does not tell.
+        mark: on resume, :meth:`mark` at the checkpoint; empty if that does not tell.
+        run: the id of the run, which each line begins with.
     """
 
     def __init__(
-        self, path: Path, axis: str, after: int | None = None, length: int | None = None
+        self,
+        path: Path,
+        axis: str,
+        after: int | None = None,
+        mark: Mapping[str, Any] | None = None,
+        run: str | None = None,
     ) -> None:
-        self._path = path
+        self._path, self._of = path, {} if run is None else {RUN: run}
         if after is not None:
-            cut(path, axis, after, length)
-        self._file = path.open("ab", buffering=0)
+            cut(path, axis, after, mark or {})
+        self._sha = hashlib.sha256(path.read_bytes() if path.exists() else b"")
+        self._file = to_append(path) if path.exists() else None
 
     def log(self, row: Row) -> None:
         """Append one line."""
@@ -45,46 +57,82 @@ class RowFile:
         Raises:
             OSError: as on a full disk; no half line is left.
         """
-        content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
-        length = os.fstat(self._file.fileno()).st_size
+        file = self._file = self._file or to_append(self._path)
+        lines = (json.dumps({**self._of, **row}, allow_nan=False) + "\n" for row in rows)
+        whole = content = "".join(lines).encode()
+        length = os.fstat(file.fileno()).st_size
         try:
             while content:
-                content = content[self._file.write(content) :]
+                content = content[file.write(content) :]
         except OSError as error:
             with suppress(OSError):
-                self._file.truncate(length)
+                file.truncate(length)
             error.filename = str(self._path)
             raise
+        self._sha.update(whole)
 
-    def length(self) -> int:
-        """The file's bytes, which the disk has confirmed."""
+    def mark(self) -> dict[str, Any]:
+        """``bytes`` of the file, which the disk has confirmed, and their ``sha256``.
+
+        The digest is kept with each row, so that no save reads the file.
+        """
+        if self._file is None:
+            return {"bytes": 0}
         os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
+        length = os.fstat(self._file.fileno()).st_size
+        return {"bytes": length, "sha256": self._sha.hexdigest()}
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file, if there is one."""
+        if self._file is not None:
+            self._file.close()
 
 
 def read_rows(path: Path, say: Callable[[str], None] = warn) -> list[Row]:
-    """The rows of a ``metrics.jsonl``.
+    """The rows of a ``metrics.jsonl``, see :func:`each_row`."""
+    return list(each_row(path.read_bytes().split(b"\n"), path, say))
 
-    A line that is no row is left out. So is, without a word, a last one that has no end: it is
-    being written, or a kill cut it.
+
+def each_row(
+    lines: Sequence[bytes], path: Path, say: Callable[[str], None] = warn
+) -> Iterator[Row]:
+    """The rows among the lines of a ``metrics.jsonl``, without the id of their run.
+
+    Left out are a line that is no row, one of another run than the manifest next to it, and one
+    that does not come after the row before it. Without a word also a last one that has no end: it
+    is being written, or a kill cut it.
 
     Args:
+        lines: of the file.
         path: the file.
-        say: takes a line that names the others.
+        say: takes a line for each kind that names those left out.
     """
-    *rows, last = map(parse_row, path.read_bytes().split(b"\n"))
-    tell_bad_lines(path, [number for number, row in enumerate(rows, 1) if row is None], say)
-    return [row for row in (*rows, last) if row is not None]
+    run, last = run_id(path.parent), -1.0
+    bad, other = [], []
+    for number, line in enumerate(lines, 1):
+        row = parse_row(line)
+        if row is None:
+            bad += [number] * (number < len(lines))
+        elif run_of(line, run) != run or (row.get("iteration") or last + 1) <= last:
+            other.append(number)
+        else:
+            last = row.get("iteration") or last
+            yield row
+    tell_lines(path, bad, say)
+    tell_lines(path, other, say, "another run's, or behind a later one")
 
 
 def parse_row(line: bytes) -> Row | None:
     """The row of a line: names and numbers (or null). None where it holds something else."""
-    row = _parse(line)
-    return row if row is not None and all(map(_is_value, row.values())) else None
+    row = {name: value for name, value in (_parse(line) or {"": ""}).items() if name != RUN}
+    return row if all(map(_is_value, row.values())) else None
+
+
+def run_of(line: bytes, run: str | None) -> Any:
+    """The run that a line names; ``run``, which is expected, where it names none."""
+    if run is None or f'"{run}"'.encode() in line[:64]:  # without parsing what may be long
+        return run
+    return (_parse(line) or {}).get(RUN, run)
 
 
 def _is_value(value: Any) -> bool:
@@ -93,62 +141,59 @@ def _is_value(value: Any) -> bool:
     return value is None or isinstance(value, float)
 
 
-def tell_bad_lines(path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn) -> None:
-    """Say in one line which lines of a file are no rows, if any."""
+def tell_lines(
+    path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn, what: str = "no row"
+) -> None:
+    """Say in one line which lines of a file are left out, if any."""
     if numbers:
         named = ", ".join(map(str, numbers[:_NAMED])) + ", ..." * (len(numbers) > _NAMED)
-        what = f"line {named} is no row" if len(numbers) == 1 else f"lines {named} are no rows"
-        say(f"{path}: {what}, and left out")
+        say(f"{path}: left out: line{'s' * (len(numbers) > 1)} {named}: {what}")
 
 
-def cut(path: Path, axis: str, after: int, length: int | None) -> None:
+def cut(path: Path, axis: str, after: int, mark: Mapping[str, Any]) -> None:
     """Cut off the rows after a checkpoint; what is before it stays as it is, bad lines too.
 
     Args:
         path: the file.
         axis: names the frames in a row.
         after: the frames of the checkpoint.
-        length: the file's bytes then; None if the checkpoint does not tell.
+        mark: :meth:`RowFile.mark` then; where the file has changed since, or the mark is an older
+            klrl's, frames tell where to cut.
     """
     content = path.read_bytes() if path.exists() else b""
+    length, digest = mark.get("bytes"), mark.get("sha256")
+    same = length == 0 or digest == hashlib.sha256(content[:length]).hexdigest()
+    kept = content.removesuffix(b"\n")
+    end, bad = (length or 0, []) if same else _end_of_kept(kept, axis, after)
     if length is not None and len(content) < length:
         warn(
             f"{path}: has {len(content):,} bytes, and had {length:,} at the checkpoint: rows "
             f"before {after:,} {axis} are missing"
         )
+    elif digest is not None and not same and not bad:
+        warn(f"{path}: rows up to {after:,} {axis} were changed after the checkpoint")
     if not content:
         return
-    ends: list[int] = []
-    frames: list[float | None] = []
-    end = 0
-    for line in content.removesuffix(b"\n").split(b"\n"):
-        end = min(end + len(line) + 1, len(content))
-        ends.append(end)
-        value = (_parse(line) or {}).get(axis)
-        frames.append(value if isinstance(value, int | float) else None)
-    kept = _lines_kept(ends, frames, after, length)
-    tell_bad_lines(path, [n for n, each in enumerate(frames[:kept], 1) if each is None])
-    end = ends[kept - 1] if kept else 0
-    with path.open("r+b") as file:
-        file.truncate(end)
-        if end and content[end - 1 : end] != b"\n":  # a line that was cut stays one of its own
-            file.seek(end)
+    tell_lines(path, bad)
+    with to_update(path) as file:
+        file.truncate(min(end, len(content)))
+        if end > len(content):  # a line that was cut stays one of its own
+            file.seek(0, os.SEEK_END)
             file.write(b"\n")
 
 
-def _lines_kept(
-    ends: Sequence[int], frames: Sequence[float | None], after: int, length: int | None
-) -> int:
-    """How many lines are from before the checkpoint; ``frames`` is None for a bad line."""
+def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
+    """Where the rows up to a checkpoint end, by their frames; and which lines there are none."""
+    lines = content.split(b"\n")
+    told = [(_parse(line) or {}).get(axis) for line in lines]
+    frames = [value if isinstance(value, int | float) else None for value in told]
     before = [n for n, each in enumerate(frames, 1) if each is not None and each <= after]
     later = [n for n, each in enumerate(frames) if each is not None and each > after]
     least, most = max(before, default=0), min(later, default=len(frames))
-    exact = ends.index(length) + 1 if length in ends else 0 if length == 0 else -1
-    if least <= exact <= most:
-        return exact
-    # The file was changed, or the checkpoint is an older klrl's: no row before it may go.
     reached = after == 0 or (least > 0 and frames[least - 1] == after)
-    return least if reached else max(least, most)
+    kept = least if reached else max(least, most)  # no row before it may go
+    bad = [n for n, each in enumerate(frames[:kept], 1) if each is None]
+    return sum(len(line) + 1 for line in lines[:kept]), bad
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from klrl.base.files import replacing
+from klrl.base.files import make_folder, replacing
 from klrl.runs.machine import require
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _even(picture: np.ndarray) -> np.ndarray:
 @contextmanager
 def filming(folder: Path, name: str) -> Iterator[Camera]:
     """A camera for ``NAME.mp4`` and ``NAME.gif``; where filming fails, earlier ones stay."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     with replacing(folder / f"{name}.mp4") as mp4, replacing(folder / f"{name}.gif") as gif:
         camera = Camera(mp4, gif)
         try:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from klrl.base.errors import Interrupted
+from klrl.base.files import refuse_link
 from klrl.config import WandbConfig
 from klrl.domains import Domain
 from klrl.runs.loggers import Logger, Opened, Samples, Video
@@ -107,6 +108,8 @@ def _open_run(config: WandbConfig, opened: Opened) -> Any:
         _let_go()
         opened.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
         run = _init(config, opened, "offline")
+    if opened.note is not None and run.id != opened.run_id:  # a wandb agent gives its own
+        opened.note(wandb_id=run.id)
     _define(run, opened.domain)
     return run
 
@@ -115,6 +118,7 @@ def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
     import wandb
 
     folder, group = opened.folder, opened.group
+    refuse_link(folder / "wandb")
     return wandb.init(
         project=config.project,
         entity=config.entity,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import refuse_link
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity, settings_hash
 from klrl.config.overrides import job_name
@@ -229,6 +230,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
         if key in jobs:
             continue
         path, note = known.get(key, folder / name), ""
+        refuse_link(path)
         if taken.get(path, key) != key:
             path, note = _own_folder(path, key, config, taken)
         taken[path] = key

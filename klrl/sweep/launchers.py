@@ -7,6 +7,7 @@ the sweep. ``launcher=submitit`` is in ``queue.py``, ``launcher=ray`` in ``clust
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from klrl.config import SWEEP, JoblibConfig, LauncherConfig, factory
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.worker import run_job, run_logged
+from klrl.sweep.worker import run_for, run_job
 
 
 def launch(
@@ -60,7 +61,7 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
         )
         started = time.time()
         try:
-            for outcome in pool([delayed(run_logged)(job) for job in together]):
+            for outcome in pool([delayed(run_for)(os.getpid(), job) for job in together]):
                 del waiting[outcome.name]
                 yield outcome
         except TerminatedWorkerError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from klrl.base.text import text_table
 from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.runs.folder import RunFolder
+from klrl.runs.folder import RunFolder, run_id
 from klrl.runs.metrics import METRICS, Row, metric_of
 from klrl.runs.progress import duration
 from klrl.runs.returns import final_return, last_recorded
@@ -28,6 +28,7 @@ class Ledger:
 
     Attributes:
         before: what ``sweep.json`` held already, and keeps.
+        notes: a line for each job whose folder holds another run than ``sweep.json`` had.
 
     Raises:
         ConfigError: ``sweep.json`` cannot be read.
@@ -41,6 +42,8 @@ class Ledger:
         self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
         self._seconds: dict[str, float] = {}
         self._queue: dict[str, str | None] = {e.name: e.queue for e in self.before.entries}
+        self._runs: dict[str, str | None] = {e.name: e.run for e in self.before.entries}
+        self.notes: list[str] = []
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Add jobs, as a search makes them."""
@@ -49,11 +52,19 @@ class Ledger:
     def set(self, job: Job, status: str) -> None:
         """Store a job's status before anything runs."""
         self._status[job.name] = status, None
+        now, before = run_id(job.folder), self._runs.get(job.name)
+        if now is not None and before not in (None, now):
+            self.notes.append(
+                f"{job.folder}: holds run {now[:8]}, and sweep.json has run {before[:8]} as "
+                f"{job.name}; {now[:8]} counts from now on"
+            )
+        self._runs[job.name] = now or before
 
     def take(self, outcome: Outcome) -> None:
         """Store how a job ended."""
         self._status[outcome.name] = outcome.status, outcome.error
         self._seconds[outcome.name] = outcome.seconds
+        self._runs[outcome.name] = run_id(self.jobs[outcome.name].folder)
 
     def queued(self, ids: Mapping[str, str]) -> None:
         """Store the ids of jobs, by name, in SLURM's queue."""
@@ -75,6 +86,7 @@ class Ledger:
                 status=self._status[job.name][0],
                 error=self._status[job.name][1],
                 queue=self._queue.get(job.name),
+                run=self._runs.get(job.name),
             )
             for job in self.jobs.values()
         ]

@@ -1,9 +1,10 @@
 """``launcher=submitit``: jobs in SLURM's queue, or in submitit's stand-in on this machine.
 
 A job that is warned (a time limit, a preemption) writes its checkpoint, queues itself again under
-its id, and goes on from there, as long as its frames advance. submitit sends the jobs off and
-brings their outcomes back; what becomes of them in between is asked of ``squeue``, since submitit
-asks the accounting, which many clusters lack, and counts time limits.
+its id, and goes on from there, as long as its frames advance. submitit sends the jobs off; what
+becomes of them is asked of ``squeue``, since submitit asks the accounting, which many clusters
+lack, and counts time limits. A job brings its outcome back as JSON: the sweep's folder may be from
+elsewhere, so nothing in it is unpickled, except by a job what was put for it into a new folder.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+from uuid import uuid4
 
-from klrl.base.errors import ConfigError, Interrupted, in_one_line
-from klrl.base.files import replace_file
+from klrl.base.errors import ConfigError, Interrupted
+from klrl.base.files import make_folder, replace_file, to_append
 from klrl.base.interrupt import WARNINGS, stop_signals
 from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
@@ -90,12 +92,10 @@ def _on_this_machine(
 
 
 def _result_of(handle: Any, job: Job) -> Outcome:
-    from submitit.core.utils import FailedJobError, UncompletedJobError
-
-    try:
-        return handle.result()
-    except (FailedJobError, UncompletedJobError) as error:
-        return Outcome(job.name, "failed", in_one_line(error))
+    outcome = _read_outcome(handle.paths.folder / _outcome_file(handle.job_id), job)
+    return outcome or Outcome(
+        job.name, "failed", f"it ended without an outcome; see {handle.paths.stderr}"
+    )
 
 
 class _Queue:
@@ -157,30 +157,23 @@ class _Queue:
 
     def _outcomes(self) -> Iterator[Outcome]:
         """The outcomes that jobs brought back."""
-        there: set[str] = set()
-        with suppress(OSError):  # a file system of many machines shows what is new when asked
-            os.utime(self._submissions)
-            there = {path.name for path in self._submissions.iterdir()}
+        there: dict[str, Path] = {}
+        for folder in self._submissions.iterdir():
+            with suppress(OSError):  # a file system of many machines shows what is new when asked
+                os.utime(folder)
+                there |= {path.name: path for path in folder.iterdir()}
         for queue, job in list(self._waiting.items()):
-            outcome = self._outcome(queue, job) if _result(queue) in there else None
+            path = there.get(_outcome_file(queue))
+            outcome = None if path is None else _read_outcome(path, job)
             if outcome is not None:
                 del self._waiting[queue]
-                yield outcome
+                # A signal that ended one job is not one to the sweep.
+                yield dataclasses.replace(outcome, signum=None)
 
-    def _outcome(self, queue: str, job: Job) -> Outcome | None:
-        from submitit.core.utils import pickle_load
-
-        path = self._submissions / _result(queue)
-        if not path.exists():
-            return None
-        try:
-            success, result = pickle_load(path)
-        except (OSError, EOFError):
-            return None  # seen before all of it was there
-        if success != "success":
-            return Outcome(job.name, "failed", f"{result.strip().splitlines()[-1]}; see {path}")
-        # A signal that ended one job is not one to the sweep.
-        return dataclasses.replace(result, signum=None)
+    def _folder_of(self, queue: str) -> Path:
+        """The folder into which a job was sent."""
+        files = self._submissions.glob(f"*/{queue}_*")
+        return next((path.parent for path in files), self._submissions)
 
     def _ask(self, stop: bool) -> Iterator[Outcome | Queued]:
         """Ask SLURM for the jobs without an outcome, and see to those that it ended."""
@@ -200,10 +193,11 @@ class _Queue:
 
     def _left(self, queue: str, job: Job) -> Iterator[Outcome | Queued]:
         """See to a job that left the queue without an outcome."""
-        if (outcome := self._outcome(queue, job)) is None:
+        folder = self._folder_of(queue)
+        if (outcome := _read_outcome(folder / _outcome_file(queue), job)) is None:
             state = slurm.state_of(queue)
             if state in slurm.CUT_SHORT and not self._stopping:
-                error = idle(self._submissions, queue, job, state == "TIMEOUT")
+                error = idle(folder, queue, job, state == "TIMEOUT")
                 error = error or slurm.requeue(queue)
                 if error is None:
                     again = f"ended by SLURM ({state}), in the queue again, at {done(job)}"
@@ -213,7 +207,7 @@ class _Queue:
             else:
                 outcome = self._without_a_word(job, state)
         del self._waiting[queue]
-        yield outcome
+        yield dataclasses.replace(outcome, signum=None)
 
     def _without_a_word(self, job: Job, state: str | None) -> Outcome:
         run = RunFolder(job.folder)
@@ -238,9 +232,25 @@ class _Queue:
 _CANCELLED = "cancelled in SLURM's queue"
 
 
-def _result(queue: str) -> str:
-    """The file in which submitit brings an outcome."""
-    return f"{queue}_0_result.pkl"
+def _outcome_file(queue: str) -> str:
+    """The file in which a job brings its outcome."""
+    return f"{queue}_outcome.json"
+
+
+def _read_outcome(path: Path, job: Job) -> Outcome | None:
+    """What a job wrote when it ended; None where it did not."""
+    try:
+        told = json.loads(path.read_bytes())
+        error, signum = told["error"], told["signum"]
+        return Outcome(
+            job.name,
+            str(told["status"]),
+            None if error is None else str(error),
+            None if signum is None else int(signum),
+            float(told["seconds"]),
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int = 1) -> Any:
@@ -258,13 +268,16 @@ def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int 
         "slurm_array_parallelism": together,
         "slurm_additional_parameters": more,
     }
-    executor = AutoExecutor(folder=folder / SUBMISSIONS, cluster=cluster)
+    # A new folder for each start: what a job unpickles there was put there for it.
+    into = make_folder(submissions(folder)) / uuid4().hex
+    into.mkdir(mode=0o700)
+    executor = AutoExecutor(folder=into, cluster=cluster)
     executor.update_parameters(**{key: value for key, value in given.items() if value is not None})
     return executor
 
 
 def submissions(folder: Path) -> Path:
-    """Where the batch files of a sweep lie."""
+    """Below which the batch files of a sweep lie."""
     return folder.absolute() / SUBMISSIONS
 
 
@@ -336,18 +349,21 @@ def _settled(
 class InQueue:
     """Runs a job in the process that the queue started, for submitit."""
 
-    def __call__(self, job: Job) -> Outcome:
-        """Run or resume a job; does not return where the queue is to start it again."""
+    def __call__(self, job: Job) -> None:
+        """Run or resume a job, and write its outcome, unless the queue is to start it again."""
         from submitit import JobEnvironment
 
         environment = JobEnvironment()
         folder, queue = environment.paths.folder, environment.job_id
+        outcome = self._run(job, folder, queue, on_slurm=environment.name() == "slurm")
+        replace_file(folder / _outcome_file(queue), json.dumps(dataclasses.asdict(outcome)))
+
+    def _run(self, job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
         _note_start(folder, queue, RunFolder(job.folder).checkpointed)
         outcome = _run_warned(job)
         person = outcome.signum in (None, signal.SIGINT) or (job.folder.parent / STOP_FILE).exists()
         if outcome.status != "interrupted" or person:
             return outcome
-        on_slurm = environment.name() == "slurm"
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         why = slurm.why_stopped(queue, restarts) if on_slurm else "warned"
         error = _CANCELLED if why == "cancelled" else None
@@ -358,9 +374,9 @@ class InQueue:
                 error = f"it could not queue itself again: {refused}"
         if error:
             return dataclasses.replace(outcome, error=error, signum=None)
-        with job.log.open("a", encoding="utf-8") as log:
+        with to_append(job.log) as log:
             name = signal.Signals(outcome.signum or 0).name
-            log.write(f"in the queue again after {name}, at {done(job)}\n")
+            log.write(f"in the queue again after {name}, at {done(job)}\n".encode())
         sys.exit(255 if on_slurm else _again_here())
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
+from klrl.base.files import to_update
 from klrl.base.imports import collection_paused
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
 from klrl.runs.folder import RunFolder, new_path
-from klrl.runs.owner import OwnedElsewhere
+from klrl.runs.owner import OwnedElsewhere, read_owner
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
 from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
@@ -220,7 +221,10 @@ def run_jobs(
     _record(ledger, status)
     print(_opening(folder, status, jobs), flush=True)
     _print_some(settled)
+    _print_some(ledger.notes)
     _print_some([job.note for job in status.new if job.note])
+    owners = [(job.name, read_owner(job.folder)) for job in status.elsewhere]
+    _print_some([f"{name}: {owner.how_to_stop}" for name, owner in owners if owner])
     todo = {job.name: job for job in status.open}
     outcomes: list[Outcome] = []
     if launcher.name != "local":  # in processes of their own
@@ -251,6 +255,11 @@ def _take_queued(ledger: Ledger, queued: Queued) -> None:
     ledger.write()
     if queued.again:
         print(f"{', '.join(queued.ids)}: {queued.again}", flush=True)
+        return
+    arrays = " ".join(dict.fromkeys(each.partition("_")[0] for each in queued.ids.values()))
+    print(
+        f"in SLURM's queue, also once this process is gone: scancel {arrays} ends them", flush=True
+    )
 
 
 def _print_some(lines: Sequence[str], most: int = 5) -> None:
@@ -384,7 +393,7 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
 @contextmanager
 def _locked(path: Path, setting: str) -> Iterator[None]:
     try:
-        lock = path.open("w")
+        lock = to_update(path)
     except OSError as error:
         raise ConfigError(f"{setting}: cannot be written: {error}") from error
     with lock:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import IntervalSweep, Override
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import to_append
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepOverrides, expand, job_name, parse
 from klrl.runs.returns import last_recorded
@@ -185,6 +186,7 @@ class Search:
     ) -> None:
         import optuna
 
+        to_append(folder / STUDY_FILE).close()  # Optuna would follow a link
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder, self._config, self._space, self._args = folder, config, space, args
         with warnings.catch_warnings():

@@ -23,7 +23,7 @@ def here() -> bool:
 
 
 def in_queue(submissions: Path) -> dict[str, str] | None:
-    """The jobs in the queue whose batch file lies in a folder.
+    """The jobs in the queue whose batch file lies below a folder.
 
     Args:
         submissions: the folder.
@@ -38,7 +38,7 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
         return None
     jobs = [line.split("|", 2) for line in told.splitlines() if line.count("|") >= 2]
     files = {file.strip() for *_, file in jobs}
-    own = {file for file in files if Path(file).parent.resolve() == submissions.resolve()}
+    own = {file for file in files if Path(file).resolve().is_relative_to(submissions.resolve())}
     return {job.strip(): state.strip() for job, state, file in jobs if file.strip() in own}
 
 

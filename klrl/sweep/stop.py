@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from klrl.base.errors import Interrupted
+from klrl.base.files import to_append
 from klrl.base.interrupt import stop_signals, stops_at_once
 from klrl.base.text import warn
 from klrl.runs.folder import RunFolder
@@ -42,7 +43,7 @@ def passed_on(
         if len(received) > 1:  # a notice came first; the jobs are stopping
             return
         with suppress(OSError):  # as on a full disk; the jobs are to stop all the same
-            (folder / STOP_FILE).touch()
+            to_append(folder / STOP_FILE).close()
         pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
         which = "the queue's" if by_queue else len(pids)
         warn(

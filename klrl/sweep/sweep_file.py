@@ -29,6 +29,7 @@ class Entry:
         status: at the last word of a process that ran the sweep.
         error: what failed, in one line.
         queue: its id in SLURM's queue, the last one; None: it was never there.
+        run: the id of its run; None: it has not begun.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Entry:
     status: str = "waiting"
     error: str | None = None
     queue: str | None = None
+    run: str | None = None
 
     @property
     def key(self) -> Identity | None:

@@ -9,6 +9,7 @@ import platform
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -16,16 +17,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from klrl.base.errors import FAILURES, ConfigError, Interrupted, in_one_line
+from klrl.base.files import to_append
 from klrl.base.imports import import_for_good
 from klrl.config.compose import keys
+from klrl.config.own.trust import name_code
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
-from klrl.runs.owner import OWNER_FILE, OwnedElsewhere
+from klrl.runs.one_run import forget_start
+from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.jobs import Job, Outcome, recorded_identity
 
 #: While it is in the sweep's folder, waiting jobs do not begin.
 STOP_FILE = ".stop"
+#: Seconds between looks for the sweep's process.
+_LOOK = 0.5
 
 
 def run_job(job: Job) -> Outcome:
@@ -48,6 +54,31 @@ def run_logged(job: Job) -> Outcome:
         return run_job(job)
 
 
+def run_for(sweep: int, job: Job) -> Outcome:
+    """Run a job in a child of the sweep's process, whose id is given.
+
+    When that is killed, the job ends with a checkpoint, and this process with it.
+    """
+
+    def alone() -> bool:
+        return sweep not in (os.getpid(), os.getppid())
+
+    def watch() -> None:
+        while not ended.wait(_LOOK):
+            if alone():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    ended = threading.Event()
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        return run_logged(job)
+    finally:
+        ended.set()
+        if alone():
+            os._exit(1)  # nobody takes the outcome, and the next job is not to begin
+
+
 def _outcome(job: Job) -> Outcome:
     signum = None
     try:
@@ -55,8 +86,8 @@ def _outcome(job: Job) -> Outcome:
     except OwnedElsewhere:
         return Outcome(job.name, "running elsewhere")
     except ConfigError as error:
-        if not RunFolder(job.folder).exists:
-            shutil.rmtree(job.folder, ignore_errors=True)
+        if job.folder.is_dir() and set(job.folder.iterdir()) == {job.log}:
+            shutil.rmtree(job.folder, ignore_errors=True)  # it holds what was printed, and no run
         return Outcome(job.name, "refused", str(error))
     except (Interrupted, KeyboardInterrupt) as stop:
         signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
@@ -77,6 +108,7 @@ def _run(job: Job) -> int | None:
     from klrl.train.loop import start
 
     os.chdir(job.cwd)
+    name_code(job.config)
     near = job.folder.is_relative_to(job.cwd)
     files = RunFolder(job.folder.relative_to(job.cwd) if near else job.folder, job.overrides)
     with files.owned():
@@ -89,8 +121,7 @@ def _run(job: Job) -> int | None:
             return None
         resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
         if files.exists and not resume:
-            for path in set(job.folder.iterdir()) - {job.log, job.folder / OWNER_FILE}:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            forget_start(files)
         if job.host != platform.node():
             check_machine(job.config, keys(job.overrides), resumed=resume)
         return start(job.config, files, group=job.group, resume=resume)
@@ -112,8 +143,8 @@ def _printing_to(path: Path) -> Iterator[None]:
     """Append the stdout and stderr of this process and its children to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
-    path.touch()  # its time says that the job began, before there is a word in it
-    with path.open("ab") as file:
+    with to_append(path) as file:
+        os.utime(file.fileno())  # its time says that the job began, before there is a word in it
         _flush()
         for fd in (1, 2):
             os.dup2(file.fileno(), fd)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from klrl.base.errors import ConfigError
-from klrl.base.seeds import derived_seed
+from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.base.text import warn
 from klrl.config.checks import check_device_name
 from klrl.config.own import changed_sources
@@ -120,21 +120,24 @@ class Evaluation:
         return told_evaluation(self.row, self.domain, self.how)
 
 
-def evaluation(scores: Iterable[Scores], domain: Domain, how: str) -> Evaluation:
-    """Take scores from a domain until it has no more.
+def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
+    """Take scores from a domain until it has no more; training's generators stay as they were.
 
     Args:
         scores: of a few episodes (responses) at a time, while they are played.
         domain: who plays.
         how: for :class:`Evaluation`.
+        starts: seed the global generators, for environments and rewards that draw from them.
     """
     returns: list[float] = []
     gold: list[float] = []
     cut = 0
-    for few in scores:
-        returns += few.returns
-        gold += few.gold
-        cut += few.cut
+    with generators_kept():
+        seed_generators(derived_seed(starts.seed, starts.use))
+        for few in scores:
+            returns += few.returns
+            gold += few.gold
+            cut += few.cut
     return Evaluation(returns, domain, how, gold, cut)
 
 

@@ -24,10 +24,12 @@ from klrl.domains import Domain, domain_of
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.measure import in_unit
+from klrl.kl.own import BLIND
 from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
+from klrl.runs.one_run import check_one_run
 from klrl.runs.progress import Phases
 from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
@@ -188,9 +190,10 @@ class Training:
         with ExitStack() as stack:
             stop = stack.enter_context(self._stop)
             checkpoints = self.checkpoints(files)
-            lengths = self.load(checkpoints) if resume else None
-            rollout = self._open(stack, files, group, lengths)
+            marks = self.load(checkpoints) if resume else None
+            rollout = self._open(stack, files, group, marks)
             if not resume:
+                self.parts.phase("evaluation")
                 self.save(
                     checkpoints, improved=self.evaluations.start(self.recorder), stopping=True
                 )
@@ -296,7 +299,7 @@ class Training:
         about = {
             "iteration": counters.iteration,
             "best_return": counters.best_return,
-            "lengths": self.recorder.lengths(),
+            **self.recorder.marks(),
         }
         checkpoints.save(which, counters.frames, about)
         self._tell("saved", which, time.perf_counter() - began)
@@ -313,21 +316,20 @@ class Training:
         }
         return Checkpoints(files.checkpoints, components)
 
-    def load(self, checkpoints: Checkpoints) -> Mapping[str, int]:
+    def load(self, checkpoints: Checkpoints) -> Mapping[str, Any]:
         """Go on from ``last``; the controller's state holds ``kl.coef``.
 
         Returns:
-            The bytes of the files of rows then, as far as the checkpoint tells them.
+            The files of rows then, as far as the checkpoint has :meth:`Recorder.marks` of them.
         """
-        lengths = checkpoints.load_last(self.parts.device).get("lengths", {})
-        return {name: int(length) for name, length in lengths.items()}
+        return checkpoints.load_last(self.parts.device)
 
     def _open(
         self,
         stack: ExitStack,
         files: RunFolder,
         group: str | None,
-        lengths: Mapping[str, int] | None,
+        marks: Mapping[str, Any] | None,
     ) -> Rollout:
         """Open manifest, record and rollout; the stack closes them."""
         steps, reference = self.parts.learner.steps, self.parts.reference
@@ -345,20 +347,27 @@ class Training:
                 self.config,
                 self.counters,
                 group=group,
-                wandb_id=manifest["wandb_id"],
-                lengths=lengths,
+                manifest=manifest,
+                marks=marks,
                 phases=self.parts.phase,
             )
         )
         stack.callback(self._tell, "ended")
         say = self.recorder.say
-        for line in self._opening_lines(None if lengths is None else manifest["numerics"]):
+        for line in self._opening_lines(None if marks is None else manifest["numerics"]):
             say(line)
         steps.say = say
         steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
-        files.update(resume=self.parts.resume)
+        parts = {
+            "controller": self.controller.forgets,
+            "advantage": getattr(self.parts.estimate_advantage, "forgets", False),
+            "loss.own_beta_rule": self.parts.learner.beta_rule.forgets,
+        }
+        if lost := [setting for setting, forgets in parts.items() if forgets]:
+            say(f"resume: a resumed run begins anew with {lost[0]}, whose state has no state_dict")
+        files.update(resume="anew" if lost else self.parts.resume)
         self._tell("started")
         return rollout
 
@@ -369,6 +378,8 @@ class Training:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
             other = f"; numerics {begun_with} until then, {NUMERICS} from there on"
             lines.append(at + (other if begun_with != NUMERICS else ""))
+        if self.parts.kl is not None and not isinstance(self.parts.kl.divergence.name, str):
+            lines.append(BLIND)
         if self.parts.reference is not None:
             name, size = self.config.reference.name, self.parts.reference.bytes
             lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
@@ -423,6 +434,7 @@ def start(
                 raise ConfigError(
                     f"folder={files.path}: holds a run already; give another, or resume it"
                 )
+            check_one_run(files, f"{'resume' if resume else 'folder'}={files.path}")
             check_sources(config)
             torch.set_num_threads(config.threads)
             training = Training(config, files.manifest if resume else None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Self, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import Compose, Transform, TransformedEnv
+from torchrl.envs import Compose, FrameSkipTransform, Transform, TransformedEnv
 
 from klrl.kl.charge import shaped
 from klrl.kl.coefficient import KeepsCoefficient, one_spelling
@@ -270,9 +272,26 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
     """Refuse to charge a reward twice; a charged reward has its raw value beside it.
 
     Raises:
-        RuntimeError: the raw reward exists already.
+        RuntimeError: the raw reward exists already; or a FrameSkipTransform repeats the charge.
     """
+    _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
             f"the KL was charged to this reward already: the batch holds {raw_key}; charge it once"
         )
+
+
+def _refuse_repeated_step() -> None:
+    """Refuse a step that a FrameSkipTransform repeats: its action was drawn, and charged, before.
+
+    The environment inside cannot know what is around it: who called tells.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is FrameSkipTransform._step.__code__:
+            raise RuntimeError(
+                "the KL of one action would be charged "
+                f"{frame.f_locals['self'].frame_skip} times; put FrameSkipTransform before the "
+                "transform that charges it"
+            )
+        frame = frame.f_back

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
 from klrl.kl.charge import shaped
-from klrl.kl.coefficient import KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import Estimator, estimate_kl, function_of
 from klrl.kl.policies import Key, as_key
 from klrl.kl.shapes import like_reward
@@ -81,7 +81,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         *,
         kl_key: Key = "kl_penalty",
         add_to_reward: bool = True,
-        coef: float | Tensor = 1.0,
+        coef: float | Tensor = ONE,
         coeff: float | Tensor | None = None,
         padding_side: str = "left",
         estimator: Estimator = "k1",

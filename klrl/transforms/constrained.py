@@ -19,9 +19,9 @@ from tensordict.nn import CompositeDistribution, ProbabilisticTensorDictSequenti
 from torch import Tensor
 from torchrl.data import Composite
 
-from klrl.kl.coefficient import coefficient_of_part, one_spelling
+from klrl.kl.coefficient import ONE, coefficient_of_part, one_spelling
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
-from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, refuse_nested_policy, score
+from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, require_reference, score
 from klrl.kl.reference import FrozenPolicy
 from klrl.kl.shapes import like_reward
 from klrl.transforms.base import (
@@ -72,16 +72,17 @@ class ReferenceModelLogProbTransform(NextTransform):
         self._reward_key = reward_key and as_key(reward_key)
         if not hasattr(frozen_model, "get_dist"):
             raise TypeError(f"frozen_model={type(frozen_model).__name__}: needs get_dist")
-        refuse_nested_policy("frozen_model", frozen_model)
+        require_reference("frozen_model", frozen_model)
         self.key = as_key(ref_log_prob_key)
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
+        self.log_prob_keys: list[Key] | None = None  # where the policy that samples writes them
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
-        log_prob = score(self.frozen_model, tensordict)
+        log_prob = score(self.frozen_model, tensordict, self.log_prob_keys)
         log_prob = as_rewarded("the reference's log-prob", log_prob, reward, tensordict.ndim)
         return next_tensordict.set(self.key, log_prob)
 
@@ -134,7 +135,7 @@ class KLDivergenceTransform(NextTransform):
             raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
-        refuse_nested_policy("reference", reference)
+        require_reference("reference", reference)
         keys = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
         self.log_prob_keys = [as_key(key) for key in keys]
         self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
@@ -224,7 +225,7 @@ class RewardAdjustmentTransform(ChargedReward):
 
     def __init__(
         self,
-        coef: float | Tensor = 1.0,
+        coef: float | Tensor = ONE,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
         *,
@@ -278,7 +279,7 @@ class KLConstrainedTransform(Parts):
     def __init__(
         self,
         frozen_model: ProbabilisticTensorDictSequential,
-        coef: float | Tensor = 1.0,
+        coef: float | Tensor = ONE,
         *,
         estimator: str = "k1",
         in_keys: Key | Sequence[Key] | None = None,
@@ -303,6 +304,7 @@ class KLConstrainedTransform(Parts):
             reward_key=reward_key,
             on_unsampled=on_unsampled,
         )
+        reference.log_prob_keys = divergence.log_prob_keys
         adjustment = RewardAdjustmentTransform(
             one_spelling(coef, coeff),
             in_keys,

@@ -15,8 +15,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torchrl.data import Composite
 
+from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
-from klrl.kl.policies import Key, as_key, log_prob_keys, refuse_nested_policy, score
+from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score
 from klrl.kl.reference import FrozenPolicy
 from klrl.kl.saturated import beside
 from klrl.kl.shapes import like_reward
@@ -59,7 +60,7 @@ class KLRewardTransform(ChargedReward):
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
-        coef: float | Tensor = 1.0,
+        coef: float | Tensor = ONE,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
         requires_grad: bool = False,
@@ -75,7 +76,7 @@ class KLRewardTransform(ChargedReward):
             raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
         if next(actor.parameters(), None) is None:
             raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
-        refuse_nested_policy("actor", actor)
+        require_reference("actor", actor)
         trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
         if trained:
             raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
@@ -107,8 +108,9 @@ class KLRewardTransform(ChargedReward):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
+        tensordict = self._renamed(tensordict)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
-            ref_log_prob = self._reference_log_prob(tensordict)
+            ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
         log_prob = sampled_log_prob(
@@ -126,7 +128,8 @@ class KLRewardTransform(ChargedReward):
         """The reference, which scores the same action as the policy; None where it is another."""
         return self.reference if self.action_key == self.reference.dist_sample_keys[0] else None
 
-    def _reference_log_prob(self, tensordict: TensorDictBase) -> Tensor:
+    def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """A copy with the action under the reference's key, where it is under another."""
         own = as_key(self.reference.dist_sample_keys[0])
         if self.action_key != own:
             tensordict = tensordict.copy().exclude(beside(own))
@@ -134,7 +137,7 @@ class KLRewardTransform(ChargedReward):
             u = tensordict.get(beside(self.action_key), None)
             if u is not None:
                 tensordict.set(beside(own), u)
-        return score(self.reference, tensordict)
+        return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """The charged reward, in place of the reward or beside it; the KL; log pi_0."""

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
 
-from klrl.kl.coefficient import KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
 from klrl.kl.reference import FrozenPolicy
@@ -94,7 +94,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         ref_model: _language.Wrapper | None = None,
         *,
         ref_model_factory: Callable[[], _language.Wrapper] | None = None,
-        coef: float | Tensor = 1.0,
+        coef: float | Tensor = ONE,
         coeff: float | Tensor | None = None,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,

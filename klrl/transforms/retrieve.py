@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.data import Binary, Composite, Unbounded
 
-from klrl.kl.policies import Key, as_key, refuse_nested_policy, score
+from klrl.kl.policies import Key, as_key, require_reference, score
 from klrl.kl.reference import evaluating
 from klrl.transforms import language as _language
 from klrl.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
@@ -99,7 +99,7 @@ class RetrieveLogProb(NextTransform):
         else:
             if not hasattr(model, "log_prob") or not hasattr(model, "get_dist"):
                 raise TypeError(f"model={type(model).__name__}: needs get_dist and log_prob")
-            refuse_nested_policy("model", model)
+            require_reference("model", model)
             for name, value in (
                 ("tokenizer", tokenizer),
                 ("tokenizer_kwargs", tokenizer_kwargs),

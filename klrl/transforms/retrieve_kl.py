@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torchrl.envs import Transform
 
-from klrl.kl.coefficient import coefficient_of_part
+from klrl.kl.coefficient import ONE, coefficient_of_part
 from klrl.kl.policies import Key
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
@@ -94,7 +94,7 @@ class RetrieveKL(Parts):
         ref_log_probs_full_key: Key = ("ref_log_probs", "full"),
         kl_key: Key = "kl_penalty",
         add_to_reward: bool = True,
-        coef: float | Tensor = 1.0,
+        coef: float | Tensor = ONE,
         coeff: float | Tensor | None = None,
         estimator: str = "k1",
         raw_reward_key: Key | None = None,

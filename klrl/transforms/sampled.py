@@ -15,13 +15,12 @@ from torch.distributions import Distribution, TransformedDistribution
 from torchrl.modules import TanhNormal
 
 from klrl.kl.estimators import sum_beyond
-from klrl.kl.policies import Key, as_key, has_all
+from klrl.kl.policies import Key, as_key, has_all, written_keys
+from klrl.kl.saturated import log_probs
 from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
 #: What an action that no policy sampled does to its step; the default is ``nan``.
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
-#: Where older TorchRL policies wrote the log-prob of all heads; read where today's key is missing.
-OLDER_KEY = "sample_log_prob"
 #: Nats, and per nat of the log-prob, beyond which a log-prob is another action's.
 TOLERANCE = 1e-2
 #: Share of its range within which a TanhNormal's action says too little about the sample.
@@ -142,14 +141,8 @@ def unsampled(
 
 
 def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    """The log-probs of all heads, or the one under :data:`OLDER_KEY`; None without either."""
-    if has_all(tensordict, keys):
-        return [tensordict.get(key) for key in keys]
-    first = keys[0]
-    older = tensordict.get(
-        (*first[:-1], OLDER_KEY) if isinstance(first, tuple) else OLDER_KEY, None
-    )
-    return None if older is None else [older]
+    """The log-probs of all heads; None without."""
+    return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
 def _sampler(model: Any) -> ProbabilisticTensorDictModule | None:
@@ -210,7 +203,20 @@ def _filled_in(
         leaves = [value] if isinstance(value, Tensor) else list(value.values(True, True))
         for leaf in leaves:
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
-    return zero
+    if not zero.any():
+        return zero
+    # A log-prob that is 0 whatever the parameters: the policy has one action.
+    data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
+    with torch.no_grad():
+        return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)
+
+
+def _log_prob(
+    data: TensorDictBase, sampler: ProbabilisticTensorDictModule, dist: Distribution, dims: int
+) -> Tensor:
+    """Of the action, from the parameters in the data, [*B] or [*B, N]."""
+    heads = log_probs(dist, data, sampler.dist_sample_keys[0])
+    return sum_beyond(add_heads(list(heads.values())), dims)
 
 
 def _of_the_action(
@@ -227,10 +233,7 @@ def _of_the_action(
         edge = _at_the_edge(dist, data.get(sampler.dist_sample_keys[0]), log_prob)
         if edge is None:
             return log_prob
-        again: Any = sampler.log_prob(data, dist=dist)
-        if not isinstance(again, Tensor):
-            again = add_heads([again.get(name) for name in sampler.log_prob_keys])
-    again = sum_beyond(again, log_prob.ndim)
+        again = _log_prob(data, sampler, dist, log_prob.ndim)
     readable = ~edge & ~filled_in
     other = (again - log_prob).abs() > TOLERANCE * (1 + log_prob.abs())
     if not (other & readable).any():

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from klrl.base.files import expanded, replace_file, replacing
+from klrl.base.errors import ConfigError
+from klrl.base.files import (
+    expanded,
+    make_folder,
+    replace_file,
+    replacing,
+    to_append,
+    to_update,
+)
 
 
 def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path, monkeypatch) -> None:
@@ -81,12 +90,16 @@ def test_on_a_full_disk_the_old_file_stays(tmp_path: Path, monkeypatch, call: st
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if call == "fsync":
         monkeypatch.setattr(os, "fsync", full)
     else:
-        (tmp_path / "manifest.tmp").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        replace_file(path, "after")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left|File too large"):
+            replace_file(path, "after")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -98,3 +111,67 @@ def test_a_home_that_is_none_stays_as_it_stands(monkeypatch) -> None:
     assert expanded("~nosuchuser/x") == Path("~nosuchuser/x")
     assert expanded(Path("./~")) == Path("/home/me")
     assert expanded("a/~") == Path("a/~")
+
+
+# ------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("open_", [to_append, to_update])
+def test_no_link_is_written_through(tmp_path: Path, open_) -> None:
+    link, precious = tmp_path / "log.txt", tmp_path / "precious"
+    link.symlink_to(precious)
+    for text in (None, "text"):
+        if text is not None:
+            precious.write_text(text)
+        with pytest.raises(ConfigError, match="log.txt: is a link"):
+            open_(link)
+        assert precious.exists() == (text is not None), "nor made by it"
+    assert precious.read_text() == "text"
+
+
+def test_a_link_in_place_of_the_partial_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("text")
+    for name in ("sweep.tmp", "sweep.json"):
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    replace_file(tmp_path / "sweep.json", "{}")
+    assert not (tmp_path / "sweep.json").is_symlink()
+    assert (tmp_path / "sweep.json").read_text() == "{}"
+    assert (tmp_path / "precious").read_text() == "text"
+
+
+@pytest.mark.parametrize(("open_", "after"), [(to_append, "one\ntwo\n"), (to_update, "two\n")])
+def test_a_file_with_another_name_is_copied_first(tmp_path: Path, open_, after: str) -> None:
+    (tmp_path / "other").mkdir()
+    other, path = tmp_path / "other" / "rows", tmp_path / "rows"
+    other.write_text("one\n")
+    path.hardlink_to(other)
+    with open_(path) as file:
+        file.write(b"two\n")
+    assert (other.read_text(), path.read_text()) == ("one\n", after)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", "rows"]
+
+
+def test_a_file_with_one_name_is_opened_and_not_copied(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    to_append(path).close()
+    before = path.stat().st_ino
+    for word in (b"one", b"two"):
+        with to_append(path) as file:
+            file.write(word)
+    assert (path.stat().st_ino, path.read_bytes()) == (before, b"onetwo")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows")
+    with pytest.raises(ConfigError, match="rows: is no plain file"):
+        to_append(tmp_path / "rows")
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "csv").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="csv: is a link"):
+        make_folder(tmp_path / "csv")
+    assert make_folder(tmp_path / "videos").is_dir()
+    assert make_folder(tmp_path / "videos").is_dir()

@@ -59,6 +59,25 @@ def test_what_is_said_stays_above_the_live_line() -> None:
     assert screen.getvalue() == "\r\x1b[2K1 of 2\r\x1b[2Ka word\n\r\x1b[2K1 of 2\n"
 
 
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (80, "1,024/2,048 frames | KL ref 0.1282 | score -150.3 | 0:07 left"),
+        (62, "1,024/2,048 frames | KL ref 0.1282 | score -150.3 | 0:07 left"),
+        (61, "1,024/2,048 frames | KL ref 0.1282 | score -150.3"),
+        (49, "1,024/2,048 frames | KL ref 0.1282 | 0:07 left"),
+        (32, "1,024/2,048 frames | 0:07 left"),
+        (10, "1,024/2,0"),
+    ],
+)
+def test_a_terminal_shows_fields_whole_or_not_at_all(monkeypatch, columns: int, shown: str) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Terminal()
+    with LiveLine(screen) as line:
+        line.show("1,024/2,048 frames | KL ref 0.1282 | score -150.3 | 0:07 left")
+    assert screen.getvalue() == f"\r\x1b[2K{shown}\n"
+
+
 def test_a_cell_moves_no_cursor() -> None:
     """A status from a run folder of somebody else, on its way to a terminal."""
     assert text_table([["state", "±"], ["fin\x1b[2J\nished\x9b", "é"]]) == (

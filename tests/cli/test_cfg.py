@@ -28,7 +28,7 @@ NEEDS = {
     "experiment=distill_text": ["reference.path=outputs/a"],
 }
 #: Arguments of an environment and of its wrappers, and a group within a group.
-UNCOMMENTED = ("g", "lora", "frame_skip", "screen_size", "stack_size")
+UNCOMMENTED = ("g", "lora", "frame_skip", "screen_size", "stack_size", "sources")
 #: Whose files look like half_cheetah's.
 ALIKE = {f"env={name}" for name in NAMES if name != "half_cheetah"}
 WORDS = [

@@ -41,7 +41,7 @@ def test_a_line_says_state_progress_return_and_kl(tmp_path, capsys) -> None:
     write_run(tmp_path / "a", started=at(2), rows=rows_of(reward=-7.0, kl=-1e-9)[:11])
     assert listed(capsys, str(tmp_path)) == [
         ["b", "finished", "2,000/2,000 frames", "100%", "0", "1", local(1)],
-        ["a", "finished", "1,100/2,000 frames", "55%", "-16", "-1e-09", local(2)],
+        ["a", "finished", "1,100/2,000 frames", "55%", "-16", "0", local(2)],
     ]
 
 

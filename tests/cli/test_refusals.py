@@ -77,8 +77,9 @@ WRONG = [
     (["env=gym", "env.id=nowhere.at:All-v0"], "No module named 'nowhere'"),
     (["env.kwargs.gg=3"], "unexpected keyword argument 'gg'"),
     (["env=gym", "env.id=LunarLander-v3"], "pip install 'klrl[box2d]'"),
-    (["device=tpu"], "device=tpu: choose auto, cpu, cuda"),
-    (["device=cuda:99"], "device=cuda:99: this machine has"),
+    (["device=tpu"], "device=tpu: choose auto, cpu or cuda"),
+    (["device=cuda:1"], "device=cuda:1: klrl computes on the first CUDA device that it sees; set"),
+    (["device=cuda:"], "device=cuda:: choose auto, cpu or cuda"),
     (["actor=categorical"], "actor=categorical: the actions of env.id=Pendulum-v1 are continuous"),
     (["env=cartpole", "actor=normal"], "are discrete; choose actor=categorical"),
     (["env=cartpole", "actor.init_std=2"], "has discrete actions; drop it"),
@@ -162,6 +163,17 @@ WRONG = [
     (["logger.also=[csv,csv]"], "logger.also=[csv,csv]: csv is there already; name it once"),
     (["logger=[wandb,csv]"], "logger=[wandb,csv]: give one choice, as in logger=wandb logger.also"),
     (["kl=[legacy,retrieve]"], "kl=[legacy,retrieve]: give one choice, as in kl=legacy"),
+    (["kl=legacy", "seed=1", "kl=retrieve"], "kl=legacy kl=retrieve: give one choice of kl"),
+    (["-m", "env=pendulum", "env=cartpole,acrobot"], "env=pendulum env=cartpole,acrobot: give one"),
+    (["actor=gru"], "actor=gru: no such choice; klrl has no recurrent policy: "),
+    (["learning_rate=1"], "learning_rate=1: no such setting; did you mean optim.lr?"),
+    (["total_timesteps=9"], "total_timesteps=9: no such setting; did you mean frames?"),
+    (["collector.top_p=.9"], "collector.top_p=.9: no such setting; klrl samples from all of the"),
+    (["collector.stop=x"], "collector.stop=x: no such setting; a response ends with an EOS"),
+    (["optim.warmup=9"], "optim.warmup=9: no such setting; the learning rate falls from optim.lr"),
+    (["optim.warmup_steps=9"], "from optim.lr to optim.lr_floor, without a warm-up"),
+    (["experiment=text", "env.data=[a,b]"], "env.data=[a,b]: give one value; put the files into"),
+    (["env.id=[a,b]"], "env.id=[a,b]: give one value"),
     (["foo"], "foo: not a setting; write KEY=VALUE"),
     (["pendulum"], "pendulum: not a setting; did you mean env=pendulum?"),
     (["frames=3", "none"], "none: not a setting; did you mean kl=none or logger=none?"),
@@ -184,6 +196,9 @@ WRONG = [
     ),
     (["env=gym", "env.id=gymnasium:Foo-v0"], "env.id=gymnasium:Foo-v0: Environment `Foo` doesn't"),
     (["--frames", "3"], "--frames: no such flag"),
+    (["--evn=pendulum"], "--evn=pendulum: no such flag"),
+    (["--kl.coeff=0.1"], "kl.coeff=0.1: no such setting; did you mean kl.coef?"),
+    (["--config-nme=3"], "--config-nme=3: no such flag"),
     (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
     (["experiment=nope"], "choices: distill, distill_text, pendulum_finetune, pendulum_quick"),
 ]
@@ -215,9 +230,10 @@ def test_full_errors_on_demand(capsys, monkeypatch) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_help_lists_groups_and_choices(capsys) -> None:
+@pytest.mark.parametrize("word", ["--help", "help"])
+def test_help_lists_groups_and_choices(capsys, word: str) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["--help"])
+        main([word])
     assert stop.value.code == 0
     told = capsys.readouterr().out
     for word in (

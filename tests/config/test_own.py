@@ -38,6 +38,9 @@ class Plain:
     def __init__(self, coef, frames, rate: float, power: int = 2, name="a", **given):
         self.got = (coef, frames, rate, power, name, given)
 
+class All:
+    def __init__(self, rate: float = 1.0, **given): self.got = (rate, given)
+
 class Base:
     def __init__(self, coef, depth: int = 1): self.depth = depth
 
@@ -93,6 +96,9 @@ def test_without_one_by_the_arguments_of_the_class(module: str) -> None:
     assert part.args == {"rate": 2.0, "power": 2, "name": "a"}
     made = make_own("controller", part, {"coef": 7, "frames": 100})
     assert made.got == (7, 100, 2.0, 2, "a", {})
+    part = job("controller.target=parts:All", "controller.args.rate=2").controller
+    made = make_own("controller", part, {"coef": 7, "frames": 100})
+    assert made.got == (2.0, {"coef": 7, "frames": 100}), "**given of a plain class takes all"
     part = job("controller.target=parts:Derived", "controller.args.depth=3").controller
     assert part.args == {"width": 8, "depth": 3}, "**given goes on to the class above"
     assert make_own("controller", part, {"coef": 7, "frames": 9}).depth == 3
@@ -125,6 +131,7 @@ def test_without_one_by_the_arguments_of_the_class(module: str) -> None:
             "controller.args.rate=..., or give it a default",
         ),
         (["target=parts:Plain", "args.rate=2", "args.power=1.5"], "power=1.5: give a whole number"),
+        (["target=parts:All", "args.rat=2"], "parts:All has no such argument; did you mean rate?"),
         (["target=parts:Derived", "args.widht=2"], "parts:Derived has no such argument; did you"),
         (["target=parts:function", "source=abc"], "controller.source: klrl finds it out; drop it"),
     ],

@@ -1,17 +1,21 @@
 """The update's step: eager against torch's own Adam, the pure form and the compiled ones."""
 
 import copy
+import getpass
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.base.errors import ConfigError
 from klrl.control import compiled
 from klrl.control.compiled import check_inputs, choose, decide, package_key
@@ -183,15 +187,59 @@ def test_wrong_inputs_are_refused() -> None:
             check_inputs(example, [wrong])
 
 
-def command(*words: str, python: tuple[str, ...] = (), **environment: str):
+def command(
+    *words: str, python: tuple[str, ...] = (), compiler_cache: bool = True, **environment: str
+):
     """klrl in a process of its own, with nothing compiled before."""
-    compiler_cache = {"TORCHINDUCTOR_CACHE_DIR": str(Path("inductor").resolve())}
+    given = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    if compiler_cache:
+        given["TORCHINDUCTOR_CACHE_DIR"] = str(Path("inductor").resolve())
     return subprocess.run(
         [sys.executable, *python, "-m", "klrl", *QUICK, "hydra.run.dir=run", *words],
         capture_output=True,
         text=True,
-        env={**os.environ, **compiler_cache, **environment},
+        env={**given, **environment},
     )
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("mode", ["aot", pytest.param("jit", marks=pytest.mark.slow)])
+def test_no_compiler_looks_into_the_machines_folder_for_temporary_files(mode: str) -> None:
+    """Another user's folder is where torch's compiler keeps its libraries, unless it is told."""
+    place = Path("tmp", f"torchinductor_{getpass.getuser()}")
+    place.mkdir(parents=True)
+    done = command(
+        f"learner.compile={mode}", compiler_cache=False, TMPDIR=str(Path("tmp").resolve())
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("update: ")]
+    assert line.startswith({"aot": "update: compiled in", "jit": "update: torch.compile"}[mode])
+    assert not list(place.iterdir())
+    assert list(cache_dir().glob("compiler/inductor/**/*.so")), "or it did not compile"
+    assert (cache_dir() / "compiler").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_compilers_folders_are_klrls_or_the_users(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", "/before")
+    monkeypatch.setattr(tempfile, "tempdir", "/set")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    folder = tmp_path / "cache" / "klrl" / "compiler"
+    with compiling():
+        assert default_cache_dir() == str(folder / f"torchinductor_{getpass.getuser()}")
+        code = "import tempfile; print(tempfile.gettempdir())"
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert child.stdout.strip() == str(folder)
+    assert (os.environ["TMPDIR"], tempfile.tempdir) == ("/before", "/set")
+    assert os.environ["TRITON_CACHE_DIR"] == "/mine"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder / "inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    with compiling():
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    folder.chmod(0o777)
+    with pytest.raises(Untrusted, match="can be written by others"), compiling():
+        pass
 
 
 @pytest.mark.services

@@ -53,6 +53,18 @@ class Flat(Nature):
         return super().forward(images).sum(-1)
 
 
+class Frames(nn.Module):
+    """A GRU over the two frames of one observation: a function of it alone."""
+
+    def __init__(self, inputs, outputs: int = 1) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(inputs // 2, 8, batch_first=True), nn.Linear(8, outputs)
+
+    def forward(self, seen):
+        frames = seen.reshape(-1, 2, seen.shape[-1] // 2)
+        return self.head(self.cell(frames)[0][:, -1]).reshape(*seen.shape[:-1], -1)
+
+
 def agent_of(env: VectorGymEnv, target: str, critic: str | None = None):
     config = CustomActorConfig(
         [8], "relu", False, None, 1.0, f"{__name__}:{target}", name="custom", distribution="auto",
@@ -140,3 +152,8 @@ def test_a_wrong_one_is_told_with_what_it_was_given() -> None:
         agent_of(env, "Nature", "Flat")
     with pytest.raises(ConfigError, match=r"Keys: raised AssertionError"):
         agent_of(env, "Keys")
+
+
+def test_a_recurrent_cell_may_read_inside_one_observation() -> None:
+    env = VectorGymEnv("CartPole-v1", 1)
+    assert isinstance(agent_of(env, "Frames").policy_net.head.cell, nn.GRU)

@@ -9,9 +9,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
+from klrl.config import AdvantageConfig
+from klrl.control.advantage import learned_reward
+from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.reward_norm import RewardNormalizer
 from klrl.runs.rows import read_rows
+from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 
@@ -71,6 +76,35 @@ def test_rewards_that_are_all_0_have_no_scale() -> None:
     sums[0, 10:] = GAMMA ** np.arange(40)
     assert normalizer.update(once, no) == pytest.approx(1 / sums.std(), rel=1e-3)
     assert normalizer.update(zeros, no) > normalizer.update(once, no) > 1.0
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_it_follows_the_reward_that_is_learned_from_and_not_the_raw_one(weight: float) -> None:
+    """(weight * raw - penalty) * scale, over the deviation of its own discounted sums."""
+    generator = torch.Generator().manual_seed(0)
+    raw, penalty = torch.randn(2, 2, 30, 1, generator=generator, dtype=torch.float64)
+    penalty = 3 * penalty
+    after = {"reward": raw - penalty, RAW_REWARD_KEY: raw, "done": torch.zeros(2, 30, 1).bool()}
+    config = AdvantageConfig(GAMMA, 0.9, reward_weight=weight)
+    batch = TensorDict({"next": after}, [2, 30])
+    learned = learned_reward(batch, config, 0.1, RewardNormalizer(GAMMA))
+    seen = 0.1 * (weight * raw - penalty)
+    sums, held = [], np.zeros(2)
+    for t in range(30):
+        held = seen[:, t, 0].numpy() + GAMMA * held
+        sums += held.tolist()
+    torch.testing.assert_close(learned, seen / np.std(sums), rtol=1e-3, atol=0.0)
+
+
+def test_a_resumed_run_that_begins_new_episodes_carries_no_sum_into_them(settings) -> None:
+    parts = Training(settings("env.normalize_reward=true")).parts
+    normalizer = parts.components()["reward_normalizer"]
+    normalizer.load_state_dict({**normalizer.state_dict(), "sums": [5.0, 5.0]})
+    parts.components()["rollout"].load_state_dict({"copies": torch.zeros(3, dtype=torch.uint8)})
+    said: list[str] = []
+    parts.rollout(3, said.append).close()
+    assert any("new episodes begin" in line for line in said)
+    assert normalizer.state_dict()["sums"] == []
 
 
 @pytest.mark.integration

@@ -92,6 +92,20 @@ class Dropout(Net):
     def forward(self, x): return nn.functional.dropout(super().forward(x))
 class OverRows(Net):
     def forward(self, x): return super().forward(x) - super().forward(x).mean()
+class OverSteps(Net):
+    def __init__(self, inputs, outputs=1):
+        super().__init__(inputs, outputs)
+        self.cell = nn.GRU(inputs, inputs, batch_first=True)
+    def forward(self, x): return super().forward(self.cell(x)[0])
+class Remembers(Net):
+    def __init__(self, inputs, outputs=1):
+        super().__init__(inputs, outputs)
+        self.cell, self.state = nn.GRUCell(inputs, inputs), None
+    def forward(self, x):
+        flat = x.reshape(-1, x.shape[-1])
+        self.state = self.cell(flat, None if len(flat) == 1 else self.state)
+        return super().forward(self.state.reshape(x.shape))
+def lstm(inputs, outputs=1): return nn.LSTM(inputs, outputs)
 class NotFinite(Net):
     def forward(self, x): return super().forward(x) * float("nan")
 class OverTime(Net):
@@ -110,6 +124,16 @@ def forgets(critic):
     return write
 class NoLog: pass
 def wrapped(env): return 3
+class OffStep(gymnasium.Wrapper):
+    def step(self, action): raise ValueError("no wind")
+class OffReset(gymnasium.ObservationWrapper):
+    def __init__(self, env, wind=1):
+        super().__init__(env)
+    def observation(self, seen): return seen[self.metadata["nothing"]]
+class Broken(Maze):
+    def __init__(self): super().__init__(4, 0.0)
+    def step(self, action): raise ValueError("no floor")
+def in_two(env): return gymnasium.wrappers.ClipAction(OffStep(env))
 """
 LOSS, CONTROLLER = "loss=custom loss.target", "controller=custom controller.target"
 ENV = "env=custom env.target"
@@ -151,7 +175,10 @@ ANSWERS = [
      "actor=categorical: the actions of env.target=wrong:Unbounded are continuous; choose "
      "actor=normal, tanh_normal or mlp"),
     (f"{ACTOR}=wrong:Unused", "its forward does not use spare; remove that parameter"),
-    (f"{ACTOR}=wrong:Dropout", "two calls give different outputs; leave dropout and noise out"),
+    (f"{ACTOR}=wrong:OverSteps", "OverSteps is recurrent (GRU): klrl shows a policy one"),
+    (f"{ACTOR}=wrong:Remembers", "Remembers is recurrent (GRUCell): klrl shows a policy one"),
+    (f"{ACTOR}=wrong:lstm", "lstm is recurrent (LSTM): klrl shows a policy one observation"),
+    (f"{ACTOR}=wrong:Dropout", "two calls give different outputs; leave dropout, noise and hidden"),
     (f"{ACTOR}=wrong:OverRows", "what it says of one observation depends on the others"),
     (f"{ACTOR}=wrong:NotFinite", "its outputs are not finite; look at its initialisation"),
     (f"{ACTOR}=wrong:OverTime", "what it says of one observation depends on the others"),
@@ -172,6 +199,18 @@ ANSWERS = [
     ("advantage=custom advantage.target=wrong:forgets", "wrote no value_target; write it into"),
     ("logger=custom logger.target=wrong:NoLog", "has no method log; add log(self, row)"),
     ("env=cartpole env.wrappers=[wrong:wrapped]", "made int; name a gymnasium.Wrapper"),
+    ("env=cartpole env.wrappers=[wrong:OffStep]",
+     "klrl: env.wrappers[0].target=wrong:OffStep: raised ValueError: no wind (line "),
+    ("env=pendulum env.wrappers=[ClipAction,{target:'wrong:OffReset',args:{wind:2}}]",
+     "klrl: env.wrappers[1].target=wrong:OffReset with env.wrappers[1].args={'wind': 2}: raised "
+     "KeyError: 'nothing' (line "),
+    (f"{ENV}=wrong:env env.wrappers=[wrong:OffReset]",
+     "klrl: env.wrappers[0].target=wrong:OffReset with env.wrappers[0].args={'wind': 1}: raised "
+     "KeyError: 'nothing' (line "),
+    ("env=pendulum env.wrappers=[wrong:in_two]",
+     "klrl: env.wrappers[0].target=wrong:in_two: raised ValueError: no wind (line "),
+    (f"{ENV}=wrong:Broken env.wrappers=[NormalizeReward]",
+     "klrl: env.target=wrong:Broken: raised ValueError: no floor (line "),
 ]  # fmt: skip
 
 

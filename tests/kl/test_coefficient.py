@@ -53,6 +53,8 @@ def test_coef_and_its_alias_make_read_and_move(name: str) -> None:
     assert float(make().coef) == 1.0
     with pytest.raises(ValueError, match="coef.*coeff.*one of them"):
         make(coef=0.1, coeff=0.2)
+    with pytest.raises(ValueError, match="coef.*coeff.*one of them"):
+        make(coef=1.0, coeff=0.5)  # the default, given
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
@@ -111,6 +113,34 @@ def test_a_move_to_another_type_keeps_the_setter() -> None:
         assert float(keeper.coef) == 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_a_cast_of_the_weights_does_not_round_it(name: str, dtype) -> None:
+    keeper = KEEPERS[name](coef=0.1)  # .1001 in bfloat16
+    held = keeper.coef
+    keeper.to(dtype)
+    assert float(keeper.coef) == 0.1
+    keeper.coef = 1 + 1e-6  # 1 in both short types
+    assert float(keeper.coef) == 1 + 1e-6
+    if isinstance(held, torch.Tensor):
+        assert keeper.coef is held, "controllers hold it too"
+        keeper.to("meta", dtype)
+        assert keeper.coef.device.type == "meta"
+
+
+@pytest.mark.parametrize("cast", [torch.nn.Module.half, torch.nn.Module.bfloat16])
+@pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
+def test_a_cast_loss_keeps_its_numbers_and_casts_its_weights(kind, cast) -> None:
+    known = Problem()
+    beta = {"beta": 0.3} if kind is KLPENPPOLoss else {}
+    loss = cast(kind(known.actor, known.critic, reference=known.actor, ref_kl_coef=0.1, **beta))
+    assert float(loss.ref_kl_coef) == 0.1
+    assert float(loss.entropy_coeff) == pytest.approx(0.01, rel=1e-6)
+    for name, value in beta.items():
+        assert float(getattr(loss, name)) == pytest.approx(value, rel=1e-6)
+    assert {p.dtype for p in loss.parameters()} == {cast(torch.nn.Linear(1, 1)).weight.dtype}
+
+
 def test_states_of_earlier_versions_are_read() -> None:
     """KLComputation's buffer was called coeff."""
     computation = KLComputation("p", "q")
@@ -133,6 +163,8 @@ def test_the_losses_coefficient(kind) -> None:
                 kind(known.actor, known.critic, **{spelling: wrong})
     with pytest.raises(ValueError, match="one of them"):
         kind(known.actor, known.critic, ref_kl_coef=0.1, ref_kl_coeff=0.2)
+    with pytest.raises(ValueError, match="one of them"):
+        kind(known.actor, known.critic, ref_kl_coef=0.0, ref_kl_coeff=0.5)
     loss.load_state_dict(
         {
             name.replace("ref_kl_coef", "ref_kl_coeff"): value

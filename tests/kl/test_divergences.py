@@ -15,6 +15,7 @@ from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
 from klrl.kl.divergences import LARGEST_JS, over_actions, standard_error
 from klrl.kl.measure import in_unit, mean_charged
 from tests.conftest import QUICK
+from tests.runs.commands import exits
 
 DOUBLE = torch.float64
 OTHERS = DIVERGENCES[1:]
@@ -110,6 +111,34 @@ def test_an_action_that_one_of_them_forbids() -> None:
     logits = torch.tensor([0.0, 0.0, -torch.inf], dtype=DOUBLE)
     found = gradient(lambda x: over_actions("js", x.log_softmax(-1), q), logits)
     assert torch.isfinite(found).all()
+
+
+def own_forward(log_ratio: Tensor) -> Tensor:
+    """u log u with u = pi_ref / pi."""
+    return -log_ratio * torch.exp(-log_ratio)
+
+
+def test_an_expectation_under_the_policy_is_blind_where_it_has_no_mass() -> None:
+    """What docs/extending.md and the opening line of a run say of kl.divergence=custom."""
+    p, q = (torch.tensor(x, dtype=DOUBLE).log() for x in ([1.0, 0.0], [0.5, 0.5]))
+    assert float(over_actions("forward", p, q)) == math.inf
+    assert float(over_actions(own_forward, p, q)) == pytest.approx(0.5 * math.log(0.5))  # below 0
+    family, noise = Normal(), torch.randn(16, 1, dtype=DOUBLE)
+    narrow, away = (
+        {"loc": torch.tensor([at], dtype=DOUBLE), "scale": torch.tensor([0.1], dtype=DOUBLE)}
+        for at in (0.0, 2.0)
+    )
+    assert float(family.divergence("forward", narrow, away)) == pytest.approx(200)
+    assert abs(float(family.divergence(own_forward, narrow, away, noise))) < 1e-6
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("divergence", ["custom", "forward"])
+def test_a_run_says_so_when_it_opens(divergence, capsys) -> None:
+    more = [f"kl.own_divergence.target={__name__}:own_forward"] if divergence == "custom" else []
+    assert exits(*QUICK, *EXACT, f"kl.divergence={divergence}", *more, "hydra.run.dir=run") == 0
+    said = "E_pi[f] sees no action that the policy never takes" in capsys.readouterr().out
+    assert said is (divergence == "custom")
 
 
 def test_an_unknown_one_is_named() -> None:

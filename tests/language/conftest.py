@@ -11,6 +11,7 @@ from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.language.base_model import Recipe, build
+from tests.runs.commands import last_choices
 
 QUICK_MODEL = Recipe(
     hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64
@@ -57,7 +58,7 @@ def exits(model: str, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int,
             named = () if "actor=mlp" in words else (f"actor.model={model}",)
             words = (*QUICK, *named, "hydra.run.dir=run", *words)
         with pytest.raises(SystemExit) as stop:
-            main(words)
+            main(last_choices(words))
         said = capsys.readouterr()
         return int(stop.value.code or 0), said.out, said.err
 

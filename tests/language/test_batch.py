@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.domains import LANGUAGE
@@ -23,6 +24,7 @@ from klrl.language.batch import (
     take_prompts,
 )
 from klrl.language.causal_lm import head
+from klrl.language.parts import LanguageParts
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.scoring import Layout, padded_states
 from klrl.language.vocabulary import NextTokens, exact_token_kl, response_log_probs
@@ -216,3 +218,32 @@ def test_a_template_that_marks_otherwise_is_found() -> None:
     check = preflight.template_marks(tokenizer(template=silent), chat[:-1], "one")
     assert check.ok
     assert "positions are used" in check.detail
+
+
+def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> None:
+    """A head of zeros gives each of its rows the same probability."""
+    assert "have no token" not in " ".join(LanguageParts(job()).preflight)
+    network = AutoModelForCausalLM.from_pretrained(model)
+    tokens = network.get_input_embeddings().num_embeddings
+    network.resize_token_embeddings(tokens + 100)
+    network.get_output_embeddings().weight.data.zero_()
+    network.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
+    lines = LanguageParts(job(f"actor.model={tmp_path}")).preflight
+    (line,) = [each for each in lines if "have no token" in each]
+    assert line.startswith(f"preflight: 100 of {tokens + 100} ids of the vocabulary have no token")
+    assert f"gives them {100 / (tokens + 100):.2g} of a first token's" in line
+
+
+def test_a_large_model_says_what_takes_its_time_and_a_small_one_does_not(
+    job, monkeypatch, capsys
+) -> None:
+    small = job()
+    LanguageParts(small)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("klrl.language.model.LARGE", 1000)
+    LanguageParts(small)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"actor.model={small.actor.model}: loading 0.")
+    assert said[1].startswith("preflight: sampling and scoring a few responses")
+    assert len(said) == 2

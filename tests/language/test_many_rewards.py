@@ -163,7 +163,7 @@ def test_rewards_of_one_name_are_told_apart() -> None:
             "env.reward_weights=[0.0, 0.0]: leaves no reward; give one that is not 0, or learn "
             "from the penalty alone with advantage.reward_weight=0",
         ),
-        (["env.reward=model:"], "package.module:function, or a classifier as model:FOLDER"),
+        (["env.reward=model:"], "path/file.py:NAME, or a classifier as model:FOLDER"),
     ],
     ids=" ".join,
 )

@@ -99,6 +99,21 @@ def test_responses_that_were_cut_off_are_left_out(job, reduction: str) -> None:
     torch.testing.assert_close(without, found, rtol=1e-10, atol=1e-12)
 
 
+def test_the_kl_of_an_update_is_that_of_all_responses(job) -> None:
+    """What the loss leaves out counts in KL(old||new), by a sum over the vocabulary."""
+    training, frames = moved(job(*COMMON, "loss.mask_truncated=true"))
+    steps = training.parts.learner.steps
+    policy = steps.layout.next_tokens(steps.policy.model, frames, 1.0)
+    log_old, log_new = (
+        each.head(each.states).log_softmax(-1).detach() for each in (steps._old(frames), policy)
+    )
+    per_token = (log_old.exp() * (log_old - log_new)).sum(-1)
+    mask = frames["masks", "all_assistant_mask"][:, -per_token.shape[1] :]
+    ended = mask & ~frames["next", "truncated"]
+    assert steps.kl_old(frames) == pytest.approx(float(per_token[mask].mean()), rel=1e-9)
+    assert float(per_token[ended].mean()) != pytest.approx(float(per_token[mask].mean()), rel=0.01)
+
+
 @pytest.mark.parametrize("size", [None, 1])
 def test_the_entropy_is_that_of_all_responses_where_all_were_cut_off(job, size) -> None:
     """It read 0 nats, as of a policy that collapsed."""

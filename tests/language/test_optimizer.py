@@ -32,6 +32,8 @@ def test_the_first_step_is_lr_against_the_gradients_sign(name: str) -> None:
     parameter.grad = torch.tensor([3.0, -4.0])
     assert float(optimizer.step(LR)) == pytest.approx(5.0), "the norm before clipping"
     torch.testing.assert_close(parameter.detach(), torch.tensor([-LR, LR]), rtol=1e-4, atol=0)
+    mean = optimizer.state_dict()["0.exp_avg"]  # a tenth of the gradient, clipped to a norm of .5
+    torch.testing.assert_close(mean, torch.tensor([0.03, -0.04]), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("of", [lambda w: w.T, lambda w: w[:, :3]], ids=["transposed", "a slice"])

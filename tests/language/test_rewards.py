@@ -16,6 +16,7 @@ import torch
 from klrl.__main__ import compose
 from klrl.base.errors import ConfigError, RewardError
 from klrl.config.checks import to_config
+from klrl.doctor.user_code import load
 from klrl.language.prompts import Prompt
 from klrl.language.rewards import Drawn, Reward, find_reward, response_texts
 from klrl.language.sort_digits import exact, proxy
@@ -57,6 +58,20 @@ def test_a_function_is_found_in_the_current_folder() -> None:
     assert scores.tolist() == [2.0] * 5
 
 
+def test_a_function_is_found_by_its_file_as_well() -> None:
+    """As ``klrl doctor --loss`` finds a loss; a file is run once, and may have any name."""
+    Path("lib").mkdir()
+    Path("lib/neighbour.py").write_text("SCORE = 3.0\n")
+    text = "from neighbour import SCORE\ndef score(p, t, rows): return [SCORE] * len(rows)\n"
+    Path("lib/my-reward.py").write_text(text)
+    one, again = find_reward("lib/my-reward.py:score"), find_reward("lib/my-reward.py:score")
+    assert one is again
+    assert Reward("lib/my-reward.py:score", 5.0)(PROMPTS, TEXTS).tolist() == [3.0] * 5
+    assert load("--loss", "lib/my-reward.py:score") is one
+    module("by_name", "def score(prompts, responses, rows): ...\n")
+    assert load("--loss", "by_name:score") is find_reward("by_name:score")
+
+
 def test_the_built_in_ones_go_through_the_same_door() -> None:
     assert find_reward("exact") is exact
     assert find_reward("proxy") is proxy
@@ -75,6 +90,8 @@ def test_a_row_without_an_answer_is_told_by_its_sample() -> None:
         ("mod:", "choose exact, proxy, followed or followed_share"),
         ("no_such_module:f", "importing no_such_module fails .ModuleNotFoundError"),
         ("broken_reward:f", "importing broken_reward fails .ZeroDivisionError"),
+        ("broken_reward.py:f", "importing broken_reward.py fails .ZeroDivisionError"),
+        ("nowhere/mine.py:f", "no such file nowhere/mine.py; fix the path"),
         ("exiting_reward:f", "importing exiting_reward fails .SystemExit"),
         ("short_reward:f", "short_reward has no function f"),
         ("short_reward:number", "short_reward has no function number"),

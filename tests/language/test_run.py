@@ -31,7 +31,8 @@ pytestmark = pytest.mark.integration
 
 
 def samples_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "samples.jsonl").read_text("utf-8").splitlines()]
+    lines = (run / "samples.jsonl").read_text("utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "run"} for line in lines]
 
 
 # -------------------------------------------------------------------------------------- one run
@@ -360,6 +361,8 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
     axes: dict[str, str | None] = {}
 
     class Run:
+        id = "taken"
+
         def define_metric(self, name: str, step_metric: str | None = None, **_: bool) -> None:
             axes[name] = step_metric
 
@@ -374,6 +377,7 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
     assert (axes["samples"], axes["*"], axes["reward/gold"]) == (None, "samples", "samples")
     assert "frames" not in axes
     assert [row["samples"] for row in logged] == [16, 32]
+    assert RunFolder(Path("run")).manifest["wandb_id"] == "taken"
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+import torchrl.objectives
 from tensordict import TensorDict
 from tensordict.nn import (
+    CompositeDistribution,
+    NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
+    TensorDictModule,
 )
 from torch import nn
-from torchrl.modules import IndependentNormal, ValueOperator
+from torchrl.modules import IndependentNormal, TanhNormal, ValueOperator
 
 from klrl.kl import freeze
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
@@ -234,6 +239,73 @@ def test_a_head_without_log_prob_serves(kind) -> None:
     plain = ProbabilisticTensorDictSequential(known.actor[0], head)
     outs = [kind(policy, known.critic)(known.batch.copy()) for policy in (known.actor, plain)]
     torch.testing.assert_close(outs[1]["loss_objective"], outs[0]["loss_objective"])
+
+
+# Actions that the stored parameters cannot have made
+
+
+def made_up(composite: bool, width: float) -> TensorDict:
+    """Clipped noise for actions, log-probs near 0, parameters that know nothing of either."""
+    action, loc = torch.randn(8, 4, 2).clamp(-1, 1), width * torch.randn(8, 4, 2)
+    params = {"loc": loc, "scale": width * torch.rand(8, 4, 2) + 1e-4}
+    known = {"params": {"move": params}, "move": action} if composite else params
+    key = "move_log_prob" if composite else "action_log_prob"
+    return TensorDict(
+        {
+            "observation": torch.randn(8, 4, 3),
+            **known,
+            **({} if composite else {"action": action}),
+            key: torch.randn(8, 4) / 10,
+            "advantage": torch.randn(8, 4, 1),
+            "value_target": torch.randn(8, 4, 1),
+        },
+        [8, 4],
+    )
+
+
+def squashed(composite: bool) -> nn.Module:
+    if not composite:
+        return actor(TanhNormal)
+    params = [("params", "move", "loc"), ("params", "move", "scale")]
+    net = nn.Sequential(nn.Linear(3, 4), NormalParamExtractor())
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(net, ["observation"], params),
+        ProbabilisticTensorDictModule(
+            in_keys=["params"],
+            out_keys=["move"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": {"move": TanhNormal}},
+            return_log_prob=True,
+        ),
+    )
+
+
+@both
+@pytest.mark.filterwarnings("ignore:.*(entropy|composite).*:UserWarning")
+@pytest.mark.parametrize("composite", [False, True])
+@pytest.mark.parametrize("width", [0.1, 1.0])
+def test_actions_that_were_not_sampled_have_torchrls_loss(kind, composite, width) -> None:
+    """Values and gradients, with a warning; a third of the coordinates lie on a bound."""
+    torch.manual_seed(0)
+    policy, batch = squashed(composite), made_up(composite, width)
+    critic = ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
+    outs = []
+    for loss_class in (kind, getattr(torchrl.objectives, kind.__name__)):
+        # TorchRL's beta would move between loss and gradient.
+        still = {"increment": 1.0, "decrement": 1.0} if kind is KLPENPPOLoss else {}
+        loss = loss_class(policy, critic, functional=False, **still)
+        if composite:
+            loss.set_keys(action=["move"], sample_log_prob=["move_log_prob"])
+        torch.manual_seed(0)
+        warned = pytest.warns(UserWarning, match="no parameters in the data can have made them")
+        with warned if loss_class is kind else nullcontext():
+            out = loss(batch.copy())
+        policy.zero_grad()
+        (out["loss_objective"] + out["loss_entropy"] + out["loss_critic"]).backward()
+        outs.append(out.detach().update({k: p.grad for k, p in policy.named_parameters()}))
+    for key, value in outs[1].items():
+        assert bool(value.isfinite().all()), key
+        torch.testing.assert_close(outs[0][key], value, msg=str(key))
 
 
 # torch.compile

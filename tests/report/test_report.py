@@ -228,6 +228,17 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
     assert [line["gold"] for key, line in lines.items() if key[0] == "Toy-v1"] == [""]
 
 
+def test_a_spreadsheet_reads_no_text_as_a_formula_and_every_number_as_one(tmp_path):
+    formulas = ['=HYPERLINK("http://x")', "+1", "-1+cmd|' /C calc'!A1", "@SUM(1)", "\t=1"]
+    for i, task in enumerate([*formulas, "Toy-v1"]):
+        write_run(tmp_path / f"{i}", config={"env": {"id": task}}, rows=rows_of(-5.0))
+    main([str(tmp_path), "-o", str(tmp_path / "report")])
+    with (tmp_path / "report" / "summary.csv").open(newline="") as file:
+        lines = {line["task"]: line for line in csv.DictReader(file)}
+    assert set(lines) == {*(f"'{each}" for each in formulas), "Toy-v1"}
+    assert {float(line["worst_return"]) for line in lines.values()} == {-5.5}
+
+
 def test_a_sweep_tells_of_jobs_that_never_started_and_why_jobs_failed(tmp_path, capsys):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", seed=1, status="failed", rows=[])

@@ -88,19 +88,22 @@ class Spoil(Callback):
 
 
 class Clock(Callback):
-    """Keeps the seconds of each evaluation."""
+    """Keeps the seconds of each evaluation, and what the progress line calls its time."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.phases: set[str] = set()
 
     def evaluated(self, training, row, seconds) -> None:
         self.seconds.append(seconds)
+        self.phases.add(training.parts.phase.name)
 
 
 def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> None:
     clock = Clock()
     klrl.run(*WORDS, "env=cartpole", folder="run", callbacks=[Spoil(), clock])
     rows = rows_of("run")
+    assert clock.phases == {"evaluation"}, "the first one too, before any row"
     # Three of them in the last iteration: in place, closing, and of the best.
     seconds = read_rows(Path("run/metrics.jsonl"))[-1]["time/evaluation"]
     assert seconds == pytest.approx(sum(clock.seconds[-3:]))

@@ -248,9 +248,43 @@ def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> 
         *Page(Path("there/report.html").read_text()).cells,
     ]
     assert [text for text in said if re.search(r"(?<![\w.])-0(\.0*)?(?![\w.])", text)] == []
-    assert "return 0 | evaluation 0 | KL ref 0 | KL old 0" in said[0]
+    assert "return 0 | KL ref 0 | KL old 0 | evaluation 0" in said[0]
     assert "  return 0 (deterministic)\n" in said[1]
     assert "penalty 0 reward per frame, kl.coef 0 reward per nat\n" in said[1]
+
+
+def test_a_kl_of_rounding_size_is_printed_as_nothing_and_a_coefficient_is_not() -> None:
+    names = ("kl/ref/exact", "kl/old/exact", "kl/ref/k1", "kl/ref/penalty", "loss/kl_ref")
+    for value in (3e-9, -1e-10, 9e-8, -9e-8):
+        assert {METRICS[name].show(value) for name in names} == {"0"}
+        assert METRICS["kl/ref/exact"].show(value, signed=True) == "0"
+    assert METRICS["kl/ref/exact"].show(1.2e-7) == "1.2e-07"
+    assert METRICS["kl/ref/coef"].show(3e-9) == "3e-09"
+    assert METRICS["learner/lr"].show(3e-9) == "3e-09"
+
+
+@pytest.mark.parametrize(
+    ("words", "kl", "line"),
+    [
+        ((), 0.5, "  the penalty is 25% of the reward (mean sizes per frame); where the policy "
+         "learns too little, set kl.coef=0.01\n"),
+        (("kl.placement=loss", "kl.estimator=exact"), 0.5, "the penalty is 25% of the reward"),
+        ((), 0.29, None),
+        (("controller=adaptive", "controller.target=0.01"), 0.5, None),
+        (("advantage.reward_weight=0",), 0.5, None),
+    ],
+)  # fmt: skip
+def test_a_run_closes_with_a_penalty_that_is_a_large_share_of_the_reward(
+    settings, tmp_path, words, kl: float, line: str | None
+) -> None:
+    """0.1 * 0.5 nats a frame against rewards of 0.1, 0.3, and an evaluation's row without any."""
+    rows = [{"iteration": 0, "frames": 0, "eval/return": 1.0}]
+    for i, reward in enumerate((-0.1, 0.3), 1):
+        row = {"iteration": i, "frames": 64 * i, "reward/raw": reward, "reward/shaped": reward}
+        rows.append({**row, "kl/ref/coef": 0.1, "kl/ref/exact": kl, "kl/ref/penalty": 0.1 * kl})
+    write_run(tmp_path / "a", rows=rows)
+    said = summary(RunFolder(tmp_path / "a"), settings(*words), 128)
+    assert (line in said) if line else ("of the reward" not in said)
 
 
 # -------------------------------------------------------------------------------------- readers
@@ -387,8 +421,8 @@ def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_p
 
 def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
     files, rows = RunFolder(tmp_path), [{"frames": 64 * i, "time/iteration": 1.0} for i in (1, 2)]
-    settled = {"group": None, "wandb_id": ""}
-    with recording(files, settings(), Counters(), **settled, lengths=None) as recorder:
+    settled = {"group": None, "manifest": {"id": "one", "wandb_id": ""}}
+    with recording(files, settings(), Counters(), **settled, marks=None) as recorder:
         recorder.record(rows[0])
         assert not files.samples.exists()
         for row in rows:
@@ -396,7 +430,7 @@ def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
             recorder.record(row)
     counters = Counters()
     counters.frames = 64
-    with recording(files, settings(), counters, **settled, lengths={}):
+    with recording(files, settings(), counters, **settled, marks={}):
         pass
-    assert files.samples.read_text() == '{"frames": 64, "response": "a"}\n'
+    assert files.samples.read_text() == '{"run": "one", "frames": 64, "response": "a"}\n'
     assert len(files.metrics.read_text().splitlines()) == 2

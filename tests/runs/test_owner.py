@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -73,6 +74,19 @@ def test_the_lock_alone_refuses_a_second_owner() -> None:
         name_owner(pid=2**22, pid_started="0")
         with pytest.raises(OwnedElsewhere, match="is still running it"):
             Claim(RUN)
+
+
+def test_an_owner_that_has_locked_and_not_yet_written_is_named() -> None:
+    RUN.mkdir()
+    with (RUN / OWNER_FILE).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer = threading.Timer(0.3, name_owner)
+        writer.start()
+        try:
+            with pytest.raises(OwnedElsewhere, match=rf"process {os.getppid()} \(on "):
+                Claim(RUN)
+        finally:
+            writer.join()  # it writes into the current folder
 
 
 def test_without_locks_the_file_decides(monkeypatch) -> None:
@@ -187,7 +201,7 @@ def test_an_owner_whose_file_alone_is_removed_goes_on_until_another_makes_one() 
             claim.check()
 
 
-@pytest.mark.parametrize("name", [OWNER_FILE, "metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("name", [OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt"])
 def test_a_file_of_somebody_else_is_not_written_through_a_link(name: str) -> None:
     Path("precious").write_text("text")
     RUN.mkdir()
@@ -195,6 +209,17 @@ def test_a_file_of_somebody_else_is_not_written_through_a_link(name: str) -> Non
     with pytest.raises(ConfigError, match=rf"folder=run: {name} is a link"), owning(RUN):
         pass
     assert Path("precious").read_text() == "text"
+
+
+@pytest.mark.parametrize("name", [".hydra", "csv", "tensorboard", "videos", "checkpoints/last"])
+def test_a_folder_of_somebody_else_is_not_written_into(name: str) -> None:
+    Path("precious").mkdir()
+    (RUN / name).parent.mkdir(parents=True)
+    (RUN / name).symlink_to(Path("precious").resolve())
+    with pytest.raises(ConfigError, match=rf"folder=run: {name} is a link"), owning(RUN):
+        pass
+    assert not list(Path("precious").iterdir())
+    assert not (RUN / OWNER_FILE).exists()
 
 
 def test_another_runs_checkpoints_are_not_written_through_a_link() -> None:

@@ -37,6 +37,25 @@ def test_before_the_first_row_no_speed_is_claimed() -> None:
     assert Progress(2560, LANGUAGE, stream=io.StringIO()).line() == "0/2,560 samples"
 
 
+def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    live = Terminal()
+    with Progress(204_800, CONTROL, stream=live) as progress:
+        progress._started -= 4.0
+        progress.show(
+            {
+                **{"frames": 12_288, "reward/episode": -1203.4, "eval/return": -1100.2},
+                **{"kl/ref/exact": 0.1282, "kl/old/exact": 0.0101, "kl/old/beta": 1.0},
+            }
+        )
+    shown = live.getvalue().rpartition("\x1b[2K")[2].strip()
+    assert len(shown) < 80
+    fields = shown.split(" | ")
+    assert fields[2:4] == ["return -1203.4", "KL ref 0.1282"]
+    assert "evaluation" not in progress.line()[: progress.line().index("KL old 0.0101")]
+    assert all(field in progress.line().split(" | ") for field in fields)
+
+
 def test_a_phase_that_lasts_is_shown_once_in_a_log() -> None:
     log, phases = io.StringIO(), Phases()
     with Progress(100, LANGUAGE, stream=log, every=0.05, phases=phases) as progress:

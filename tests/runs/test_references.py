@@ -162,6 +162,15 @@ def test_the_row_tells_the_coefficient_that_was_charged_and_the_next_one_moves()
 
 
 @pytest.mark.integration
+def test_a_controller_counts_the_frames_of_an_iteration() -> None:
+    """From 1 to 0 over 256 frames, 64 in an iteration."""
+    words = ("controller=schedule", "controller.end=0", "kl.coef=1", "frames=256")
+    exits(*QUICK, *words, "hydra.run.dir=run")
+    coefs = [row["kl/ref/coef"] for row in rows_of(Path("run"))]
+    assert coefs == pytest.approx([1.0, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.integration
 def test_actor_init_starts_from_a_trained_policy_with_its_normaliser(capsys) -> None:
     exits(*QUICK, "frames=512", "optim.lr=0.01", "hydra.run.dir=trained")
     trained = klrl.load_policy("trained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -26,15 +27,16 @@ def lines(*frames: int) -> list[bytes]:
     return [json.dumps({"frames": each, "reward/raw": each / 7}).encode() for each in frames]
 
 
-def write(*content: bytes, end: bytes = b"\n") -> int:
-    """The file of some lines; its bytes."""
-    PATH.write_bytes(b"\n".join(content) + (end if content else b""))
-    return PATH.stat().st_size
+def write(*content: bytes, end: bytes = b"\n") -> dict:
+    """The file of some lines; what a checkpoint holds of it."""
+    whole = b"\n".join(content) + (end if content else b"")
+    PATH.write_bytes(whole)
+    return {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
 
 
-def resumed(after: int, length: int | None) -> list[bytes]:
+def resumed(after: int, mark: dict | None) -> list[bytes]:
     """The lines after a resume that adds the row of frame 99."""
-    file = RowFile(PATH, "frames", after, length)
+    file = RowFile(PATH, "frames", after, mark)
     file.log({"frames": 99})
     file.close()
     *written, nothing = PATH.read_bytes().split(b"\n")
@@ -47,50 +49,50 @@ def resumed(after: int, length: int | None) -> list[bytes]:
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_line_is_kept_and_told_and_costs_no_row(bad, bytes_are_known, capsys) -> None:
     """Row 2 was overwritten by something of another length, after the checkpoint of frame 4."""
-    length = write(*lines(1, 2, 3, 4)) if bytes_are_known else None
+    mark = write(*lines(1, 2, 3, 4)) if bytes_are_known else None
     first, _, *others = lines(1, 2, 3, 4, 5, 6)
     write(first, bad, *others)
-    assert resumed(4, length) == [first, bad, *others[:2]]
+    assert resumed(4, mark) == [first, bad, *others[:2]]
     told = capsys.readouterr().err.splitlines()
-    assert told[-1] == f"{PATH}: line 2 is no row, and left out" or bad == b'{"frames": "x"}'
+    assert told[-1] == f"{PATH}: left out: line 2: no row" or bad == b'{"frames": "x"}'
     assert len(told) <= 2
 
 
 @pytest.mark.parametrize("inserted", [b"", b"garbage", b" " * 200])
 def test_a_line_that_was_added_by_hand_shifts_no_cut(inserted) -> None:
-    length = write(*lines(1, 2, 3, 4))
+    mark = write(*lines(1, 2, 3, 4))
     first, *others = lines(1, 2, 3, 4, 5, 6)
     write(first, inserted, *others)
-    assert resumed(4, length) == [first, inserted, *others[:3]]
+    assert resumed(4, mark) == [first, inserted, *others[:3]]
 
 
 def test_the_cut_is_at_the_checkpoints_bytes_whatever_follows() -> None:
-    length = write(*lines(1, 2, 3))
+    mark = write(*lines(1, 2, 3))
     write(*lines(1, 2, 3), b"no row", *lines(4), b'{"fra', end=b"")
-    assert resumed(3, length) == lines(1, 2, 3)
+    assert resumed(3, mark) == lines(1, 2, 3)
 
 
 def test_a_garbled_last_row_of_the_checkpoint_stays() -> None:
     good = lines(1, 2, 3)
-    length = write(*good)
+    mark = write(*good)
     bad = b"#" * len(good[-1])
     write(*good[:2], bad, *lines(4))
-    assert resumed(3, length) == [*good[:2], bad]
+    assert resumed(3, mark) == [*good[:2], bad]
 
 
 def test_the_first_checkpoint_has_no_rows() -> None:
     write(*lines(1, 2))
-    assert resumed(0, 0) == []
+    assert resumed(0, {"bytes": 0}) == []
     write(*lines(1, 2))
     assert resumed(0, None) == []
 
 
 def test_nothing_is_rewritten(monkeypatch) -> None:
-    length = write(*lines(1, 2, 3))
+    mark = write(*lines(1, 2, 3))
     write(*lines(1, 2, 3), *lines(4))
     before = PATH.stat()
-    resumed(3, length)
-    assert (PATH.stat().st_ino, PATH.read_bytes()[:length]) == (
+    resumed(3, mark)
+    assert (PATH.stat().st_ino, PATH.read_bytes()[: mark["bytes"]]) == (
         before.st_ino,
         b"".join(line + b"\n" for line in lines(1, 2, 3)),
     )
@@ -98,10 +100,11 @@ def test_nothing_is_rewritten(monkeypatch) -> None:
 
 @pytest.mark.parametrize("cut", [1, 30, 10**6])
 def test_a_file_that_was_cut_is_told_and_no_row_is_glued_to_it(cut: int, capsys) -> None:
-    length = write(*lines(1, 2, 3))
+    mark = write(*lines(1, 2, 3))
+    length = mark["bytes"]
     left = PATH.read_bytes()[: max(length - cut, 0)]
     PATH.write_bytes(left)
-    assert b"\n".join(resumed(3, length)) == left.removesuffix(b"\n")
+    assert b"\n".join(resumed(3, mark)) == left.removesuffix(b"\n")
     told = capsys.readouterr().err.splitlines()
     assert told[0] == (
         f"{PATH}: has {len(left):,} bytes, and had {length:,} at the checkpoint: rows before 3 "
@@ -110,7 +113,7 @@ def test_a_file_that_was_cut_is_told_and_no_row_is_glued_to_it(cut: int, capsys)
 
 
 def test_a_file_that_is_gone_is_told(capsys) -> None:
-    assert resumed(3, 100) == []
+    assert resumed(3, {"bytes": 100}) == []
     assert "has 0 bytes, and had 100" in capsys.readouterr().err
 
 
@@ -118,7 +121,7 @@ def test_readers_leave_out_what_is_no_row_and_say_so_once(capsys) -> None:
     write(*lines(1), *BAD, *lines(2), b'{"fra', end=b"")
     assert [row["frames"] for row in read_rows(PATH)] == [1, 2]
     (told,) = capsys.readouterr().err.splitlines()
-    assert told == f"{PATH}: lines 2, 3, 4, 5, 6, ... are no rows, and left out"
+    assert told == f"{PATH}: left out: lines 2, 3, 4, 5, 6, ...: no row"
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -130,7 +133,7 @@ def test_report_diff_and_ls_skip_a_bad_line_and_say_so(bad, tmp_path, capsys) ->
     (run,) = find_runs([str(tmp_path)]).runs
     assert run.rows == len(whole)
     assert read(str(folder)).rows == len(whole)
-    told = f"{metrics}: line {len(whole)} is no row, and left out"
+    told = f"{metrics}: left out: line {len(whole)}: no row"
     assert capsys.readouterr().err.splitlines() == [told] * 2
     metrics.write_bytes(b"\n".join([*whole, bad, b""]))  # ls reads the end of the file alone
     (entry,) = entries(tmp_path)
@@ -179,7 +182,9 @@ def test_a_blank_line_does_not_cost_a_resumed_run_its_rows(capsys) -> None:
     path.write_bytes(b"".join([first, b"\n", *others]))
     capsys.readouterr()
     assert exits("resume=run", "frames=384") == 0
-    assert capsys.readouterr().err == "run/metrics.jsonl: line 2 is no row, and left out\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "run/metrics.jsonl: left out: line 2: no row",
+    ]
     assert path.read_bytes().splitlines(keepends=True)[:5] == [first, b"\n", *others]
     assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128, 192, 256, 320, 384]
 
@@ -191,7 +196,7 @@ def test_a_checkpoint_that_knows_no_bytes_is_resumed_by_frames(monkeypatch) -> N
     from klrl.runs.record import Recorder
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "lengths", lambda self: {})
+        patch.setattr(Recorder, "marks", lambda self: {})
         exits(*QUICK, "hydra.run.dir=run")
     with Path("run/metrics.jsonl").open("a") as file:
         file.write('{"frames": 192, "reward/raw": 99.0}\n{"fra')

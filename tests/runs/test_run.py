@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import klrl
+from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.domains import CONTROL
 from klrl.runs.curves import draw_curves
@@ -93,7 +94,12 @@ def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) ->
     for which in ("best", "last"):
         entries = sorted(Path("run/checkpoints", which).iterdir())
         told[which] = [json.loads((e / "manifest.json").read_text()) for e in entries]
-    lengths = [each["metadata"].pop("lengths") for each in (told["best"][0], *told["last"])]
+    about = [each["metadata"] for each in (told["best"][0], *told["last"])]
+    assert {each.pop("run") for each in about} == {
+        json.loads(Path("run/manifest.json").read_text())["id"]
+    }
+    marks = [each.pop("rows") for each in about]
+    lengths = [{name: mark["bytes"] for name, mark in each.items()} for each in marks]
     ends = accumulate(map(len, Path("run/metrics.jsonl").read_bytes().splitlines(keepends=True)))
     by_row = [{"metrics.jsonl": end, "samples.jsonl": 0} for end in (0, *ends)]
     assert lengths == [
@@ -108,8 +114,6 @@ def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) ->
 
 
 def test_two_runs_never_share_a_folder(capsys, settings) -> None:
-    from klrl.base.errors import ConfigError
-
     exits(*QUICK, "hydra.run.dir=run")
     assert exits(*QUICK, "hydra.run.dir=run") == 2
     assert "holds a run already" in capsys.readouterr().err
@@ -134,8 +138,6 @@ def test_a_sweep_checks_every_jobs_reference_first(capsys) -> None:
 
 
 def test_errors_from_python_are_the_same(settings) -> None:
-    from klrl.base.errors import ConfigError
-
     with pytest.raises(ConfigError, match="Nope"):
         klrl.run(settings("env=gym", "env.id=Nope-v0", "collector.steps=32"))
     with pytest.raises(ConfigError, match="device=cuda:9"):
@@ -143,6 +145,20 @@ def test_errors_from_python_are_the_same(settings) -> None:
     klrl.run(settings(), folder="run")
     with pytest.raises(ConfigError, match="device=cuda:9"):
         klrl.load_policy("run", device="cuda:9")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_cuda_on_a_machine_without_is_refused(device, settings, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=f"^device={device}: this machine has no CUDA device; "):
+        klrl.run(settings(f"device={device}"))
+
+
+def test_only_the_first_device_is_taken_and_the_driver_is_not_asked(settings, monkeypatch) -> None:
+    monkeypatch.delattr("torch.cuda.device_count")
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1 and device=cuda"):
+        settings("device=cuda:1")
+    assert settings("device=cuda:0").device == "cuda:0"
 
 
 def test_an_environment_of_a_users_module_trains_and_is_evaluated(monkeypatch, capsys) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,42 @@ def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert wandb_mode("auto") == "disabled"
     assert wandb_mode("online") == "online"
+
+
+# ----------------------------------------------------------------------------- wandb's own sweeps
+
+#: Settings as a wandb sweep has them: a list, a bool and numbers are its own.
+SWEPT = {
+    **{key: value for key, _, value in (word.partition("=") for word in QUICK[:-1])},
+    **{"kl.coef": 0.25, "actor.hidden": [8], "env.normalize_observation": True, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("command", [None, ["${env}", "${program}", "${args}"]])
+def test_an_agents_default_arguments_train_and_its_id_is_stored(command, monkeypatch) -> None:
+    """The agent of the installed wandb starts the run; only its server is missing."""
+    from wandb.wandb_agent import Agent
+
+    bin_ = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_DIR"):
+        monkeypatch.setenv(name, "")  # the agent sets them in this process
+    monkeypatch.delenv("WANDB_DIR")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep1")
+    Path("train.py").write_text("from klrl.__main__ import main\nmain()\n")
+    agent = Agent(api=None, queue=None, sweep_id="sweep1")
+    agent._sweep_command = command
+    args = {name: {"value": value} for name, value in {**SWEPT, "hydra.run.dir": "run"}.items()}
+    program = "klrl" if command else "train.py"
+    told = {"type": "run", "run_id": "agent01", "program": program, "args": args}
+    assert "exception" not in agent._process_command(told)
+    assert agent._run_processes["agent01"].wait(timeout=120) == 0
+    manifest, rows = manifest_of(Path("run")), rows_of(Path("run"))
+    assert manifest["wandb_id"] == "agent01"
+    assert wandb_records(Path("run"))["run"][0]["run_id"] == "agent01"
+    assert (manifest["seed"], len(rows), rows[0]["kl/ref/coef"]) == (3, 2, 0.25)
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH"):
+        monkeypatch.delenv(name)
+    assert exits("resume=run", "frames=192") == 0  # without the agent, in the same wandb run
+    assert manifest_of(Path("run"))["wandb_id"] == "agent01"
+    assert len(list(Path("run/wandb").glob("offline-run-*-agent01"))) == 2

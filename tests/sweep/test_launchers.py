@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -11,11 +12,12 @@ import pytest
 from klrl.config import JoblibConfig
 from klrl.config.compose import job_config
 from klrl.report.runs import find_runs
+from klrl.runs.owner import owning, process_start
 from klrl.sweep.jobs import Job
 from klrl.sweep.launchers import launch
 from tests.conftest import QUICK
-from tests.runs.commands import exits
-from tests.sweep.commands import jobs_of, timeless, told
+from tests.runs.commands import child, exits, rows_of
+from tests.sweep.commands import jobs_of, timeless, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -62,6 +64,33 @@ def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
     assert {o.name for o in outcomes} == {job.name for job in jobs}
     assert {o.status for o in outcomes} == {"refused"}
     assert "did you mean Pendulum-v1?" in str(outcomes[0].error)
+
+
+@pytest.mark.services
+def test_joblibs_jobs_end_with_a_sweep_that_is_killed() -> None:
+    """A SIGKILL, which nobody can pass on; they wrote checkpoints, and no third one began."""
+    words = ("frames=64000000", "checkpoint.every=1000000", "learner.compile=false", "seed=0,1,2")
+    process = child("-m", "sweep=a", *QUICK, *words, "launcher=joblib", "launcher.n_jobs=2")
+    wait_for(lambda: sum(run.metrics.exists() for run in jobs_of().values()) == 2)
+    workers = [run.manifest["pid"] for run in jobs_of().values()]
+    process.kill()
+    wait_for(lambda: not any(map(process_start, workers)), 60)
+    runs = jobs_of()
+    assert len(runs) == 2
+    for run in runs.values():
+        assert run.manifest["status"] == "interrupted"
+        assert run.checkpointed == rows_of(run.path)[-1]["frames"] > 0
+
+
+def test_a_job_of_another_process_is_told_with_how_to_stop_it(capsys) -> None:
+    assert exits("-m", "sweep=a", *QUICK, "seed=0,1") == 0
+    job = jobs_of()["seed=0"]
+    job.update(status="running")
+    with owning(job.path):
+        assert exits("-m", "sweep=a", *QUICK, "seed=0,1") == 1
+    said = capsys.readouterr().out
+    assert "1 running in another process" in said
+    assert f"seed=0: kill {os.getpid()} on {platform.node()} ends it, with a checkpoint" in said
 
 
 @pytest.mark.services

@@ -74,7 +74,8 @@ def test_the_queue_of_a_sweep_is_what_was_sent_from_its_folder(command, tmp_path
     here = tmp_path / "a|b" / ".submitit"
     calls = command(
         "squeue",
-        f"12_0|RUNNING|{here}/.submission_file_1.sh\n12_1|PENDING|{here}/.submission_file_1.sh\n"
+        f"12_0|RUNNING|{here}/3f/.submission_file_1.sh\n"
+        f"12_1|PENDING|{here}/.submission_file_1.sh\n"
         f"13|PENDING|{tmp_path}/other/.submitit/.submission_file_2.sh\n14|RUNNING|(null)\n",
     )
     assert slurm.in_queue(here) == {"12_0": "RUNNING", "12_1": "PENDING"}

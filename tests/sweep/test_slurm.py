@@ -94,7 +94,7 @@ def ends(process: subprocess.Popen, code: int) -> str:
 
 
 def starts() -> list[Path]:
-    return list(Path("outputs/a/.submitit").glob("*_starts.json"))
+    return list(Path("outputs/a/.submitit").glob("*/*_starts.json"))
 
 
 # ------------------------------------------------------------------------- what SLURM does to jobs
@@ -194,7 +194,7 @@ def test_more_jobs_than_an_array_takes_go_in_several() -> None:
     process = child(*words("seed=range(6)", "frames=64", "launcher.array_parallelism=4"))
     assert "6 jobs: 6 finished" in ends(process, 0)
     assert sorted(job["queue"].split("_")[-1] for job in jobs().values()) == list("001123")
-    files = [path.read_text() for path in Path("outputs/a/.submitit").glob("*_submission.sh")]
+    files = [path.read_text() for path in Path("outputs/a/.submitit").glob("*/*_submission.sh")]
     arrays = sorted(re.findall(r"--array=(\S+)", " ".join(files)))
     assert arrays == ["0-1%2", "0-3%2"], "together they run no more than array_parallelism"
 

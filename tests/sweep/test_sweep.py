@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 import weakref
@@ -288,17 +289,49 @@ def test_a_run_on_another_machine_counts_by_its_silence() -> None:
     assert run.status == "interrupted"
 
 
-def test_a_job_begun_without_a_checkpoint_starts_again() -> None:
+def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files() -> None:
     assert sweep("seed=0") == 0
     run = RunFolder(Path("outputs/a/job"))
     expected = timeless(run)
-    import shutil
-
     shutil.rmtree(run.checkpoints)
+    run.metrics.write_text('{"iteration": 0, "frames": 0}\n')  # evaluated, then killed
     run.close("interrupted")
+    (run.path / "csv").mkdir()
+    for name in ("notes.txt", "csv/mine.txt"):
+        (run.path / name).write_text("mine")
     assert sweep("seed=0") == 0
     assert timeless(run) == expected
     assert run.manifest["resumed"] == []
+    assert [(run.path / name).read_text() for name in ("notes.txt", "csv/mine.txt")] == ["mine"] * 2
+
+
+def test_a_job_whose_checkpoints_are_on_a_disk_that_is_not_mounted_is_refused(capsys) -> None:
+    assert sweep("seed=0,1") == 0
+    run, disk = RunFolder(Path("outputs/a/seed=0")), Path("disk/here")
+    disk.parent.mkdir()
+    run.checkpoints.rename(disk)
+    run.checkpoints.symlink_to(disk.resolve())
+    run.close("interrupted")
+    (run.path / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    for unmounted in ("gone", "empty"):
+        disk.rename("disk/elsewhere")
+        if unmounted == "empty":
+            disk.mkdir()
+        capsys.readouterr()
+        assert sweep("seed=0,1,2") == 1
+        assert told() == {"seed=0": "refused", "seed=1": "finished", "seed=2": "finished"}
+        (line,) = capsys.readouterr().err.splitlines()[:1]
+        assert "seed=0: has no checkpoint that can be seen in checkpoints" in line
+        assert (f"(a link to {disk.resolve()}, which is not there)" in line) == (
+            unmounted == "gone"
+        )
+        assert {path: path.read_bytes() for path in before} == before
+        if unmounted == "empty":
+            disk.rmdir()
+        Path("disk/elsewhere").rename(disk)
+    assert sweep("seed=0,1,2") == 0
+    assert run.manifest["resumed"] != []
 
 
 def test_two_processes_never_run_one_sweep(capsys) -> None:

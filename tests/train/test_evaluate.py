@@ -17,7 +17,7 @@ RETURNS = [3.5, -1.0, 0.25, 8.0]
 @pytest.mark.parametrize("gold", [[], [1.0, 0.0, 0.5, 0.75]], ids=["", "gold"])
 def test_mean_and_errors_are_numpys_however_many_end_at_a_time(few: int, gold: list) -> None:
     parts = (Scores(RETURNS[i : i + few], gold[i : i + few]) for i in range(0, 4, few))
-    result = evaluation(parts, LANGUAGE, "greedy")
+    result = evaluation(parts, LANGUAGE, "greedy", IN_RUN)
     assert result.returns == RETURNS
     expected = {
         "eval/return": np.mean(RETURNS),
@@ -69,14 +69,14 @@ def test_mean_and_errors_are_numpys_however_many_end_at_a_time(few: int, gold: l
     ],
 )
 def test_a_person_is_told(domain: Domain, scores: Scores, how: str, told: str) -> None:
-    assert evaluation([scores], domain, how).told == told
+    assert evaluation([scores], domain, how, IN_RUN).told == told
 
 
 def test_episodes_that_were_cut_off_are_in_no_number() -> None:
     parts = [Scores([1.0, 3.0], cut=2), Scores([5.0], cut=1)]
-    row = evaluation(parts, CONTROL, "deterministic").row
+    row = evaluation(parts, CONTROL, "deterministic", IN_RUN).row
     assert (row["eval/return"], row["eval/episodes"], row["eval/cut"]) == (3.0, 3, 3)
-    nothing = evaluation([Scores([], cut=4)], CONTROL, "deterministic")
+    nothing = evaluation([Scores([], cut=4)], CONTROL, "deterministic", IN_RUN)
     assert nothing.row == {"eval/episodes": 0, "eval/cut": 4}
     with pytest.raises(ValueError, match="none of 4 episodes ended"):
         _ = nothing.mean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from klrl.config import AdvantageConfig, EnvConfig
 from klrl.control.advantage import gae
 from klrl.control.env import make_env
 from klrl.control.update import ControlSteps
-from klrl.losses.policy import KLPENLoss, PolicyLoss
+from klrl.losses.policy import ClipLoss, KLPENLoss, PolicyLoss
+from klrl.runs.folder import RunFolder
 from klrl.train.learner import Coefficients, Learner, Steps
 from klrl.train.loop import Training
+from tests.runs.commands import rows_of
 
 
 class SumOfObservation(nn.Module):
@@ -221,6 +224,33 @@ def test_the_algorithm_on_one_parameter(settings, words, betas, after, alpha) ->
     assert learned.epochs == 2
 
 
+class FourPositions(OneParameter):
+    """A unit of the loss's targets is four positions long."""
+
+    def positions_per_unit(self, frames: Tensor) -> float:
+        return 4.0
+
+
+def test_a_line_search_goes_to_the_target_per_position(settings) -> None:
+    """dtarg .01 is of four positions: KL .36 per position is brought to .0025, alpha to 1/12."""
+    config = settings("optim.lr=0.1", "optim.lr_floor=0.1", "loss.line_search=back")
+    learner = Learner(config, FourPositions(KLPENLoss(config.loss)))
+    learned = learner.update(torch.zeros(6), 0.0)
+    assert learner.beta_rule.dtarg == pytest.approx(0.0025)
+    assert learned.alpha == pytest.approx(1 / 12, rel=1e-3)
+    assert learned.kl_old == pytest.approx(0.0025, rel=1e-3)
+
+
+@pytest.mark.parametrize(("target", "epochs"), [(0.05, 1), (0.23, 2), (0.25, 3), (0.30, 3)])
+def test_the_epochs_end_at_one_and_a_half_times_the_target(settings, target, epochs) -> None:
+    """KL(old||new) is .09, .36, .81 after the epochs: .36 is between 1.0 and 1.5 times .25, .30."""
+    words = ("optim.lr=0.1", "optim.lr_floor=0.1", "learner.epochs=9")
+    config = settings(*words, "loss=clip", f"loss.target_kl={target}")
+    learned = Learner(config, OneParameter(ClipLoss(config.loss))).update(torch.zeros(6), 0.0)
+    assert learned.epochs == epochs
+    assert learned.kl_old == pytest.approx((0.3 * epochs) ** 2, rel=1e-5)
+
+
 class Counted(OneParameter):
     """Counts the tensors as large as its parameter that live during a step."""
 
@@ -334,6 +364,15 @@ def test_the_normalizer_moves_after_the_update_only(settings) -> None:
         experiment.parts.move_normalizer(batch)
         assert not torch.equal(experiment.parts.agent.normalizer.mean, mean)
     rollout.close()
+
+
+def test_the_loop_moves_the_normalizer_after_the_update(settings) -> None:
+    """A policy that does not learn stays what it was: KL(old||new) is 0 under one normaliser."""
+    Training(settings("optim.lr=1e-12", "optim.lr_floor=0")).train(RunFolder(Path("run")))
+    rows = rows_of(Path("run"))
+    assert len(rows) == 2
+    assert [row["kl/old/exact"] for row in rows] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert [row["kl/ref/exact"] > 1e-6 for row in rows] == [False, True], "it moved in between"
 
 
 def test_a_shared_trunk_is_optimised_once(settings) -> None:

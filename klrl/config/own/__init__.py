@@ -9,6 +9,7 @@ from klrl.config.own.complete import complete, complete_part
 from klrl.config.own.find import find_function, find_target, make_own, require, told
 from klrl.config.own.parts import GIVEN, own_parts, restore
 from klrl.config.own.sources import changed_sources, check_sources, manifest_of
+from klrl.config.own.state import saves, unsaved
 
 __all__ = [
     "GIVEN",
@@ -24,5 +25,7 @@ __all__ = [
     "own_parts",
     "require",
     "restore",
+    "saves",
     "told",
+    "unsaved",
 ]

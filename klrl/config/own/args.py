@@ -18,9 +18,10 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.text import nearest
 from klrl.config.checks import NoValueError, checked_value
 from klrl.config.fields import OPEN_RANGE, OwnPart
-from klrl.config.own.find import arguments, find_target, named, nearest, told
+from klrl.config.own.find import arguments, find_target, named, told
 from klrl.config.own.parts import GIVEN
 
 #: Of a part in a list: env.wrappers[0].
@@ -34,7 +35,8 @@ def typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict[
         ConfigError: an unknown, missing or wrong one.
     """
     text, given = named(setting, part), GIVEN[_INDEX.sub("", setting)]
-    takes, any_name = arguments(text, target)
+    takes, rest = arguments(text, target)
+    any_name = rest and not inspect.isclass(target)  # the rest of a class's is klrl's alone
     for name in part.args:
         if name in given:
             raise ConfigError(f"{setting}.args.{name}: klrl gives it; drop it")

@@ -7,12 +7,12 @@ far as Name takes them, and ``args``. What it raises becomes one line.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from klrl.base.errors import ConfigError, with_line
 from klrl.base.imports import import_users
+from klrl.base.text import nearest
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
 from klrl.config.own.parts import GIVEN
@@ -30,8 +30,8 @@ def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
         ConfigError: it cannot be found, or raises.
     """
     target = find_target(setting, part)
-    takes, any_name = arguments(named(setting, part), target)
-    wanted = {name: value for name, value in given.items() if any_name or name in takes}
+    takes, rest = arguments(named(setting, part), target)
+    wanted = {name: value for name, value in given.items() if rest or name in takes}
     with told(setting, part):
         return target(**wanted, **part.args)
 
@@ -43,8 +43,8 @@ def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
         ConfigError: it cannot be found, is a class, or does not take it.
     """
     found, given = find_target(setting, part), GIVEN[setting]
-    takes, any_name = arguments(named(setting, part), found)
-    missing = [name for name in given if name not in takes and not any_name]
+    takes, rest = arguments(named(setting, part), found)
+    missing = [name for name in given if name not in takes and not rest]
     if inspect.isclass(found) or missing:
         raise ConfigError(
             f"{named(setting, part)}: name a function of {', '.join(given)}, as in "
@@ -133,20 +133,14 @@ def named(setting: str, part: OwnPart) -> str:
     return f"{setting}.target={part.target}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, for an error; empty if there is none."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 # ---------------------------------------------------------------------------------- what it takes
 
 
 def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The keywords that a part takes, and whether it takes any other name too.
+    """The keywords that a part takes, and whether it takes the rest of klrl's as well.
 
     ``**rest`` of a class goes to the class that it is derived from: its arguments count as well,
-    with :data:`ITS_DEFAULT` in place of theirs.
+    with :data:`ITS_DEFAULT` in place of theirs. That of a plain class is its own.
 
     Raises:
         ConfigError: they cannot be read.
@@ -169,7 +163,7 @@ def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.
         takes = {**mine, **takes}
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             return takes, False
-    return takes, not inspect.isclass(target)
+    return takes, bool(calls)
 
 
 #: What a class above has by default is left to it, unless it is given.

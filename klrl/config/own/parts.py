@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from klrl.base.sources import asked_for
 from klrl.config.choices import CHOICES
 from klrl.config.fields import OwnPart
 from klrl.config.jobs import JobConfig
+from klrl.config.schemas.language import LanguageEnvConfig
 
 #: Setting of a part -> the arguments that klrl gives it, by keyword.
 GIVEN: Mapping[str, tuple[str, ...]] = {
@@ -29,16 +33,49 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
     """The user's own parts of a job, each with its setting: ``controller``."""
     for group in CHOICES:
-        part = getattr(config, group)
-        if isinstance(part, OwnPart):
-            yield group, part
-        for f in dataclasses.fields(part):
-            inner = getattr(part, f.name)
-            if isinstance(inner, OwnPart):
-                yield f"{group}.{f.name}", inner
-            elif f.metadata.get("own") and isinstance(inner, list):
-                for i, each in enumerate(inner):
-                    yield f"{group}.{f.name}[{i}]", each
+        yield from parts_in(group, getattr(config, group))
+
+
+def parts_in(group: str, part: Any) -> Iterator[tuple[str, OwnPart]]:
+    """The user's own parts among the settings of one group."""
+    if isinstance(part, OwnPart):
+        yield group, part
+    for f in dataclasses.fields(part):
+        inner = getattr(part, f.name)
+        if isinstance(inner, OwnPart):
+            yield f"{group}.{f.name}", inner
+        elif f.metadata.get("own") and isinstance(inner, list):
+            for i, each in enumerate(inner):
+                yield f"{group}.{f.name}[{i}]", each
+
+
+def named_code(env: Any) -> Iterator[tuple[str, str, Any]]:
+    """What ``env.id=module:Id`` and ``env.reward=module:function`` name: setting, value, args.
+
+    Environments of klrl and of the packages that its extras ask for are not among them.
+    """
+    if isinstance(env, LanguageEnvConfig):
+        for name in map(str, env.rewards):
+            module, _, function = name.partition(":")
+            if function and not is_reward_model(module, function):
+                yield "env.reward", name, None
+    elif ":" in env.id and not isinstance(env, OwnPart):
+        klrls = {"klrl", *asked_for()}
+        yield from [("env.id", env.id, env.kwargs)] if top_level(env.id) not in klrls else ()
+
+
+def top_level(target: str) -> str:
+    """The top-level module of ``package.module:Name``; of ``path/file.py:name`` the file."""
+    module = target.partition(":")[0]
+    return module if module.endswith(".py") else module.partition(".")[0]
+
+
+def is_reward_model(module: str, attribute: str) -> bool:
+    """Whether ``model:X`` names a folder, and not a function of the user's module ``model``."""
+    if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
+        return module == "model"
+    found = find_spec("model")  # without an origin: a folder that is no package
+    return not Path("model.py").is_file() and (found is None or found.origin is None)
 
 
 def restore(group: Any) -> None:

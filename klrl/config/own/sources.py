@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 from klrl.base.errors import ConfigError
-from klrl.base.sources import Source, source_of
+from klrl.base.sources import Source, find, source_of
 from klrl.config.choices import CHOICES
-from klrl.config.fields import OwnPart
 from klrl.config.jobs import JobConfig
-from klrl.config.own.find import find_target, named, split
-from klrl.config.own.parts import own_parts
+from klrl.config.own.find import find_target, named
+from klrl.config.own.parts import named_code, own_parts, top_level
 
 #: Top-level module -> the module and its source when this process imported it.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
@@ -40,7 +41,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
         if setting.partition(".")[0] not in groups:
             continue
         find_target(setting, part)
-        now = own_source(setting, part)
+        now = own_source(named(setting, part), str(part.target))
         told, version = (part.source, part.version), (now.digest, now.version)
         if told != version:
             lines.append(
@@ -48,7 +49,25 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
                 f"(it had {_shown(part.source, part.version)}, now "
                 f"{_shown(now.digest, now.version)})"
             )
+    sources = named_sources(config.env) if "env" in groups else {}
+    for value, before in config.env.sources.items():
+        if (at := sources.get(value, before)) != before:
+            lines.append(f"{value}: has changed since this run began (it had {before}, now {at})")
     return lines
+
+
+def named_sources(env: Any) -> dict[str, str]:
+    """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them.
+
+    Raises:
+        ConfigError: the files were changed after this process imported them.
+    """
+    found = {}
+    for setting, value, _ in named_code(env):
+        if find(top_level(value), [str(Path.cwd())]):  # else whoever imports it says so
+            source = own_source(f"{setting}={value}", value)
+            found[value] = _shown(source.digest, source.version)
+    return found
 
 
 def _shown(digest: str | None, version: str | None) -> str:
@@ -58,30 +77,35 @@ def _shown(digest: str | None, version: str | None) -> str:
 def manifest_of(config: JobConfig) -> dict[str, dict[str, str | None]]:
     """What a manifest holds of the parts: setting -> target, source, version."""
     names = ("target", "source", "version")
-    return {
+    own = {
         setting: {name: getattr(part, name) for name in names}
         for setting, part in own_parts(config)
     }
+    return own | {value: {"source": source} for value, source in config.env.sources.items()}
 
 
-def own_source(setting: str, part: OwnPart) -> Source:
-    """The source of a part as this process imported it.
+def own_source(text: str, target: str) -> Source:
+    """The source of ``package.module:Name`` as this process imported it, or would.
+
+    Args:
+        text: the setting that names it, with its value, for errors.
+        target: what it names.
 
     Raises:
-        ConfigError: the files were changed after that.
+        ConfigError: the files were changed after that, or there are none.
     """
-    top = split(setting, part)[0].partition(".")[0]
+    top = top_level(target)
     try:
-        now = source_of(top)
+        now = source_of(top, [str(Path.cwd())])
     except ImportError as error:
-        raise ConfigError(f"{named(setting, part)}: {error}; write it into a file") from error
+        raise ConfigError(f"{text}: {error}; write it into a file") from error
     module, before = _IMPORTED.get(top, (None, now))
-    if module is not sys.modules.get(top):  # imported anew
+    if module is None or module is not sys.modules.get(top):  # imported anew, or not yet
         before = now
     _IMPORTED[top] = sys.modules.get(top), before
     if before != now:
         raise ConfigError(
-            f"{named(setting, part)}: the files of {top} have changed since this process imported "
+            f"{text}: the files of {top} have changed since this process imported "
             "them; start klrl again (a notebook: restart its kernel)"
         )
     return now

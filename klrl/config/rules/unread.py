@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from klrl.base.errors import ConfigError
@@ -21,11 +22,19 @@ class Unread:
         key: the setting, as ``loss.gain``, or the group.
         unread: whether a job, a ``Config`` or a ``LanguageConfig``, never reads it.
         reason: why, and the remedy.
+        anyway: the value that asks for what happens anyway, and passes.
     """
 
     key: str
     unread: Callable[[Any], bool]
     reason: str
+    anyway: Any = ...
+
+    def refuses(self, config: JobConfig) -> bool:
+        """Whether the setting, given to this job, is refused."""
+        if not self.unread(config):
+            return False
+        return self.anyway is ... or attrgetter(self.key)(config) != self.anyway
 
 
 _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
@@ -38,16 +47,19 @@ _UNREAD_BOTH = (
         "kl.own_estimator",
         lambda c: getattr(c.kl, "estimator", "custom") != "custom",
         "only kl.estimator=custom reads it; set that, or drop it",
+        anyway=None,
     ),
     Unread(
         "kl.own_divergence",
         lambda c: getattr(c.kl, "divergence", "custom") != "custom",
         "only kl.divergence=custom reads it; set that, or drop it",
+        anyway=None,
     ),
     Unread(
         "loss.own_beta_rule",
         lambda c: getattr(c.loss, "beta_rule", "custom") != "custom",
         _own_rule,
+        anyway=None,
     ),
     Unread(
         "kl.samples_mc_js",
@@ -72,7 +84,7 @@ _UNREAD_BOTH = (
         lambda c: getattr(c.loss, "target_kl", 0.0) is None,
         "loss.target_kl=null is no cap; set it, or drop the unit",
     ),
-    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy),
+    Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy, anyway=0),
     *(
         Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
         for name in ("beta_min", "beta_max")
@@ -86,6 +98,7 @@ _UNREAD_BOTH = (
             f"eval.{name}",
             lambda c: not c.eval.on,
             "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it",
+            anyway=0 if name == "final" else ...,
         )
         for name in ("episodes", "steps", "final", "sampled")
     ),
@@ -97,7 +110,7 @@ _UNREAD_BOTH = (
     *(
         Unread(
             f"eval.{name}",
-            lambda c: c.eval.every is not None,
+            lambda c: c.eval.every is not None and c.eval.every + c.eval.evaluations > 0,
             "eval.every says when to evaluate, whatever it costs; drop one of the two",
         )
         for name in ("evaluations", "share")
@@ -131,6 +144,7 @@ _UNREAD_CONTROL = (
         "loss.separate_losses",
         lambda c: not c.actor.share_trunk,
         "policy and critic share nothing; set actor.share_trunk=true",
+        anyway=False,
     ),
 )
 _UNREAD_LANGUAGE = (
@@ -182,5 +196,5 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:
         named = [key for key in given if f"{key}.".startswith(f"{rule.key}.")]
-        if named and rule.unread(config):
+        if named and rule.refuses(config):
             raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")

@@ -27,6 +27,8 @@ class EnvConfig(ChoiceConfig):
     )
     observation_keys: Optional[list[str]] = added(field(), None)  # noqa: UP045
     action_mask: str = added(choice("auto", "info", "none"), "auto")
+    #: klrl's to set: module behind ``id`` -> its source.
+    sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: The setting of its arguments.
     arguments: ClassVar[str] = "env.kwargs"

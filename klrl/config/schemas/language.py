@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, added, choice, number
+from klrl.config.fields import ChoiceConfig, Settings, added, choice, number
 
 
 @dataclass
@@ -19,6 +19,8 @@ class LanguageEnvConfig(ChoiceConfig):
     reward_weights: Optional[list[float]] = added(field(), None)  # noqa: UP045
     # A thread is waited for 9.2e9 seconds at most.
     reward_timeout: Optional[float] = number(gt=0, le=1e9)  # noqa: UP045
+    #: klrl's to set: module behind ``reward`` -> its source.
+    sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: Rewards that come with the task.
     own_rewards: ClassVar[tuple[str, ...]] = ()
@@ -60,7 +62,7 @@ class TextConfig(LanguageEnvConfig):
 
 
 @dataclass
-class LoraConfig:
+class LoraConfig(Settings):
     """Low-rank adapters in place of the weights; r = 0 trains the weights."""
 
     r: int = number(ge=0)

@@ -7,7 +7,7 @@ from typing import Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number
+from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, number
 
 
 @dataclass
@@ -41,7 +41,7 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 
 
 @dataclass
-class EvalConfig:
+class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
     every: Optional[int] = number(ge=0)  # noqa: UP045
@@ -59,7 +59,7 @@ class EvalConfig:
 
 
 @dataclass
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """How often a checkpoint is written."""
 
     every: int = number(ge=1)

@@ -1,0 +1,388 @@
+"""Run, sweep, model and cache folders of an attacker: what does each command make of them?
+
+    python -m benchmarks.reliability.hostile                # everything
+    python -m benchmarks.reliability.hostile --quick        # as tests/reliability does
+    python -m benchmarks.reliability.hostile --case '^env.path=RUN' --command evaluate
+
+Honest runs of control and language, a sweep and a model are made once. A hostile copy of them is
+given to one command at a time, in a fork under Python's audit hook. Right is: no code of the folder
+runs, nothing of it is unpickled, no process starts, nothing is written outside the folder that the
+command is to write, the user's other files stay as they are, no variable of the environment is told
+or stored, exit code 0 or 2 with a line or two, no traceback, no hang. The same commands do their
+work on the honest folders, under the same hook. Exit code 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import re
+import resource
+import stat
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reliability.ended import Ended
+from benchmarks.reliability.hostile_cases import Case, cases
+from benchmarks.reliability.hostile_stock import (
+    LANGUAGE,
+    SAMPLES,
+    SECRETS,
+    SWEEP,
+    Stock,
+    import_all,
+)
+from benchmarks.reliability.hostile_watch import Watch
+from benchmarks.reliability.small_run import FRAMES, WORDS
+
+#: Seconds for one command, and bytes that it may add to the memory of the start.
+LIMIT, MEMORY = 15.0, 3_000_000_000
+#: What a terminal would carry out.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a folder is given to.
+
+    Attributes:
+        words: of the command line, NAME for the run folder's name; or a function of Python's.
+        writes: where it may write, below the working folder.
+        starts: whether it starts processes of its own.
+        drawn: whether pictures are drawn, and not only written.
+    """
+
+    words: tuple[str, ...] | Callable[[], None]
+    writes: tuple[str, ...] = ()
+    starts: bool = False
+    drawn: bool = False
+
+
+def _load(run: str) -> None:
+    """``klrl.load_run`` and ``klrl.load_policy``; refused as the command line refuses."""
+    import klrl
+    from klrl.base.errors import ConfigError
+
+    refused: ConfigError | None = None
+    for look in (
+        lambda: klrl.load_run(run).manifest,
+        lambda: klrl.load_run(run).rows,
+        lambda: klrl.load_run(run).summary,
+        lambda: klrl.load_run(run).config,
+        lambda: klrl.load_policy(run),
+    ):
+        try:
+            look()
+        except ConfigError as error:
+            refused = error
+    if refused is not None:
+        print(f"klrl: {refused}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+        raise SystemExit(2)
+
+
+_MORE = f"frames={3 * FRAMES}"
+_NEW = (*WORDS, f"frames={FRAMES}", "hydra.run.dir=new")
+_NEW_LM = (*LANGUAGE, f"frames={SAMPLES}", "hydra.run.dir=new")
+_OTHER = "reference=checkpoint"
+_SEARCH = (
+    *("-m", "sweep=sw", "search=optuna", "search.trials=1", "search.at_once=1", *WORDS),
+    *(f"frames={FRAMES}", "kl.coef=interval(0.1,0.2)"),
+)
+COMMANDS: dict[str, Command] = {
+    "evaluate": Command(("evaluate", "run", "--episodes", "1")),
+    "resume": Command(("resume=run", _MORE), ("run",)),
+    "reference": Command((*_NEW, _OTHER, "reference.path=run"), ("new",)),
+    "init": Command((*_NEW, "actor.init=run"), ("new",)),
+    "load": Command(partial(_load, "run")),
+    "video": Command(("evaluate", "run", "--episodes", "1", "--video"), ("run/videos",), True),
+    "resume, wandb": Command(("resume=run", _MORE), ("run",), True),
+    "ls": Command(("ls", ".")),
+    "ls --json": Command(("ls", ".", "--json")),
+    "report": Command(("report", "run", "other"), ("run/report",)),
+    "report, drawn": Command(("report", "run", "other"), ("run/report",), drawn=True),
+    "diff": Command(("diff", "run", "other")),
+    "diff --bits": Command(("diff", "run", "other", "--bits")),
+    "evaluate here": Command(("evaluate", ".", "--episodes", "1")),
+    "resume here": Command(("resume=.", _MORE), ("run",)),
+    "load here": Command(partial(_load, ".")),
+    "report here": Command(("report", "."), ("run/report",)),
+    "diff here": Command(("diff", ".", "../other")),
+    "evaluate mine": Command(("evaluate", "mine", "--episodes", "1")),
+    "resume mine": Command(("resume=mine", _MORE), ("mine",)),
+    "evaluate NAME": Command(("evaluate", "NAME", "--episodes", "1")),
+    "resume NAME": Command(("resume=NAME", _MORE), ("NAME",)),
+    "report NAME": Command(("report", "NAME", "other"), ("NAME/report",), drawn=True),
+    "diff NAME": Command(("diff", "NAME", "other")),
+    "evaluate lm": Command(("evaluate", "lm", "--episodes", "2")),
+    "resume lm": Command(("resume=lm", f"frames={3 * SAMPLES}"), ("lm",)),
+    "reference lm": Command((*_NEW_LM, _OTHER, "reference.path=lm"), ("new",)),
+    "init lm": Command((*_NEW_LM, "actor.init=lm"), ("new",)),
+    "load lm": Command(partial(_load, "lm")),
+    "report lm": Command(("report", "lm"), ("lm/report",)),
+    "diff lm": Command(("diff", "lm", "run")),
+    "export": Command(("export", "lm", "exported"), ("exported",)),
+    "verify": Command(("verify", "lm")),
+    "evaluate lm here": Command(("evaluate", ".", "--episodes", "2", "actor.model=../model")),
+    "resume lm here": Command(("resume=.", f"frames={3 * SAMPLES}"), ("lm",)),
+    "export here": Command(("export", ".", "../exported", "--model=../model"), ("exported",)),
+    "verify here": Command(("verify", ".", "--model=../model")),
+    "sweep": Command(("-m", "sweep=sw", *SWEEP), ("outputs/sw",)),
+    "sweep, joblib": Command(("-m", "sweep=sw", "launcher=joblib", *SWEEP), ("outputs/sw",), True),
+    "sweep, submitit": Command(
+        ("-m", "sweep=sw", "launcher=submitit", "launcher.cluster=local", *SWEEP),
+        ("outputs/sw",),
+        True,
+    ),
+    "search": Command(_SEARCH, ("outputs/sw",)),
+    "plan": Command(("plan", "-m", "sweep=sw", *SWEEP)),
+    "ls sweep": Command(("ls", "outputs/sw")),
+    "report sweep": Command(("report", "outputs"), ("outputs/report",)),
+}
+
+
+# --------------------------------------------------------------------------------------- one try
+
+
+def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
+    """Give a case to a command; how it ended, and what was wrong."""
+    stock.restore()
+    case.prepare(stock)
+    given = COMMANDS[name]
+    writes = [each.replace("NAME", case.fed) for each in given.writes]
+    before = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
+    with tempfile.TemporaryFile() as log:
+        go = partial(_go, stock, case, given, log.fileno())
+        ended = stock.fork(go, case.cwd, 3 * LIMIT if given.drawn else LIMIT)
+        log.seek(0)
+        seen = log.read().decode().splitlines()
+    wrong = [*dict.fromkeys(seen)][:6]
+    wrong += ended.faults(case.codes, most_lines=_lines(case, given))
+    if stock.mark.exists():
+        wrong.append(f"it ran: {', '.join(dict.fromkeys(stock.mark.read_text().splitlines()))}")
+    after = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
+    wrong += [f"victim {each}" for each in changes(before[stock.victim], after[stock.victim])]
+    wrong += [
+        each
+        for each in changes(before[stock.work], after[stock.work])
+        if not each.split(" ", 1)[1].startswith(tuple(writes))
+    ][:4]
+    wrong += _told(stock, case, ended)
+    return ended, wrong
+
+
+def _lines(case: Case, given: Command) -> int:
+    return case.lines + (2 if given.starts else 0)
+
+
+def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
+    """In the fork."""
+    from klrl.cli.main import main
+
+    if given.drawn:
+        _draw_again()
+    sys.dont_write_bytecode = True
+    sys.path[:] = [each for each in sys.path if each]  # as the installed command
+    if not given.starts:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    work = stock.work
+    planted = [work / each for each in ("run", "lm", "mine", "model", "outputs")]
+    writable = [work, stock.tmp, stock.mark]
+    writable += [stock.home / each for each in (".cache", ".local", ".config")]
+    watch = Watch(
+        log, [*planted, stock.victim, work / (case.fed or "run")], writable, starts=given.starts
+    )
+    watch.install()
+    if callable(given.words):
+        given.words()
+    else:
+        main([word.replace("NAME", case.fed) for word in given.words])
+
+
+def _draw_again() -> None:
+    import matplotlib.figure
+
+    matplotlib.figure.Figure.savefig = _SAVEFIG  # type: ignore[method-assign]
+
+
+_SAVEFIG: Any = None
+
+
+# ------------------------------------------------------------------------------------- judgement
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Name -> what it is: kind, mode, time of change and content, of everything in a folder."""
+    found: dict[str, str] = {}
+    for path in _walk(folder):
+        status = path.lstat()
+        kind = stat.S_IFMT(status.st_mode)
+        told = f"{status.st_mode:o}"
+        if kind == stat.S_IFREG:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            told += f" {status.st_mtime_ns} {digest}"
+        elif kind == stat.S_IFLNK:
+            told += f" {path.readlink()}"
+        found[str(path.relative_to(folder))] = told
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for each in sorted(folder.iterdir()):
+        yield each
+        if each.is_dir() and not each.is_symlink():
+            yield from _walk(each)
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """What was added, removed and changed."""
+    named = [("changed", name) for name in before if after.get(name, before[name]) != before[name]]
+    named += [("removed", name) for name in before if name not in after]
+    named += [("new", name) for name in after if name not in before]
+    return [f"{how}: {name}".replace(": ", " ", 1) for how, name in named]
+
+
+def _told(stock: Stock, case: Case, ended: Ended) -> Iterator[str]:
+    """What is printed, or stored, that may not be."""
+    said = ended.out + ended.err
+    if found := _CONTROL.search(said):
+        yield f"prints {found[0]!r} raw: {said[max(0, found.start() - 40) : found.end() + 20]!r}"
+    if "\n" in case.fed and case.fed in said:
+        yield f"prints {case.fed!r} raw"
+    for key, secret in SECRETS.items():
+        if secret in said:
+            yield f"prints the value of {key}: {_around(said, secret)!r}"
+        for folder in (stock.work, stock.home, stock.tmp):
+            for path in _walk(folder):
+                if path.is_file() and not path.is_symlink() and secret.encode() in _content(path):
+                    yield f"stores the value of {key}: {path.relative_to(stock.base)}"
+    for path in stock.work.rglob("report.html"):
+        if path.is_file():
+            page = _Page()
+            page.feed(path.read_text(encoding="utf-8", errors="replace"))
+            yield from page.wrong
+    for path in stock.work.rglob("*.csv"):
+        if path.is_file():
+            yield from _formulas(path)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes() if path.stat().st_size < 5_000_000 else b""
+    except OSError:
+        return b""
+
+
+def _around(text: str, part: str) -> str:
+    at = text.index(part)
+    return text[max(0, at - 60) : at + len(part)]
+
+
+class _Page(HTMLParser):
+    """Finds a tag of a name that was fed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        """Any tag with a handler of events is no tag of klrl's."""
+        if any(name.startswith("on") for name, _ in attrs):
+            self.wrong.append(f"report.html: <{tag} {attrs}>")
+
+
+def _formulas(path: Path) -> Iterator[str]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.reader(file):
+            for cell in row:
+                if cell[:1] in ("=", "@", "+", "-", "\t", "\r") and not _is_number(cell):
+                    yield f"{path.name}: the cell {cell[:40]!r}"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------- table
+
+
+def chosen(args: argparse.Namespace) -> list[tuple[Case, str]]:
+    """The pairs of case and command that are asked for."""
+    pairs = []
+    for case in cases():
+        if args.case is not None and re.search(args.case, case.name) is None:
+            continue
+        wanted = case.quick if args.quick else case.commands
+        if case.slow and not args.slow and args.case is None:
+            continue
+        pairs += [(case, name) for name in wanted if args.command in (None, name)]
+    return pairs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 1 where anything is wrong."""
+    args = _parser().parse_args(argv)
+    pairs = chosen(args)
+    if not pairs:
+        raise SystemExit(f"no such case or command; cases: {[case.name for case in cases()]}")
+    begun = time.monotonic()
+    import_all()
+    import matplotlib.figure
+
+    global _SAVEFIG
+    _SAVEFIG = matplotlib.figure.Figure.savefig
+    records = []
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        base = Path(folder).resolve() / "base"
+        base.mkdir()
+        stock = Stock(base)
+        print(f"{len(pairs)} pairs; stock made in {time.monotonic() - begun:.0f} s", flush=True)
+        for case, name in pairs:
+            ended, wrong = attempt(stock, case, name)
+            records.append({"case": case.name, "command": name, "wrong": wrong})
+            told = "ok" if not wrong else "; ".join(wrong)
+            shown = f"{case.name} x {name} -> exit {ended.code}, {told}"
+            line = shown.encode("utf-8", "backslashreplace").decode()
+            line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], line).replace("\n", "\\n")
+            if wrong or not args.wrong:
+                print(line if len(line) < 600 else f"{line[:600]}...", flush=True)
+            if args.case is not None and args.command is not None:
+                print(ascii(ended.out), ascii(ended.err), sep="\n")
+        stock.restore()
+    if args.json:
+        Path(args.json).write_text(json.dumps(records, indent=1))
+    bad = [each for each in records if each["wrong"]]
+    counted = Counter(str(each["case"]) for each in bad)
+    took = time.monotonic() - begun
+    print(f"{len(records)} pairs, {len(bad)} wrong in {len(counted)} cases, {took:.0f} s")
+    return 1 if bad else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--quick", action="store_true", help="the most telling commands of each case")
+    add("--slow", action="store_true", help="those too that start processes, or wait")
+    add("--case", help="only cases in whose name this expression is found")
+    add("--command", choices=COMMANDS, help="only this command")
+    add("--wrong", action="store_true", help="print only what is wrong")
+    add("--json", metavar="FILE", help="write the table as JSON too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

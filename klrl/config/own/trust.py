@@ -1,0 +1,119 @@
+"""Which code a stored run may have imported: what this user named, ran before, or trusts.
+
+A run folder may come from anyone, and its settings name modules to import and functions to call.
+Each run that this user starts leaves digests of its code in the user's state folder: of what is
+called, with which args, from which folder, of which source (a digest of ``.py`` files alone would
+not do: a ``.pyc`` may lie next to them). A run that this user started knows its code at its place,
+whatever became of the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from klrl.base.cache import Untrusted, private_folder, state_dir, trusted
+from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import in_place
+from klrl.base.sources import find, source_of
+from klrl.config.fields import OwnPart
+from klrl.config.jobs import JobConfig
+from klrl.config.own.parts import named_code, own_parts, top_level
+
+#: What the user names in this process: digests of code, and words, as ``env.id=module:Id``.
+NAMED: set[str] = set()
+
+Parts = Iterable[tuple[str, OwnPart]]
+
+
+class _Code(NamedTuple):
+    """Code that a setting names: where its module is, and a digest or a version of it."""
+
+    setting: str
+    call: str
+    folder: str
+    source: str
+
+
+def name_code(config: JobConfig) -> None:
+    """Note for this process what the user names in a job."""
+    NAMED.update(map(_digest, _codes(own_parts(config), config.env)))
+
+
+def note(run: Path, config: JobConfig) -> None:
+    """Note for good the code of a run that this user starts.
+
+    Raises:
+        Untrusted, OSError: the state folder is another's too, or cannot be written.
+    """
+    found = _codes(own_parts(config), config.env)
+    for key in [_place(run, found), *map(_digest, found)] if found else ():
+        os.close(in_place(_ledger() / key, os.O_WRONLY))
+
+
+def check_known(run: Path, parts: Parts, env: Any = None) -> None:
+    """Refuse a run that names code which this user neither named, nor ran, nor trusts.
+
+    A part's ``path`` becomes the folder where it is: what else lies in a stored one stays unseen.
+
+    Args:
+        run: its folder.
+        parts: that it names, those of ``env`` among them.
+        env: the environment, for ``env.id`` and ``env.reward``.
+
+    Raises:
+        ConfigError: there is such code.
+    """
+    listed = list(parts)
+    found = _codes(listed, env)
+    asked = [c for c in found if not {_digest(c), f"{c.setting}={c.call}"} & NAMED]
+    why = "no run of yours has run that"
+    if asked and not trusted(run):
+        try:
+            known = {path.name for path in _ledger().iterdir()}
+        except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: there is no home
+            known, why = set(), f"what you have run cannot be read ({first_line(error)})"
+        for code in [c for c in asked if not {_digest(c), _place(run, found)} & known]:
+            raise ConfigError(
+                f"{run}: {code.setting} would import and call {code.call:.200} from "
+                f"{code.folder or 'Python itself'}, and {why}; read it, then add trust={run}"
+            )
+    folders = {code.setting: code.folder for code in found}
+    for setting, part in listed:
+        part.path = folders.get(f"{setting}.target") or None
+
+
+def _codes(parts: Parts, env: Any = None) -> list[_Code]:
+    """What would be imported now. A module that is nowhere cannot be, and is left out."""
+    listed = list(parts)
+    folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]
+    calls = [(f"{setting}.target", str(part.target), part.args) for setting, part in listed]
+    found = []
+    for setting, target, args in [*calls, *(named_code(env) if env else ())]:
+        top = top_level(target)
+        if find(top, folders) is not None:
+            at = "", ""
+            with suppress(ImportError):  # it is in C, as the module posix
+                source = source_of(top, folders)
+                at = source.folder, source.digest or f"version {source.version}"
+            found.append(_Code(setting, f"{target} with {args}" if args else target, *at))
+    return found
+
+
+def _digest(words: Iterable[str]) -> str:
+    return hashlib.sha256(repr(tuple(words)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _place(run: Path, found: Iterable[_Code]) -> str:
+    """The digest of a run's folder with the code that it names, whatever its source."""
+    return _digest([str(run.resolve()), *(repr(code[:3]) for code in found)])
+
+
+def _ledger() -> Path:
+    folder = state_dir() / "code"
+    private_folder(folder)
+    return folder

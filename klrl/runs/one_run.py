@@ -1,0 +1,63 @@
+"""A run folder holds one run: manifest, settings, each row and each checkpoint have its id."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.runs.folder import RunFolder, run_id
+from klrl.runs.rows import run_of
+
+#: Files whose first line is a comment with the id.
+_SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
+
+
+def another_run(what: str, theirs: Any, run: str | None) -> ConfigError:
+    """The refusal of a file that is of another run than its folder's manifest."""
+    return ConfigError(
+        f"{what}: is of run {str(theirs)[:8]}, and manifest.json of run {str(run)[:8]}; put the "
+        "files of one run back"
+    )
+
+
+def check_one_run(files: RunFolder, setting: str) -> None:
+    """Refuse to go on where settings or rows are of another run; checkpoints are when they load.
+
+    Raises:
+        ConfigError: they are, or the folder's manifest is gone, so that rows of two runs would be
+            in one file.
+    """
+    own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
+    if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
+        raise ConfigError(
+            f"{setting}: holds {left[0].relative_to(files.path)} of a run without manifest.json; "
+            "put that back, or move the folder away"
+        )
+    for path in (files.path / name for name in _SETTINGS):
+        first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+        theirs = first.removeprefix("# run ")
+        if own is not None and theirs not in (first, own):
+            raise another_run(f"{setting}: {path}", theirs, own)
+    for path in rows:
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if (named := run_of(line, own)) != own:
+                raise another_run(f"{setting}: line {number} of {path}", named, own)
+
+
+def forget_start(files: RunFolder) -> None:
+    """Let a run that was stopped before its first checkpoint start again; the user's files stay.
+
+    Raises:
+        ConfigError: it trained, so it had checkpoints, and they cannot be seen from here.
+    """
+    link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
+    rows = files.metrics.read_bytes() if files.metrics.exists() else b""
+    if link or re.search(rb'"iteration": [1-9]', rows):
+        where = f" (a link to {files.checkpoints.readlink()}, which is not there)" * link
+        raise ConfigError(
+            f"{files.path}: has no checkpoint that can be seen in checkpoints{where}, and would "
+            "start from 0; put them back, or move the folder away"
+        )
+    for path in (files.metrics, files.samples, files.path / "manifest.json"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""Which lines of klrl/ write files: those of ``klrl/base/files.py``, and no others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import klrl
+
+ROOM = Path(klrl.__file__).parent
+WRITER = "base/files.py"
+#: What opens or writes a file, whatever it is called on.
+_METHODS = {
+    *("write_text", "write_bytes", "touch", "savetxt", "tofile", "savez", "copyfile", "copy2"),
+    *("copytree", "save_file", "mkstemp", "fdopen", "hardlink_to", "symlink_to"),
+}
+#: Likewise, where these modules own it.
+_OF_MODULES = {
+    "np": {"save"},
+    "torch": {"save"},
+    "os": {"open", "link", "symlink"},
+    "shutil": {"copy", "move"},
+    "json": {"dump"},
+    "pickle": {"dump"},
+    "yaml": {"dump"},
+}
+#: What writes elsewhere, how often, and why it may.
+ALLOWED = {
+    ("base/streams.py", "os.open"): (2, "/dev/null in place of a closed stream"),
+    ("base/streams.py", "open"): (1, "a descriptor that is open"),
+    ("language/export.py", "shutil.copyfile"): (2, "into the new folder of replacing()"),
+}
+
+
+def writes(tree: ast.AST) -> Iterator[str]:
+    """The calls that may write a file."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        owner = getattr(getattr(function, "value", None), "id", "")
+        told = f"{owner}.{name}".lstrip(".")
+        opens = name == "open" and owner != "os" and not _reads(node)
+        if opens or name in _METHODS or name in _OF_MODULES.get(owner, ()):
+            yield told
+
+
+def _reads(call: ast.Call) -> bool:
+    """Whether a call of an ``open`` has a mode that only reads; of one that opens no file, too."""
+    given = [*call.args, *(each.value for each in call.keywords if each.arg == "mode")]
+    modes = [each.value for each in given if isinstance(each, ast.Constant)]
+    if isinstance(call.func, ast.Name):
+        return len(given) < 2 or (bool(modes) and not set("wax+") & set(str(modes[-1])))
+    return not any(isinstance(each, str) and set("wax+") & set(each) for each in modes)
+
+
+def test_one_module_writes_files() -> None:
+    found: dict[tuple[str, str], int] = {}
+    for path in sorted(ROOM.rglob("*.py")):
+        name = path.relative_to(ROOM).as_posix()
+        for call in writes(ast.parse(path.read_text(encoding="utf-8"))):
+            if name != WRITER:
+                found[name, call] = found.get((name, call), 0) + 1
+    assert found == {key: count for key, (count, _) in ALLOWED.items()}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(path, 'w')",
+        "open(path, mode='a')",
+        "open(path, mode)",
+        "path.open('r+b')",
+        "path.open(mode='x')",
+        "(folder / 'a').write_text('')",
+        "path.write_bytes(b'')",
+        "path.touch()",
+        "np.save(path, array)",
+        "torch.save(state, path)",
+        "shutil.copy(a, b)",
+        "json.dump(value, file)",
+        "os.open(path, os.O_WRONLY)",
+    ],
+)
+def test_a_line_that_writes_is_found(line: str) -> None:
+    assert len(list(writes(ast.parse(line)))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["open(path)", "open(path, 'rb')", "path.open('rb')", "files.open(config)", "json.dumps(1)"],
+)
+def test_a_line_that_reads_is_not(line: str) -> None:
+    assert not list(writes(ast.parse(line)))

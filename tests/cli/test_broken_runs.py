@@ -1,0 +1,101 @@
+"""One run that holds what klrl never writes: a line of its own, and the others are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
+import pytest
+import yaml
+
+import klrl
+from klrl.cli.wrapper import exit_code, run_command
+from tests.report.toys import rows_of, write_run
+
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def shown(monkeypatch) -> Shown:
+    """Run a command on a terminal that takes UTF-8 alone; what it prints, once it ended well."""
+
+    def run(name: str, *words: str) -> str:
+        raw = BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", TextIOWrapper(raw, encoding="utf-8", errors="strict"))
+            assert exit_code(f"klrl {name}", partial(run_command, name), list(words)) == 0
+            sys.stdout.flush()
+            return raw.getvalue().decode()
+
+    return run
+
+
+def write_bad(folder: Path, settings: dict, manifest: dict, row: dict) -> None:
+    """A run with settings, entries of its manifest and values of its rows that are given."""
+    write_run(folder, rows=[{**each, **row} for each in rows_of()], **manifest)
+    path = folder / ".hydra" / "config.yaml"
+    path.write_text(yaml.safe_dump({**json.loads(path.read_text()), **settings}))
+
+
+INFINITE = float("inf")
+#: Settings, entries of the manifest, values of a row; whether ``ls`` and the report can show it.
+BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
+    "frames": ({"frames": INFINITE}, {}, {}, False, True),
+    "evaluations": ({"eval": {"every": INFINITE}}, {}, {}, False, True),
+    "rows": ({}, {}, {"frames": INFINITE}, False, True),
+    "seed": ({"seed": INFINITE}, {}, {}, True, False),
+    "list of seeds": ({"seed": [1, 2]}, {}, {}, True, False),
+    "half a surrogate": ({}, {"status": "\ud800"}, {}, True, True),
+    "half in a row": ({}, {}, {"\ud800": 1.0}, True, True),
+    "time": ({}, {"started": "0001-01-01T00:00:00+14:00"}, {}, True, True),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_run_ends_no_list_and_no_report(case: str, tmp_path: Path, shown: Shown) -> None:
+    *given, in_list, in_report = BAD[case]
+    write_run(tmp_path / "runs" / "good")
+    write_bad(tmp_path / "runs" / "bad", *given)
+    table = shown("ls", str(tmp_path / "runs"))
+    lines = {line.split()[0]: line for line in table.splitlines()[1:]}
+    assert "finished" in lines["good"]
+    assert ("broken" in lines["bad"]) != in_list
+    assert in_list or "its settings or rows are broken (cannot convert float inf" in lines["bad"]
+    entries = json.loads(shown("ls", str(tmp_path / "runs"), "--json"))
+    assert {Path(each["path"]).name for each in entries} == {"good", "bad"}
+    told = shown("report", str(tmp_path / "runs"), "-o", str(tmp_path / "report"))
+    assert "report.html: 1 run" in told or "report.html: 2 runs" in told
+    page = (tmp_path / "report" / "report.html").read_bytes().decode()
+    assert ("runs/bad: its settings or rows are broken" in page) != in_report
+
+
+def test_a_folder_whose_name_is_no_utf8_is_shown(tmp_path: Path, shown: Shown) -> None:
+    write_run(tmp_path / "runs" / "good")
+    write_run(tmp_path / "runs" / os.fsdecode(b"caf\xe9"))
+    table = shown("ls", str(tmp_path / "runs"))
+    assert [line.split()[0] for line in table.splitlines()[1:]] == ["caf\\udce9", "good"]
+    shown("report", str(tmp_path / "runs"), "-o", str(tmp_path / "report"))
+    assert "caf\\udce9" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.integration
+def test_a_run_is_evaluated_where_its_name_is_no_utf8_and_its_task_unknown(
+    settings, shown: Shown, capsys
+) -> None:
+    run = klrl.run(settings("frames=64")).folder
+    moved = run.rename(run.with_name(os.fsdecode(b"caf\xe9")))
+    assert "caf\\udce9" in shown("evaluate", str(moved), "--episodes=1")
+    path = moved / ".hydra" / "config.yaml"
+    stored = yaml.safe_load(path.read_text())
+    stored["env"]["id"] = "NoSuchTask-v0"
+    path.write_text(yaml.safe_dump(stored))
+    words = [str(moved), "--episodes=1"]
+    assert exit_code("klrl evaluate", partial(run_command, "evaluate"), words) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("klrl evaluate: env.id=NoSuchTask-v0: not registered; ")
+    assert "\n" not in told

@@ -1,0 +1,131 @@
+"""State of a part of one's own is in the checkpoint, or the manifest says that a resume is anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import klrl
+from klrl.report.bits import compare_bits
+from tests.control.test_resumption import PART, WHOLE, WORDS, interrupted
+from tests.runs.commands import manifest_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+#: Each moves with every iteration, and would differ after a resume that begins anew with it.
+PARTS = """
+import random
+from collections import deque
+
+from klrl.control.advantage import gae
+from klrl.kl.controllers import FixedKLController
+from klrl.losses.beta import BetaRule
+
+
+class Saves:
+    def state_dict(self): return {"seen": self.seen}
+    def load_state_dict(self, state): self.seen = state["seen"]
+
+
+class Constant(FixedKLController):
+    def __init__(self, coef, factor: float = 1.1):
+        super().__init__(coef)
+        self.factor, self.table, self.rule = factor, {"a": [1]}, lambda kl: kl
+    def move(self, kl, n): self.coef *= self.factor
+
+
+class Counting(FixedKLController):
+    def __init__(self, coef):
+        super().__init__(coef)
+        self.seen = 0
+    def move(self, kl, n):
+        self.seen += 1
+        self.coef = 0.1 * self.seen
+
+
+class Saved(Counting):
+    def state_dict(self): return {**super().state_dict(), "seen": self.seen}
+
+
+class Bounded(Counting):
+    def move(self, kl, n):
+        if kl > 0.5:  # as in no iteration of these runs
+            self.seen += 1
+
+
+class Noisy(FixedKLController):
+    def __init__(self, coef):
+        super().__init__(coef)
+        self.noise = random.Random(0)
+    def move(self, kl, n): self.coef = self.noise.random()
+
+
+class Plain:
+    def __init__(self, **given):
+        self.given, self.seen = given, [0]
+        self.estimate = gae(given["config"], given["critic"], given["reward_scale"])
+    def __call__(self, batch):
+        self.estimate(batch)
+        batch["advantage"] *= self.factor()
+    def factor(self): return 1.0
+
+
+class Forgetful(Plain):
+    def factor(self):
+        self.seen[0] += 1
+        return float(self.seen[0])
+
+
+class Remembers(Saves, Forgetful): pass
+
+
+def closure(config, critic, reward_scale):
+    estimate, seen = gae(config, critic, reward_scale), deque([0], 3)
+    def own(batch):
+        seen.append(seen[-1] + 1)
+        estimate(batch)
+        batch["advantage"] *= seen[-1]
+    return own
+
+
+def plain(config, critic, reward_scale, normalizer):
+    return gae(config, critic, reward_scale, normalizer)
+
+
+class Rule(BetaRule):
+    def __init__(self, beta, dtarg):
+        super().__init__(beta, dtarg)
+        self.seen = 0
+    def update(self, kl):
+        self.seen += 1
+        return self.seen
+"""
+CASES = [
+    *(("controller", name, "exact") for name in ("Constant", "Saved")),
+    *(("controller", name, "anew") for name in ("Counting", "Bounded", "Noisy")),
+    *(("advantage", name, "exact") for name in ("Plain", "Remembers", "plain")),
+    *(("advantage", name, "anew") for name in ("Forgetful", "closure")),
+    ("loss.own_beta_rule", "Rule", "anew"),
+]
+
+
+@pytest.mark.parametrize(("setting", "name", "resume"), CASES)
+def test_the_manifest_says_whether_a_resume_is_exact_and_it_is(
+    setting: str, name: str, resume: str, capsys
+) -> None:
+    Path("parts.py").write_text(PARTS)
+    words = [f"{setting}.target=parts:{name}", f"{setting}=custom"]
+    if setting == "advantage":
+        words.append("env.normalize_reward=true")
+    if setting == "loss.own_beta_rule":
+        words = [words[0], "loss.beta_rule=custom"]
+    if resume == "exact":
+        klrl.run(*WORDS, *words, folder=WHOLE)
+        interrupted(words)
+        assert compare_bits(WHOLE, PART)[0]
+    else:
+        klrl.run(*WORDS, *words, folder=PART)
+    assert manifest_of(PART)["resume"] == resume
+    told = f"resume: a resumed run begins anew with {setting}, whose state has no state_dict"
+    assert (told in capsys.readouterr().out) == (resume == "anew")

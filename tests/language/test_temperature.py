@@ -1,0 +1,109 @@
+"""Every number of a language update is of softmax(logits / T), against plain forwards.
+
+At T = 1, or where one temperature is read back from what is tested, a forgotten one is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from klrl.language.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
+from klrl.language.causal_lm import head
+from klrl.language.kl import EXACT
+from klrl.language.rescore import rescore
+from klrl.language.rollout import STATES
+from klrl.language.scoring import Layout
+from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.train.loop import Training
+from tests.language.toys import GROUP, network, rollout, truth
+
+T = 0.6
+WORDS = (
+    *("actor.dtype=float64", f"collector.temperature={T}", "loss=klpen", "loss.kl_old=exact"),
+    *("loss.entropy_coeff=0.01", "kl.placement=split", "kl.estimator=exact"),
+)
+REFERENCES = {
+    "initial": (),
+    # with adapters in the head, which a PeftModel's backbone does not show
+    "adapter_off": (
+        *("reference=adapter_off", "actor.lora.r=2"),
+        "actor.lora.target_modules=[q_proj,lm_head]",
+    ),
+}
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """The model after its trained weights moved; a copy as it is then."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.2 * torch.randn_like(p))
+    return deepcopy(model)
+
+
+def kl(p: list[Tensor], q: list[Tensor]) -> list[Tensor]:
+    return [(a.exp() * (a - b)).sum(-1) for a, b in zip(p, q, strict=True)]
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_each_number_is_that_of_a_plain_forward(job: Callable, reference: str) -> None:
+    config = job(*WORDS, *REFERENCES[reference])
+    training, base = Training(config), Training(config).parts.policy.model
+    parts, steps = training.parts, training.parts.learner.steps
+    sampler = shaken(parts.policy.model)
+    batch = parts.rollout(0).collect()
+    measured = parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    frames = steps.lay_out(batch)
+    learner = shaken(parts.policy.model)
+    old, new, ref = (truth(model, batch, T) for model in (sampler, learner, base))
+
+    mask = response_mask(batch)
+    tokens = batch["tokens", "response"]
+
+    def chosen(tables: list[Tensor]) -> Tensor:
+        rows = zip(tables, tokens, strict=True)
+        return torch.cat([t.gather(-1, row[: len(t), None]).squeeze(-1) for t, row in rows])
+
+    scored = steps.score(frames)
+    found = {
+        "log pi_old": (on_response(batch, LOG_PROBS), chosen(old)),
+        "log pi_ref": (on_response(batch, REF_LOG_PROBS), chosen(ref)),
+        "KL(old||ref)": (batch[EXACT], torch.cat(kl(old, ref))),
+        "log pi": (scored.log_prob, chosen(new)),
+        "KL(new||ref)": (scored.exact_ref, torch.cat(kl(new, ref))),
+        "KL(old||new)": (scored.kl_old, torch.cat(kl(old, new))),
+        "entropy": (scored.entropy, torch.cat([-(p.exp() * p).sum(-1) for p in new])),
+    }
+    for name, (mine, plain) in found.items():
+        torch.testing.assert_close(mine[mask].double(), plain, rtol=1e-4, atol=1e-5, msg=name)
+    assert float(measured["exact"]) == pytest.approx(
+        float(torch.cat(kl(old, ref)).mean()), rel=1e-4
+    )
+    assert steps.kl_old(frames) == pytest.approx(float(torch.cat(kl(old, new)).mean()), rel=1e-4)
+    assert min(float(plain.abs().mean()) for _, plain in found.values()) > 1e-3
+
+
+def test_a_rollout_is_scored_again_at_its_temperature() -> None:
+    """Where rounding shows: states, log-probs, and how far the sampled ones were off."""
+    model, batch = network(), rollout()
+    mask, tables = response_mask(batch), truth(model, batch, T)
+    tokens = batch["tokens", "response"]
+    plain = torch.zeros(mask.shape, dtype=torch.float64)
+    for row, table in enumerate(tables):
+        plain[row, : len(table)] = table.gather(-1, tokens[row, : len(table), None]).squeeze(-1)
+    batch[LOG_PROBS] = on_full(batch, (plain + 0.25).float().masked_fill(~mask, 0.0))
+    told = rescore(batch, model, Layout(GROUP, False, ""), 2, T)
+    scored = on_response(batch, LOG_PROBS).double()
+    torch.testing.assert_close(scored, plain, rtol=1e-4, atol=1e-5)
+    kept = NextTokens(batch[STATES], head(model), T)
+    again = response_log_probs(kept, tokens, mask).detach().double()
+    torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-5)
+    k3 = math.exp(-0.25) - 1 + 0.25
+    assert told == pytest.approx({"kl/ref/floor": k3, "policy/gap": 0.25}, rel=1e-3)

@@ -1,0 +1,248 @@
+"""A run folder holds one run: what is another's is refused by name, by whoever goes on with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from klrl.base.errors import ConfigError
+from klrl.report.bits import compare_bits
+from klrl.report.listing import entries
+from klrl.report.runs import find_runs
+from klrl.runs.checkpoint import load_component
+from klrl.runs.rows import RowFile, read_rows
+from tests.conftest import QUICK
+from tests.report.toys import rows_of as toy_rows
+from tests.report.toys import write_run
+from tests.runs.commands import exits, manifest_of, rows_of
+from tests.runs.saves import CPU, Held, entry, save, steps
+
+METRICS = Path("run/metrics.jsonl")
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def marked(path: Path) -> dict:
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def written(folder: Path, run: str, rows: list[dict]) -> Path:
+    """A toy run with an id, whose rows have it."""
+    write_run(folder, rows=rows, id=run)
+    content = "".join(json.dumps({"run": run, **row}) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(content)
+    return folder
+
+
+# ------------------------------------------------------------------------------------- the rows
+
+
+def test_the_digest_is_that_of_the_file_after_each_row_and_after_a_resume(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = RowFile(path, "frames", run="one")
+    for frames in (1, 2, 3):
+        file.log({"frames": frames})
+        assert file.mark() == marked(path)
+        if frames == 2:
+            mark = file.mark()
+    file.close()
+    assert path.read_text().startswith('{"run": "one", "frames": 1}\n')
+    again = RowFile(path, "frames", 2, mark, "one")
+    assert again.mark() == mark == marked(path)
+    again.log({"frames": 3})
+    assert again.mark() == marked(path)
+    again.close()
+
+
+def test_rows_that_were_changed_before_the_checkpoint_are_told(tmp_path, capsys) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = RowFile(path, "frames")
+    for frames in (1, 2):
+        file.log({"frames": frames, "reward/raw": 0.5})
+    mark = file.mark()
+    file.close()
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0.6", 1))  # as long as before
+    RowFile(path, "frames", 2, mark).close()
+    assert path.stat().st_size == mark["bytes"]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == f"{path}: rows up to 2 frames were changed after the checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("what", "left", "word"),
+    [
+        ("foreign", 20, "21, 22, 23, 24, 25, ..."),
+        ("doubled", 20, "21, 22, 23, 24, 25, ..."),
+        ("reversed", 1, "2, 3, 4, 5, 6, ..."),
+    ],
+)
+def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
+    what: str, left: int, word: str, tmp_path, capsys
+) -> None:
+    folder = written(tmp_path / "a", "a1", toy_rows())
+    path = folder / "metrics.jsonl"
+    own = path.read_bytes().splitlines(keepends=True)
+    foreign = [line.replace(b"a1", b"b2") for line in own]
+    content = {"foreign": own + foreign, "doubled": own * 2, "reversed": own[::-1]}[what]
+    path.write_bytes(b"".join(content))
+    (run,) = find_runs([str(tmp_path)]).runs
+    assert run.rows == left
+    told = f"{path}: left out: lines {word}: another run's, or behind a later one\n"
+    assert capsys.readouterr().err == told
+    (listed,) = entries(tmp_path)
+    assert "metrics.jsonl: rows near its end" in listed.note
+
+
+def test_the_id_of_a_row_is_no_number(tmp_path) -> None:
+    first, second = (written(tmp_path / name, f"{name}1", toy_rows()) for name in "ab")
+    assert read_rows(first / "metrics.jsonl") == toy_rows()
+    (run, _) = find_runs([str(tmp_path)]).runs
+    assert set(run.columns) == set(toy_rows()[0])
+    assert compare_bits(first, second)[0]
+
+
+def test_a_copy_of_a_run_is_no_other_seed(tmp_path) -> None:
+    written(tmp_path / "copy", "a1", toy_rows()[:5])
+    written(tmp_path / "run", "a1", toy_rows())
+    written(tmp_path / "other", "b2", toy_rows())
+    found = find_runs([str(tmp_path)])
+    assert [run.path.name for run in found.runs] == ["other", "run"]
+    told = f"{tmp_path / 'copy'}: is a copy of {tmp_path / 'run'}; one of them counts"
+    assert found.skipped == [told]
+
+
+# ------------------------------------------------------------------------------ the checkpoints
+
+
+def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
+    save(64)
+    save(128)
+    entry(128).rename(entry(999))
+    assert load_component(Path("run"), "last", "agent", Held(), CPU) == 64
+    told = capsys.readouterr().err
+    assert "frames-000000000999 is refused" in told
+    assert "manifest.json: is of 128, and its name is another" in told
+
+
+def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
+    save(64)
+    write_run(Path("run"), id="a1" * 16)
+    load_component(Path("run"), "last", "agent", Held(), CPU)  # of a klrl before the ids
+    place = entry(64) / "manifest.json"
+    place.write_text(place.read_text())
+    shutil.rmtree(Path("run/checkpoints"))
+    from klrl.runs.checkpoint import Checkpoints
+    from tests.runs.saves import small
+
+    Checkpoints(Path("run/checkpoints"), small(64)).save("last", 64, {"run": "b2" * 16})
+    with pytest.raises(ConfigError, match=r"frames-0+64: is of run b2b2b2b2, and manifest.json"):
+        load_component(Path("run"), "last", "agent", Held(), CPU)
+    assert steps() == [64]
+
+
+# ---------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_run_has_one_id_in_all_its_files_and_keeps_it() -> None:
+    exits(*QUICK, "hydra.run.dir=run", "checkpoint.every=1")
+    run = manifest_of(Path("run"))["id"]
+    assert len(run) == 32
+    assert exits("resume=run", "frames=192") == 0
+    assert manifest_of(Path("run"))["id"] == run
+    assert [line["run"] for line in lines_of(METRICS)] == [run] * 3
+    for name in ("config", "overrides"):
+        assert Path(f"run/.hydra/{name}.yaml").read_text().startswith(f"# run {run}\n")
+    newest = json.loads((entry(192) / "manifest.json").read_text())["metadata"]
+    assert newest["run"] == run
+    assert newest["rows"] == {"metrics.jsonl": marked(METRICS), "samples.jsonl": {"bytes": 0}}
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints"])
+def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    for path in set(Path("run").iterdir()) - {Path("run") / left}:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = sorted(map(str, Path("run").rglob("*")))
+    capsys.readouterr()
+    assert exits(*QUICK, "hydra.run.dir=run") == 2
+    told = capsys.readouterr().err
+    assert sorted(map(str, Path("run").rglob("*"))) == before
+    if left == "metrics.jsonl":
+        assert "of a run without manifest.json; put that back, or move the folder away" in told
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_finished_job_that_lost_its_manifest_keeps_its_rows_once(capsys) -> None:
+    words = ("-m", "sweep=s", *QUICK, "seed=0,1")
+    assert exits(*words) == 0
+    job = Path("outputs/s/seed=0")
+    (job / "manifest.json").unlink()
+    before = {p: p.read_bytes() for p in job.rglob("*") if p.is_file()}
+    capsys.readouterr()
+    assert exits("-m", "sweep=s", *QUICK, "seed=0,1,2") == 1
+    assert {p: p.read_bytes() for p in job.rglob("*") if p.is_file()} == before
+    assert len(rows_of(Path("outputs/s/seed=2"))) == 2  # the others go on
+    told = capsys.readouterr()
+    assert "holds metrics.jsonl of a run without manifest.json" in told.out + told.err
+    refused = {
+        e["name"]: e["status"] for e in json.loads(Path("outputs/s/sweep.json").read_text())["jobs"]
+    }
+    assert refused == {"seed=0": "refused", "seed=1": "finished", "seed=2": "finished"}
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> None:
+    for name in ("s", "t"):
+        assert exits("-m", f"sweep={name}", *QUICK, "seed=0,1") == 0
+    for name in ("s", "t"):
+        folder = Path("outputs") / name
+        told = {
+            e["name"]: e["run"] for e in json.loads((folder / "sweep.json").read_text())["jobs"]
+        }
+        assert told == {job: manifest_of(folder / job)["id"] for job in ("seed=0", "seed=1")}
+    shutil.rmtree("outputs/s/seed=0")
+    shutil.copytree("outputs/t/seed=0", "outputs/s/seed=0")
+    theirs = manifest_of(Path("outputs/t/seed=0"))["id"]
+    capsys.readouterr()
+    assert exits("-m", "sweep=s", *QUICK, "seed=0,1") == 0
+    out = capsys.readouterr().out
+    assert f"seed=0: holds run {theirs[:8]}, and sweep.json has run" in out
+    assert out.count("holds run") == 1
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
+    words = [word for word in QUICK if not word.startswith("logger")]
+    exits(*words, "logger=csv", "hydra.run.dir=run", "checkpoint.every=1")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    shutil.copytree("run", "copy", copy_function=os.link)  # cp -al
+    assert exits("resume=copy", "frames=192") == 0
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert [row["frames"] for row in rows_of(Path("copy"))] == [64, 128, 192]
+    assert manifest_of(Path("copy"))["id"] == manifest_of(Path("run"))["id"]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_doubled_rows_are_cut_to_the_checkpoints_own() -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    before = METRICS.read_bytes()
+    METRICS.write_bytes(before * 2)
+    assert exits("resume=run", "frames=192") == 0
+    assert METRICS.read_bytes().startswith(before)
+    assert [line["frames"] for line in lines_of(METRICS)] == [64, 128, 192]

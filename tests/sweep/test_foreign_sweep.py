@@ -1,0 +1,126 @@
+"""A sweep's folder from elsewhere: nothing in it is written through, and no pickle is loaded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from klrl.config import SubmititConfig
+from klrl.sweep import queue, slurm
+from klrl.sweep.jobs import make_jobs
+from tests.runs.commands import exits, timeless
+from tests.runs.commands import rows_of as rows
+from tests.sweep.commands import jobs_of, sweep, told
+
+SLURM = SubmititConfig("slurm", 10, 1, 0, 1.0, 5, None, {}, name="submitit")
+FOLDER = Path("outputs/a")
+SEARCH = ("search=optuna", "kl.coef=interval(0.05,0.2)", "search.trials=1", "search.at_once=1")
+
+
+@pytest.fixture
+def precious() -> Path:
+    """A file and a folder that links lead to."""
+    folder = Path("precious").resolve()
+    folder.mkdir()
+    (folder / "file").write_text("text")
+    FOLDER.mkdir(parents=True)
+    return folder
+
+
+def is_untouched(precious: Path) -> bool:
+    return [(p.name, p.read_text()) for p in precious.iterdir()] == [("file", "text")]
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "words"),
+    [
+        (".lock", "file", ()),
+        (".lock", "new", ()),
+        (".submitit", ".", ("launcher=submitit", "launcher.cluster=local")),
+        ("study.journal", "file", SEARCH),
+        ("job", ".", ()),
+        ("job/log.txt", "new", ("launcher=joblib", "launcher.n_jobs=2")),
+        ("job/.hydra", ".", ()),
+        ("job/metrics.jsonl", "file", ()),
+    ],
+)
+def test_a_link_in_a_sweeps_folder_is_refused(name, to, words, precious: Path, capfd) -> None:
+    (FOLDER / name).parent.mkdir(exist_ok=True)
+    (FOLDER / name).symlink_to(precious / to)
+    assert sweep("frames=64", *words) == 2
+    said = capfd.readouterr().err.strip().splitlines()[-1]
+    assert f"{Path(name).name} is a link" in said.replace(f"{name}: is", f"{name} is"), said
+    assert is_untouched(precious)
+    if "/" not in name:
+        assert (FOLDER / name).is_symlink(), "klrl removes nothing that it did not write"
+
+
+def test_a_link_in_place_of_a_file_that_is_replaced_is_replaced(precious: Path) -> None:
+    for name in ("sweep.tmp", "job/manifest.tmp", "job/.hydra/config.tmp", "job/curves.png"):
+        (FOLDER / name).parent.mkdir(exist_ok=True)
+        (FOLDER / name).symlink_to(precious / "file")
+    assert sweep("frames=64") == 0
+    assert is_untouched(precious)
+    assert not (FOLDER / "job" / "curves.png").is_symlink()
+
+
+def test_a_run_that_was_copied_by_hard_links_is_not_written_into() -> None:
+    """``cp -al outputs/a outputs/b``, and the copy goes on."""
+    assert sweep("frames=64") == 0
+    copy = Path("outputs/b")
+    before = {p: p.read_bytes() for p in (FOLDER / "job").rglob("*") if p.is_file()}
+    for path in before:
+        to = copy / path.relative_to(FOLDER / "job")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.hardlink_to(path)
+    assert exits(f"resume={copy}", "frames=128") == 0
+    assert {p: p.read_bytes() for p in (FOLDER / "job").rglob("*") if p.is_file()} == before
+    assert [row["frames"] for row in rows(copy)] == [64, 128]
+    assert timeless(rows(copy))[:1] == timeless(rows(FOLDER / "job"))
+
+
+class Planted:
+    """Its pickle writes a file when it is loaded."""
+
+    def __reduce__(self):
+        return exec, ("open('planted.txt', 'w').write('ran')",)
+
+
+def test_no_pickle_that_lay_in_a_sweeps_folder_is_loaded(settings, monkeypatch) -> None:
+    """As submitit calls the outcome of a job: in ``.submitit`` itself, and below it."""
+    (job,) = make_jobs(FOLDER, [("job", [], settings())])
+    for folder in (queue.submissions(FOLDER), queue.submissions(FOLDER) / "more"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("12_0_result.pkl", "12_outcome.json"):
+            (folder / name).write_bytes(pickle.dumps(("success", Planted())))
+    monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
+    monkeypatch.setattr(slurm, "state_of", lambda queue: "COMPLETED")
+    waiting = queue._Queue(SLURM, FOLDER)
+    waiting._waiting = {"12": job}
+    assert not list(waiting._outcomes())
+    outcomes = [*waiting._ask(stop=False), *waiting._ask(stop=False)]
+    assert [(each.name, each.status) for each in outcomes] == [("job", "failed")]
+    assert not Path("planted.txt").exists()
+
+
+def test_what_a_job_unpickles_lies_in_a_folder_that_its_sweep_made() -> None:
+    FOLDER.mkdir(parents=True)
+    folders = [Path(queue._executor(SLURM, FOLDER, "local").folder) for _ in range(2)]
+    assert len({*folders}) == 2
+    for each in folders:
+        assert each.parent == queue.submissions(FOLDER)
+        assert each.stat().st_mode & 0o777 == 0o700
+        assert not list(each.iterdir())
+
+
+@pytest.mark.services
+@pytest.mark.timeout(200)
+def test_a_jobs_outcome_comes_back_as_json() -> None:
+    assert sweep("frames=64", "launcher=submitit", "launcher.cluster=local") == 0
+    assert told() == {"job": "finished"}
+    (outcome,) = FOLDER.glob(".submitit/*/*_outcome.json")
+    assert json.loads(outcome.read_text())["status"] == "finished"
+    assert list(jobs_of()) == ["job"]

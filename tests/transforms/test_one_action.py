@@ -1,0 +1,91 @@
+"""A policy with one action has log-prob 0 and KL 0, also where its parameters are 0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import CompositeDistribution, TensorDictModule
+from torch import nn
+from torch.distributions import Categorical
+from torchrl.modules import ProbabilisticActor
+
+from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
+
+ESTIMATORS = ("k1", "k2", "k3", "exact")
+CHARGES = {
+    "legacy": lambda actor: KLRewardTransform(actor, 0.5, kl_key="kl_penalty"),
+    **{
+        name: lambda actor, name=name: KLConstrainedTransform(actor, 0.5, estimator=name)
+        for name in ESTIMATORS
+    },
+    "retrieve": lambda actor: RetrieveKL(actor, actor, coef=0.5),
+}
+
+
+class Zeros(nn.Module):
+    """Normalised logits, which are 0 for one action."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, actions)
+
+    def forward(self, seen):
+        return self.linear(seen).log_softmax(-1)
+
+
+def policy(actions: int) -> ProbabilisticActor:
+    module = TensorDictModule(Zeros(actions), ["observation"], ["logits"])
+    return ProbabilisticActor(
+        module, ["logits"], distribution_class=Categorical, return_log_prob=True
+    )
+
+
+def two_heads() -> ProbabilisticActor:
+    """Each with one action."""
+    heads = ("left", "right")
+    parameters = [("params", head, "logits") for head in heads]
+    return ProbabilisticActor(
+        TensorDictModule(nn.Sequential(Zeros(1), _Twice()), ["observation"], parameters),
+        ["params"],
+        out_keys=list(heads),
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={"distribution_map": dict.fromkeys(heads, Categorical)},
+        return_log_prob=True,
+    )
+
+
+class _Twice(nn.Module):
+    def forward(self, logits):
+        return logits, logits.clone()
+
+
+def transition(actor: ProbabilisticActor) -> TensorDict:
+    with torch.no_grad():
+        data = actor(TensorDict({"observation": torch.randn(5, 3)}, [5]))
+    return data.set("next", TensorDict({"reward": torch.ones(5, 1)}, [5]))
+
+
+@pytest.mark.parametrize("charge", CHARGES)
+def test_one_action_has_a_kl_of_zero(charge: str) -> None:
+    actor = policy(1)
+    data = transition(actor)
+    assert not data["logits"].any()
+    after = CHARGES[charge](actor)(data)["next"]
+    assert torch.equal(after["kl_penalty"], torch.zeros(5, 1))
+    assert torch.equal(after["reward"], torch.ones(5, 1))
+
+
+def test_heads_with_one_action_each_have_a_kl_of_zero() -> None:
+    after = KLRewardTransform(two_heads(), 0.5, kl_key="kl")(transition(two_heads()))["next"]
+    assert torch.equal(after["kl"], torch.zeros(5, 1))
+
+
+@pytest.mark.parametrize("charge", ["legacy", "k2", "exact"])
+def test_zeros_that_a_collector_filled_in_are_still_seen(charge: str) -> None:
+    actor = policy(2)
+    data = transition(actor)
+    data["logits"][3:], data["action_log_prob"][3:] = 0.0, 0.0
+    with pytest.warns(UserWarning, match="a random action has no KL"):
+        after = CHARGES[charge](actor)(data)["next"]
+    assert after["kl_penalty"].isnan().flatten().tolist() == [False] * 3 + [True] * 2

@@ -1,0 +1,97 @@
+"""A recurrent reference would be asked with the policy's hidden state: it is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.modules import (
+    GRUModule,
+    IndependentNormal,
+    LSTMModule,
+    ProbabilisticActor,
+    ValueOperator,
+)
+
+from klrl.kl import (
+    FrozenPolicy,
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    KLRewardTransform,
+    ReferenceModelLogProbTransform,
+    RetrieveKL,
+    RetrieveLogProb,
+)
+from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.transforms.toys import actor
+
+STATES = ["recurrent_state_h", "recurrent_state_c"]
+CELLS: dict[str, Callable[..., nn.Module]] = {
+    "lstm": lambda **how: LSTMModule(**how, in_key="observation", out_key="hidden"),
+    "gru": lambda **how: GRUModule(**how, in_key="observation", out_key="hidden"),
+    "own keys": lambda **how: GRUModule(
+        **how,
+        in_keys=["observation", ("agent", "memory")],
+        out_keys=["hidden", ("next", "agent", "memory")],
+    ),
+}
+
+
+def recurrent(cell: str = "lstm") -> ProbabilisticActor:
+    head = TensorDictModule(
+        nn.Sequential(nn.Linear(8, 4), NormalParamExtractor()), ["hidden"], ["loc", "scale"]
+    )
+    return ProbabilisticActor(
+        TensorDictSequential(CELLS[cell](input_size=3, hidden_size=8), head),
+        ["loc", "scale"],
+        distribution_class=IndependentNormal,
+        return_log_prob=True,
+    )
+
+
+def critic() -> ValueOperator:
+    return ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
+
+
+TAKES = {
+    "actor": KLRewardTransform,
+    "frozen_model": ReferenceModelLogProbTransform,
+    "frozen_model ": KLConstrainedTransform,
+    "reference": lambda model: KLDivergenceTransform(model, estimator="exact"),
+    "model": RetrieveLogProb,
+    "model ": lambda model: RetrieveKL(actor(), model),
+    "reference ": lambda model: ClipPPOLoss(actor(), critic(), reference=model),
+    "reference  ": lambda model: KLPENPPOLoss(recurrent(), critic(), reference=model),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("name", TAKES)
+def test_a_recurrent_reference_is_refused(name: str, cell: str) -> None:
+    key = "memory" if cell == "own keys" else "recurrent_state"
+    with pytest.raises(ValueError, match=f"^{name.strip()}: is recurrent .*{key}.*; give a policy"):
+        TAKES[name](recurrent(cell))
+
+
+def test_a_frozen_copy_of_one_is_no_way_round() -> None:
+    with pytest.raises(ValueError, match="is recurrent"):
+        ReferenceModelLogProbTransform(FrozenPolicy.copy_of(recurrent()))
+
+
+def test_with_the_policys_state_it_is_another_function() -> None:
+    """Why: the same weights are asked with the state that they would have, and with another's."""
+    model = recurrent()
+    data = TensorDict({"observation": torch.randn(5, 3), "action": torch.randn(5, 2)}, [5])
+    data["is_init"] = torch.zeros(5, 1, dtype=torch.bool)
+    given = [torch.zeros(5, 1, 8), torch.full((5, 1, 8), 5.0)]
+    scores = [model.log_prob(data.copy().update(dict.fromkeys(STATES, state))) for state in given]
+    assert float((scores[0] - scores[1]).detach().abs().max()) > 0.1
+
+
+def test_a_recurrent_policy_is_trained_beside_another_reference() -> None:
+    loss = ClipPPOLoss(recurrent(), critic(), reference=actor(), ref_kl_coef=0.1)
+    assert loss.reference is not None
