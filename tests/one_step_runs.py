@@ -108,7 +108,7 @@ class KeptLoss:
 
     def __call__(self, scored: Any, beta: Tensor, kl_coef: Tensor, *rest: Any) -> LossTerms:
         terms: LossTerms = self._loss(scored, beta, kl_coef, *rest)
-        kl_old = terms.measured[self._loss.measures.index("kl_old")]
+        kl_old = terms.measured["kl/old/exact"]
         real = kl_old if scored.mask is None else kl_old[scored.mask]
         self.numbers = {"loss": terms.total.detach(), "kl_old/minibatch": real.detach().mean()}
         return terms

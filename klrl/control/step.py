@@ -230,7 +230,7 @@ def _fused_adam(
     )
 
 
-def _metrics(loss: PolicyLoss, measured: tuple[Tensor, ...], norm: Tensor) -> Tensor:
+def _metrics(loss: PolicyLoss, measured: dict[str, Tensor], norm: Tensor) -> Tensor:
     """What the loss measures of the minibatch, then the gradient's norm."""
     return torch.cat([loss.measure(measured), norm.reshape(1)])
 
@@ -267,7 +267,7 @@ def pure_step(problem: Problem) -> Step:
     sizes = [p.numel() for p in parameters]
     shapes = [(names[id(p)], p.shape) for p in parameters]
 
-    def loss_of(flat: Tensor, rows: Tensor, coef: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def loss_of(flat: Tensor, rows: Tensor, coef: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         batch = problem.columns.unpack(rows)
         parts = zip(flat.split(sizes), shapes, strict=True)
         weights = {name: part.view(shape) for part, (name, shape) in parts}

@@ -21,14 +21,14 @@ def mean_kl(exact: Tensor, log_ratio: Tensor, mask: Tensor | None = None) -> dic
         mask: bool, where steps are real; None: everywhere.
 
     Returns:
-        ``exact``, ``k1``, ``k2``, ``k3``, means over steps. With a mask beside them ``exact_seq``
-        and so on: sums over a row, means over rows.
+        ``kl/ref/exact`` and ``kl/ref/`` with each estimator's name, means over steps. With a mask
+        also ``kl/ref/exact_seq`` and so on: sums over a row, means over rows.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
     """
-    per_step = {"exact": exact}
-    per_step |= {name: estimator(log_ratio) for name, estimator in ESTIMATORS.items()}
+    per_step = {"kl/ref/exact": exact}
+    per_step |= {f"kl/ref/{name}": each(log_ratio) for name, each in ESTIMATORS.items()}
     if mask is None:
         means = {name: value.mean() for name, value in per_step.items()}
     else:
@@ -50,34 +50,28 @@ def mean_charged(
         error: its standard error at every step [N, T], where it was sampled.
 
     Returns:
-        ``charged``, the mean over steps; with a mask beside it ``charged_seq``, the sum over a row,
-        mean over rows; with an error ``charged_error``, that of the mean over steps, which
-        are sampled independently.
+        ``div/ref/charged``, the mean over steps; with a mask also ``div/ref/charged_seq``, the sum
+        over a row, mean over rows; with an error ``div/ref/charged_error``, that of the mean over
+        steps, which are sampled independently.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
     """
     if mask is None:
-        means = {"charged": charged.mean()}
+        means = {"div/ref/charged": charged.mean()}
     else:
         charged = charged.double()
-        means = {"charged": masked_mean(charged, mask), "charged_seq": sequence_mean(charged, mask)}
+        means = {"div/ref/charged": masked_mean(charged, mask)}
+        means["div/ref/charged_seq"] = sequence_mean(charged, mask)
     if error is not None:
-        means["charged_error"] = error.norm() / error.numel()
+        means["div/ref/charged_error"] = error.norm() / error.numel()
     return _finite(means)
-
-
-def metric_of(name: str) -> str:
-    """What a row of metrics calls a mean of this module: ``exact`` -> ``kl/ref/exact``."""
-    return f"div/ref/{name}" if name.startswith("charged") else f"kl/ref/{name}"
 
 
 def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in means.items():
         if not torch.isfinite(value):
-            raise NonFiniteError(
-                f"{metric_of(name)} is {float(value)}; raise kl.coef or lower optim.lr"
-            )
+            raise NonFiniteError(f"{name} is {float(value)}; raise kl.coef or lower optim.lr")
     return means
 
 
@@ -92,5 +86,5 @@ def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
     Returns:
         nats per unit.
     """
-    name = "charged" if "charged" in measured else "exact"
+    name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

@@ -127,11 +127,11 @@ def annotate(
     names: dict[tuple[str, str], Which] = {EXACT: "reverse"}
     if not divergence.is_reverse:
         names[DIVERGENCE] = divergence.name
-    scored = token_measures(policy, tokens, mask, [Against(reference, list(names.values()))])
-    _, ref_log_prob, *exact = scored
-    batch[REF_LOG_PROBS] = on_full(batch, ref_log_prob)
-    for key, value in zip(names, exact, strict=True):
-        batch[key] = value
+    against = Against(reference, list(names.values()))
+    _, [compared] = token_measures(policy, tokens, mask, [against])
+    batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
+    for key, name in names.items():
+        batch[key] = compared.divergence[name]
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
@@ -158,8 +158,8 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
     """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per token.
 
     Returns:
-        ``exact, k1, k2, k3``, means over valid tokens; with the suffix ``_seq`` sums over a
-        response, means over responses. Where another divergence is charged, what
+        Means over valid tokens; with the suffix ``_seq`` sums over a response, means over
+        responses. Where another divergence is charged, what
         :func:`klrl.kl.measure.mean_charged` gives too.
 
     Raises:

@@ -105,16 +105,16 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             terms = self.loss_terms(part.batch, coefficients, part.spread)
             total = terms.total if part.share is None else terms.total * part.share.to(terms.total)
             total.backward()
-            measured.append([value.detach() for value in terms.measured])
+            measured.append({name: value.detach() for name, value in terms.measured.items()})
         norm = self.optimizer.step(coefficients.lr)
         self.optimizer.zero_grad()  # now: they would lie beside the next forward's activations
         with torch.no_grad():
-            whole = tuple(torch.cat(each) for each in zip(*measured, strict=True))
+            whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
                 # Of all responses: those that were cut off alone would have an entropy of 0.
                 entropy = masked_mean(-on_response(minibatch, LOG_PROBS), response_mask(minibatch))
-                metrics[self.loss.measures.index("policy_entropy")] = entropy
+                metrics[self.loss.measures.index("policy/entropy")] = entropy
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
@@ -180,17 +180,17 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         The divergence is exact, and None where the loss does not charge it so; KL(old||new) is
         over the whole vocabulary, or k3 of the token.
         """
-        against = []
+        against: list[Against] = []
         charged = self.loss.reference_estimator == "exact" and self.reference is not None
         if charged and self.reference is not None:
             reference = self.reference.next_tokens(batch[REF_STATES], self._temperature)
             against.append(Against(reference, [self.loss.divergence.name]))
         if self.loss.kl_old == "exact":
             against.append(Against(self._old(batch), ["forward"]))
-        found = token_measures(policy, batch["tokens", "response"], mask, against)
-        log_prob, of_ref, of_old = found[0], found[2] if charged else None, found[-1]
+        log_prob, found = token_measures(policy, batch["tokens", "response"], mask, against)
+        of_ref = found.pop(0).divergence[self.loss.divergence.name] if charged else None
         if self.loss.kl_old == "exact":
-            return log_prob, of_ref, of_old
+            return log_prob, of_ref, found.pop().divergence["forward"]
         return log_prob, of_ref, self._sampled_kl_old(log_prob, batch, mask)
 
     def _sampled_kl_old(self, log_prob: Tensor, batch: TensorDictBase, mask: Tensor) -> Tensor:

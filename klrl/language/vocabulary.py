@@ -64,9 +64,16 @@ class Against(NamedTuple):
     names: Sequence[Which] = ("reverse",)
 
 
+class Compared(NamedTuple):
+    """log q of the tokens, and the divergences of pi and q by name; [B, R], nats."""
+
+    log_prob: Tensor
+    divergence: dict[Which, Tensor]
+
+
 def token_measures(
     policy: NextTokens, tokens: Tensor, mask: Tensor, against: Sequence[Against] = ()
-) -> Tensor:
+) -> tuple[Tensor, list[Compared]]:
     """Log-probs, and divergences over the whole vocabulary, with each head applied once.
 
     Args:
@@ -76,8 +83,7 @@ def token_measures(
         against: the q's.
 
     Returns:
-        [1 + sum(1 + names), B, R], nats: log pi, then of each q log q of the token and the
-        divergences of the token's distributions.
+        log pi of the tokens [B, R], nats, and each q's.
     """
 
     def of_chunk(chosen: Tensor, states: Tensor, *other_states: Tensor) -> Tensor:
@@ -92,7 +98,9 @@ def token_measures(
         return of_logits(logits, chosen, others, policy.temperature)
 
     inputs = [tokens, policy.states, *(q.other.states for q in against)]
-    return over_tokens(of_chunk, inputs, mask, policy.chunk)
+    rows = iter(over_tokens(of_chunk, inputs, mask, policy.chunk))
+    log_prob = next(rows)
+    return log_prob, [Compared(next(rows), {n: next(rows) for n in q.names}) for q in against]
 
 
 def _learned(tables: Sequence[Tensor]) -> bool:
@@ -123,7 +131,8 @@ def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tenso
     See :func:`token_measures`.
     """
     any_token = torch.zeros_like(mask, dtype=torch.long)
-    return token_measures(policy, any_token, mask, [Against(other)])[2]
+    _, [compared] = token_measures(policy, any_token, mask, [Against(other)])
+    return compared.divergence["reverse"]
 
 
 def token_entropy(policy: NextTokens, mask: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from klrl.config import CustomLossConfig
 from klrl.config.own import make_own, require, told
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
-from klrl.losses.policy import PolicyLoss, Scored
+from klrl.losses.policy import PolicyLoss, example
 
 _WHAT = "derive it from klrl.losses.policy.PolicyLoss"
 #: What klrl differentiates a loss by.
@@ -38,7 +36,7 @@ def custom(
         "reward_scale": reward_scale,
     }
     loss: PolicyLoss = require("loss", config, make_own("loss", config, given), PolicyLoss, _WHAT)
-    if not hasattr(loss, "measures"):
+    if not hasattr(loss, "config"):
         raise ConfigError(
             f"loss.target={config.target}: its __init__ does not call PolicyLoss's; add "
             "super().__init__(**given)"
@@ -49,7 +47,7 @@ def custom(
 
 def _try(config: CustomLossConfig, loss: PolicyLoss) -> None:
     """Call it on a few made-up positions: frames [8], or tokens [2, 4] with padding."""
-    scored = _example(tokens=config.reduction not in ("mean", "sum"))
+    scored = example(tokens=config.reduction not in ("mean", "sum"))
     real = scored.without_padding()
     with told("loss", config), torch.random.fork_rng(devices=[]):
         rule = loss.beta_rule()
@@ -68,24 +66,3 @@ def _try(config: CustomLossConfig, loss: PolicyLoss) -> None:
         raise ConfigError(f"{text} has no gradient in the policy; look for detach() and no_grad()")
     if not all(torch.isfinite(grad).all() for grad in grads if grad is not None):
         raise ConfigError(f"{text} has a gradient that is not finite; look for log 0 and 0 / 0")
-
-
-def _example(*, tokens: bool) -> Scored:
-    """A made-up minibatch; numbers that a policy near its old one might give."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, 4) if tokens else (8,)
-
-    def normal(scale: float, shift: float = 0.0) -> Tensor:
-        return shift + scale * torch.randn(shape, generator=generator)
-
-    old = normal(0.5, -1.5)
-    values = {f.name: normal(1.0) for f in fields(Scored) if f.name != "mask"}
-    values |= {"old_log_prob": old, "ref_log_prob": old + normal(0.1)}
-    values |= {
-        "log_prob": (old + normal(0.1)).requires_grad_(),
-        "kl_old": normal(0.01).abs().requires_grad_(),
-        "entropy": normal(0.1, 1.5).requires_grad_(),
-        "exact_ref": normal(0.01).abs(),
-    }
-    mask = torch.tensor([[True] * 4, [True, True, False, False]]) if tokens else None
-    return Scored(**values, mask=mask)

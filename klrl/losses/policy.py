@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,18 +66,42 @@ class Scored:
         return replace(self, **real)
 
 
+def example(*, tokens: bool) -> Scored:
+    """A made-up minibatch, frames [8] or tokens [2, 4] with padding, of a policy near its old one.
+
+    What moves the policy requires a gradient: ``log_prob``, ``kl_old`` and ``entropy``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 4) if tokens else (8,)
+
+    def normal(scale: float, shift: float = 0.0) -> Tensor:
+        return shift + scale * torch.randn(shape, generator=generator)
+
+    old = normal(0.5, -1.5)
+    values = {f.name: normal(1.0) for f in fields(Scored) if f.name != "mask"}
+    values |= {"old_log_prob": old, "ref_log_prob": old + normal(0.1)}
+    values |= {
+        "log_prob": (old + normal(0.1)).requires_grad_(),
+        "kl_old": normal(0.01).abs().requires_grad_(),
+        "entropy": normal(0.1, 1.5).requires_grad_(),
+        "exact_ref": normal(0.01).abs(),
+    }
+    mask = torch.tensor([[True] * 4, [True, True, False, False]]) if tokens else None
+    return Scored(**values, mask=mask)
+
+
 @dataclass(frozen=True)
 class LossTerms:
     """What one minibatch gives.
 
     Attributes:
         total: what is minimised, a scalar.
-        measured: what it consists of, per position and unweighted, in the order of
-            :attr:`PolicyLoss.measures`.
+        measured: metric -> its value per position, unweighted: what the total consists of, and
+            what is only observed.
     """
 
     total: Tensor
-    measured: tuple[Tensor, ...]
+    measured: dict[str, Tensor]
 
 
 class PolicyLoss(ABC):
@@ -102,9 +127,6 @@ class PolicyLoss(ABC):
         max_alpha: how many times as long a step may become.
         dtarg: that target, nats per unit; infinite where there is none.
         dtarg_end: what it is at the end of the run, linearly from ``dtarg``; None: the same.
-        measures: what :class:`LossTerms` holds: ``gain``, ``distance``, ``entropy`` and, where it
-            is charged, ``kl_ref`` in units of the advantage; then ``kl_old`` and
-            ``policy_entropy``, which are only observed.
     """
 
     kl_old: str = "measured"
@@ -125,8 +147,13 @@ class PolicyLoss(ABC):
         self.config, self.reference_estimator = config, reference_estimator
         self.divergence, self.reward_scale = divergence, reward_scale
         self._reduce = terms.REDUCTIONS[config.reduction]
-        charged = () if reference_estimator is None else ("kl_ref",)
-        self.measures = ("gain", "distance", "entropy", *charged, "kl_old", "policy_entropy")
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """The metrics of :class:`LossTerms`, in its order, read off a call."""
+        scored = example(tokens=self.config.reduction not in ("mean", "sum"))
+        zero = torch.zeros(())
+        return tuple(self(scored, zero, zero).measured)
 
     @property
     def entropy_bonus(self) -> float:
@@ -174,11 +201,12 @@ class PolicyLoss(ABC):
         gained = torch.add(gain, distance, alpha=-c.critic_coeff)
         if self.entropy_bonus:
             gained = torch.add(gained, s.entropy, alpha=self.entropy_bonus)
-        charged: tuple[Tensor, ...] = (gain, distance, s.entropy)
+        measured = {"loss/objective": gain, "loss/critic": distance, "loss/entropy": s.entropy}
         if kl_ref is not None:
             gained = penalized(gained, kl_ref, kl_coef)
-            charged = (*charged, kl_ref)
-        return LossTerms(-self._reduce(gained, s.mask), (*charged, s.kl_old, s.entropy))
+            measured["loss/kl_ref"] = kl_ref
+        measured |= {"kl/old/exact": s.kl_old, "policy/entropy": s.entropy}
+        return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
         """What the loss of some rows counts in the loss of their minibatch, which is the sum.
@@ -194,7 +222,16 @@ class PolicyLoss(ABC):
         own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
-    def measure(self, measured: tuple[Tensor, ...], mask: Tensor | None = None) -> Tensor:
+    def weights(self, kl_coef: float) -> dict[str, float]:
+        """Each term's factor in what is minimised; a metric without one is only observed."""
+        return {
+            "loss/objective": -1.0,
+            "loss/critic": self.config.critic_coeff,
+            "loss/entropy": -self.entropy_bonus,
+            "loss/kl_ref": kl_coef,
+        }
+
+    def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """One number for each of :attr:`measures`, of a minibatch.
 
         What the loss charges is reduced as the loss reduces; what is only observed, to its mean.
@@ -204,29 +241,25 @@ class PolicyLoss(ABC):
             mask: of :class:`Scored`.
         """
         if mask is None and self._reduce is terms.mean:
-            return torch.stack(measured).flatten(1).mean(1)  # the same in one operation
-        charged, observed = measured[:-2], measured[-2:]
-        reduced = [self._reduce(value, mask) for value in charged]
-        return torch.stack([*reduced, *(terms.mean(value, mask) for value in observed)])
+            return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
+        charged = self.weights(0.0)
+        return torch.stack(
+            [
+                (self._reduce if name in charged else terms.mean)(value, mask)
+                for name, value in measured.items()
+            ]
+        )
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """The terms as they were minimised, from means over minibatches.
+        """Means over minibatches, the terms of the loss as they were minimised.
 
         Args:
             means: of :meth:`measure`, by name.
             kl_coef: the coefficient of KL(policy||reference).
-
-        Returns:
-            ``objective`` (minus the gain), ``critic``, ``entropy`` (minus the weighted bonus) and
-            ``kl_ref``; ``policy_entropy``, the mean in nats.
         """
-        return {
-            "objective": -means["gain"],
-            "critic": self.config.critic_coeff * means["distance"],
-            "entropy": 0.0 - self.entropy_bonus * means["entropy"],  # no -0.0 without a bonus
-            "kl_ref": kl_coef * means.get("kl_ref", 0.0),
-            "policy_entropy": means["policy_entropy"],
-        }
+        weights = self.weights(kl_coef)
+        # + 0.0: no -0.0 without a bonus
+        return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
     def _distance(self, scored: Scored) -> Tensor:
         """Of the values to their targets; 0 without a critic."""

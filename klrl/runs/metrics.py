@@ -13,10 +13,12 @@ To add a metric, declare it in :data:`METRICS` and write it into the rows: the p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from klrl.base.digits import number
+from klrl.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from klrl.domains import Domain
@@ -427,13 +429,12 @@ def metric_of(name: str, domain: Domain) -> Metric:
     return Metric(name, name, "", "", digits=5) if metric is None else metric.of(domain)
 
 
-def check_row(row: Row) -> Row:
-    """Return the row.
+def require_declared(names: Iterable[str]) -> None:
+    """Check that metrics have a declaration.
 
     Raises:
-        KeyError: a name is not declared above.
+        ConfigError: one has none.
     """
-    unknown = sorted(name for name in set(row) - set(METRICS) if not name.startswith(PART))
+    unknown = sorted(name for name in set(names) - set(METRICS) if not name.startswith(PART))
     if unknown:
-        raise KeyError(f"metric {unknown[0]}: declare it in klrl/runs/metrics.py")
-    return row
+        raise ConfigError(f"metric {unknown[0]}: is not declared; add it to klrl/runs/metrics.py")

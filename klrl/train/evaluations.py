@@ -14,7 +14,7 @@ from klrl.config import JobConfig
 from klrl.domains import Domain
 from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import Row, check_row
+from klrl.runs.metrics import Row, require_declared
 from klrl.runs.record import Recorder
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
@@ -128,7 +128,7 @@ class Evaluations:
         began = time.perf_counter()
         result = self._parts.evaluation(starts, size)
         seconds = time.perf_counter() - began
-        check_row(result.row)
+        require_declared(result.row)
         for name in [name for name in row if name.startswith("eval/")]:
             del row[name]
         row.update(result.row)

@@ -16,44 +16,14 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.base.errors import NonFiniteError
-from klrl.config import JobConfig
+from klrl.config import JobConfig, KLPENConfig
 from klrl.losses import line_search
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
+from klrl.runs.metrics import Row, require_declared
 
 Frames = TypeVar("Frames")
 Minibatch = TypeVar("Minibatch")
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What one iteration's update gave; means over its minibatches where not said otherwise.
-
-    Attributes:
-        objective, critic, entropy: the loss terms as they were minimised.
-        policy_entropy: nats per frame.
-        kl_ref: coef * KL(policy||reference) as the loss charged it.
-        kl_old: KL(old||new) over the whole rollout, after the update, nats per frame.
-        dtarg: the target of ``kl_old``, where it moves; else None.
-        alpha: share of the actor's step that was kept (``loss.line_search``).
-        beta: the coefficient that the update started with.
-        grad_norm: Euclidean norm before clipping.
-        lr: the learning rate.
-        epochs: passes made (``loss.target_kl`` may end them early).
-    """
-
-    objective: float
-    critic: float
-    entropy: float
-    policy_entropy: float
-    kl_ref: float
-    kl_old: float
-    dtarg: float | None
-    alpha: float
-    beta: float
-    grad_norm: float
-    lr: float
-    epochs: int
 
 
 @dataclass(frozen=True)
@@ -128,15 +98,20 @@ class Learner:
     def __init__(self, config: JobConfig, steps: Steps[Any, Any]) -> None:
         self.config, self.steps, self.loss = config, steps, steps.loss
         self.beta_rule: BetaRule = steps.loss.beta_rule()
-        self._names = (*steps.loss.measures, "grad_norm")
+        self._names = (*steps.loss.measures, "learner/grad_norm")
+        require_declared(self._names)
 
-    def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Learned:
+    def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Row:
         """Learn from a rollout.
 
         Args:
             batch: with advantages; annotated where the loss charges KL to the reference.
             progress: share of the run that is over, 0..1, for the learning rate and ``dtarg``.
             kl_coef: ``kl.coef``, for a loss that charges KL to the reference.
+
+        Returns:
+            What the loss measured and the gradient's norm, means over minibatches; KL(old||new)
+            over the whole rollout after the update; ``kl/old/beta`` that the update started with.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -162,16 +137,11 @@ class Learner:
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
         alpha, kl_old = self._line_search(frames, actor_before, kl_old, dtarg)
-        return Learned(
-            **self.loss.weighted(means, kl_coef),
-            kl_old=kl_old,
-            dtarg=dtarg if self.loss.target_moves else None,
-            alpha=alpha,
-            beta=beta,
-            grad_norm=means["grad_norm"],
-            lr=lr,
-            epochs=epochs,
-        )
+        learned = self.loss.weighted(means, kl_coef)
+        learned |= {"kl/old/exact": kl_old, "learner/lr": lr, "learner/epochs": epochs}
+        if isinstance(self.config.loss, KLPENConfig):
+            learned |= {"kl/old/beta": beta, "learner/alpha": alpha}
+        return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
 
     def _lr(self, progress: float) -> float:
         """Linear from lr to lr_floor."""
@@ -186,7 +156,7 @@ class Learner:
             metrics.append(self.steps.step(minibatch, coefficients))
             # Only this rule reads a metric here: that waits for the device between two steps.
             if self.beta_rule.every_forward:
-                beta = self.beta_rule.update(float(metrics[-1][self._names.index("kl_old")]))
+                beta = self.beta_rule.update(float(metrics[-1][self._names.index("kl/old/exact")]))
                 coefficients = Coefficients(lr, beta, kl_coef)
         return metrics
 
@@ -213,19 +183,7 @@ def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) ->
     if len(bad):
         step, term = bad[0].tolist()
         raise NonFiniteError(
-            f"{_SHOWN[names[term]]} is {float(metrics[step, term])} in minibatch "
+            f"{names[term]} is {float(metrics[step, term])} in minibatch "
             f"{step % minibatches} of epoch {step // minibatches + 1}; "
             "lower optim.lr or look at the rewards"
         )
-
-
-#: What a metric is called where it is not finite.
-_SHOWN = {
-    "gain": "loss/objective",
-    "distance": "loss/critic",
-    "entropy": "policy/entropy",
-    "kl_ref": "loss/kl_ref",
-    "kl_old": "KL(old||new)",
-    "policy_entropy": "policy/entropy",
-    "grad_norm": "gradient",
-}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError, WorkerError
 from klrl.base.interrupt import StopRequest
-from klrl.config import JobConfig, KLPENConfig, factory
+from klrl.config import JobConfig, factory
 from klrl.config.identity import NUMERICS
 from klrl.config.own import check_sources
 from klrl.domains import Domain, domain_of
@@ -35,7 +35,7 @@ from klrl.runs.record import Recorder, keep_status, recording
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.evaluations import Evaluations
-from klrl.train.learner import Learned, Learner
+from klrl.train.learner import Learner
 from klrl.train.row import Rewards, make_row
 from klrl.train.schedule import Size
 
@@ -236,7 +236,7 @@ class Training:
 
     # ------------------------------------------------------------------------------ the steps
 
-    def learn(self, batch: TensorDictBase) -> Learned:
+    def learn(self, batch: TensorDictBase) -> Row:
         """The update, with the coefficients as they are in this iteration."""
         progress = self.counters.frames / self.config.frames
         coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
@@ -246,7 +246,7 @@ class Training:
         self,
         batch: TensorDictBase,
         measured: Mapping[str, Tensor],
-        learned: Learned,
+        learned: Row,
         seconds: float,
     ) -> Row:
         """One line of ``metrics.jsonl``, of the iteration that was just counted."""
@@ -258,7 +258,6 @@ class Training:
             self.parts.kl,
             measured,
             learned,
-            isinstance(self.config.loss, KLPENConfig),
             seconds,
             self.parts.phase.take(),
         )

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from klrl.domains import Domain
 from klrl.kl.charge import ReferenceKL
-from klrl.kl.measure import metric_of
 from klrl.runs.checkpoint import Counters
-from klrl.runs.metrics import Row, check_row
-from klrl.train.learner import Learned
+from klrl.runs.metrics import Row, require_declared
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,7 @@ def make_row(
     rewards: Rewards,
     kl: ReferenceKL | None,
     measured: Mapping[str, Tensor],
-    learned: Learned,
-    klpen: bool,
+    learned: Row,
     seconds: float,
     phases: Mapping[str, float],
 ) -> Row:
@@ -55,7 +52,6 @@ def make_row(
         measured: that KL of the rollout by every estimator, and the divergence that is charged
             where it is another one.
         learned: what the update gave.
-        klpen: whether the loss has a beta.
         seconds: what the iteration took.
         phases: what each of its phases took.
     """
@@ -68,29 +64,11 @@ def make_row(
         **rewards.own,
         "kl/ref/coef": coef,
         "kl/ref/penalty": coef * rewards.applied,
-        **{metric_of(name): float(value) for name, value in measured.items()},
-        **_learned(learned, klpen),
+        **{name: float(value) for name, value in measured.items()},
+        **learned,
         "time/iteration": seconds,
         **{f"time/{name}": each for name, each in phases.items()},
         f"time/{domain.axis}_per_second": size / seconds,
     }
-    if kl is not None and kl.loss_estimator is not None:
-        row["loss/kl_ref"] = learned.kl_ref
-    return check_row(row)
-
-
-def _learned(learned: Learned, klpen: bool) -> Row:
-    """What an update adds to a row."""
-    row: Row = {
-        "kl/old/exact": learned.kl_old,
-        "loss/objective": learned.objective,
-        "loss/critic": learned.critic,
-        "loss/entropy": learned.entropy,
-        "policy/entropy": learned.policy_entropy,
-        "learner/grad_norm": learned.grad_norm,
-        "learner/lr": learned.lr,
-        "learner/epochs": learned.epochs,
-    }
-    if klpen:
-        row |= {"kl/old/beta": learned.beta, "learner/alpha": learned.alpha}
-    return row if learned.dtarg is None else {**row, "kl/old/target": learned.dtarg}
+    require_declared(row)
+    return row

@@ -289,7 +289,7 @@ def test_only_a_gaussian_js_draws() -> None:
 
 
 def test_what_is_charged_is_measured_and_controlled_in_its_unit() -> None:
-    kl = {"exact": torch.tensor(9.0), "exact_seq": torch.tensor(90.0)}
+    kl = {"kl/ref/exact": torch.tensor(9.0), "kl/ref/exact_seq": torch.tensor(90.0)}
     assert (in_unit(kl, "token"), in_unit(kl, "sequence")) == (9.0, 90.0)
     charged = torch.tensor([[0.1, 0.2, math.nan], [0.3, math.nan, math.nan]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
@@ -298,8 +298,8 @@ def test_what_is_charged_is_measured_and_controlled_in_its_unit() -> None:
     assert in_unit(both, None) == pytest.approx(0.2)
     assert in_unit(both, "sequence") == pytest.approx(0.3)
     frames = mean_charged(torch.tensor([[0.1, 0.3]]), error=torch.tensor([[0.03, 0.04]]))
-    assert float(frames["charged"]) == pytest.approx(0.2)
-    assert float(frames["charged_error"]) == pytest.approx(0.025)  # sqrt(.03^2 + .04^2) / 2
+    assert float(frames["div/ref/charged"]) == pytest.approx(0.2)
+    assert float(frames["div/ref/charged_error"]) == pytest.approx(0.025)  # sqrt(.03^2 + .04^2) / 2
     with pytest.raises(NonFiniteError, match=r"div/ref/charged is inf; raise kl\.coef"):
         mean_charged(torch.tensor([[math.inf]]))
 

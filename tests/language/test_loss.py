@@ -48,10 +48,10 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
     batch = rollout(pads=3, tail=2, pad=EOS)
     mask, layout = response_mask(batch), Layout(GROUP, shared, "")
     pair = [layout.next_tokens(m, batch, 0.7) for m in (model, reference)]
-    log_prob, ref, exact = token_measures(
+    log_prob, [(ref, exact)] = token_measures(
         pair[0], batch["tokens", "response"], mask, [Against(pair[1])]
     )
-    kl = sampled_kl(estimator, log_prob, ref, exact, mask)
+    kl = sampled_kl(estimator, log_prob, ref, exact["reverse"], mask)
     reward = ReferenceKL(COEF, estimator, placement).shaped(on_last(SCORES, mask), kl)
     to_go = to_go_sum(kl, mask, placement)
     assert reward.shape == (9, 8)
@@ -81,8 +81,10 @@ def test_mean_kl_is_invariant_to_padding_split_and_order(shared) -> None:
         for batch in batches:
             mask = response_mask(batch)
             pair = [layout.next_tokens(m, batch, 0.7) for m in (model, reference)]
-            terms = token_measures(pair[0], batch["tokens", "response"], mask, [Against(pair[1])])
-            kl.append(sampled_kl("k3", *terms, mask)[mask])
+            log_prob, [(ref, exact)] = token_measures(
+                pair[0], batch["tokens", "response"], mask, [Against(pair[1])]
+            )
+            kl.append(sampled_kl("k3", log_prob, ref, exact["reverse"], mask)[mask])
             masks.append(mask.sum())
         return float(torch.cat(kl).detach().sum() / sum(masks))
 
@@ -137,7 +139,7 @@ def test_the_shaped_reward_agrees_with_the_transform_family() -> None:
     model, reference, batch = network(), network(seed=1), rollout(pads=2, tail=1)
     mask, layout = response_mask(batch), Layout(GROUP, True, "")
     pair = [layout.next_tokens(m, batch, 1.0) for m in (model, reference)]
-    log_prob, ref, _ = token_measures(
+    log_prob, [(ref, _)] = token_measures(
         pair[0], batch["tokens", "response"], mask, [Against(pair[1])]
     )
     width = batch["tokens", "prompt"].shape[1]

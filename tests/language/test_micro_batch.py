@@ -168,7 +168,13 @@ def test_a_run_in_parts_is_the_run(job) -> None:
         training.parts.estimate_advantage(batch)
         torch.manual_seed(1)
         learned = training.learn(batch)
-        ends.append((learned.grad_norm, learned.kl_old, training.parts.policy.parameters))
+        ends.append(
+            (
+                learned["learner/grad_norm"],
+                learned["kl/old/exact"],
+                training.parts.policy.parameters,
+            )
+        )
     assert ends[0][1] > 1e-6
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

@@ -74,12 +74,12 @@ def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
     expected = true_kl(model, other, batch, 0.7)
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     assert expected.sum() > 1
-    measures = token_measures(
+    log_prob, [of_other] = token_measures(
         pair[0], batch["tokens", "response"], response_mask(batch), [Against(pair[1])]
     )
-    torch.testing.assert_close(measures[0], log_probs(layout, model, batch, 0.7))
-    torch.testing.assert_close(measures[1], log_probs(layout, other, batch, 0.7))
-    torch.testing.assert_close(measures[2], kl)
+    torch.testing.assert_close(log_prob, log_probs(layout, model, batch, 0.7))
+    torch.testing.assert_close(of_other.log_prob, log_probs(layout, other, batch, 0.7))
+    torch.testing.assert_close(of_other.divergence["reverse"], kl)
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["one_chunk", "chunks"])
@@ -92,7 +92,9 @@ def test_divergences_are_the_plain_sums_over_the_vocabulary(few, monkeypatch) ->
 
     def divergences() -> torch.Tensor:
         pair = [SHARED.next_tokens(m, batch, 0.7) for m in (model, other)]
-        return token_measures(pair[0], tokens, mask, [Against(pair[1], ("forward", "js"))])[2:]
+        against = Against(pair[1], ("forward", "js"))
+        found = token_measures(pair[0], tokens, mask, [against])[1][0].divergence
+        return torch.stack([found["forward"], found["js"]])
 
     tables = zip(truth(model, batch, 0.7), truth(other, batch, 0.7), strict=True)
     found = divergences()
@@ -181,7 +183,10 @@ def test_chunks_change_neither_values_nor_gradients(learned, monkeypatch) -> Non
         model.zero_grad()
         other.zero_grad()
         pair = [SHARED.next_tokens(model, batch, 0.7), SHARED.next_tokens(other, batch, 1.3)]
-        terms = token_measures(pair[0], batch["tokens", "response"], mask, [Against(pair[1])])
+        log_prob, [(of_other, kl)] = token_measures(
+            pair[0], batch["tokens", "response"], mask, [Against(pair[1])]
+        )
+        terms = torch.stack([log_prob, of_other, kl["reverse"]])
         terms.square().sum().backward()
         learning = [*model.parameters(), *(other.parameters() if learned else ())]
         found.append([*terms, *(p.grad.clone() for p in learning)])

@@ -95,7 +95,10 @@ def ours(config, agent, batch, beta: float):
     terms = loss(scored, torch.tensor(beta), torch.tensor(0.0))
     means = dict(zip(loss.measures, loss.measure(terms.measured).detach(), strict=True))
     weighted = loss.weighted(means, 0.0)
-    return SimpleNamespace(total=terms.total, kl_old=means["kl_old"], **weighted)
+    named = {name.partition("/")[2]: value for name, value in weighted.items()}
+    named |= {"kl_old": means["kl/old/exact"], "policy_entropy": means["policy/entropy"]}
+    named |= {"entropy": weighted["loss/entropy"]}
+    return SimpleNamespace(total=terms.total, **named)
 
 
 def gradients(agent, total) -> list[torch.Tensor]:

@@ -92,7 +92,7 @@ def test_the_loss_adds_coef_times_the_kl_of_its_minibatch(estimator: str) -> Non
     }[estimator].mean()
     torch.testing.assert_close(terms.total, 0.4 * by_hand)
     means = dict(zip(loss.measures, loss.measure(terms.measured).tolist(), strict=True))
-    assert loss.weighted(means, 0.4)["kl_ref"] == pytest.approx((0.4 * by_hand).item())
+    assert loss.weighted(means, 0.4)["loss/kl_ref"] == pytest.approx((0.4 * by_hand).item())
 
 
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -38,15 +37,22 @@ from klrl.runs.wandb_logger import wandb_run
 from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
 from klrl.train.evaluate import Evaluation
-from klrl.train.learner import Learned
 from klrl.train.row import Rewards, make_row
 from tests.report.toys import Page, rows_of, write_run
 
 # --------------------------------------------------------------------------------- declarations
 
-LEARNED = Learned(**{field.name: 1.0 for field in fields(Learned)})
+#: What an update gives, and its loss of what it charges.
+LEARNED = dict.fromkeys(
+    (
+        *("kl/old/exact", "kl/old/beta", "kl/old/target", "loss/objective", "loss/critic"),
+        *("loss/entropy", "loss/kl_ref", "policy/entropy"),
+        *(f"learner/{name}" for name in ("grad_norm", "lr", "epochs", "alpha")),
+    ),
+    1.0,
+)
 KL = ReferenceKL(0.5, "k3", "split")
-ESTIMATES = ("exact", "k1", "k2", "k3")
+ESTIMATES = tuple(f"kl/ref/{name}" for name in ("exact", "k1", "k2", "k3"))
 PHASES = ("sampling", "reward", "scoring", "update")
 #: What the loop adds to an evaluation; see tests/runs/test_evaluations.py.
 BY_THE_LOOP = dict.fromkeys(("eval/best_return", "eval/best_return_se", "time/evaluation"), 1.0)
@@ -57,7 +63,7 @@ def row_of(
 ) -> dict[str, float]:
     size = batch.numel()
     phases = {n: 1.0 for n in PHASES if n != "reward" or domain is LANGUAGE}
-    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, True, 4.0, phases)
+    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, 4.0, phases)
     assert row[f"time/{domain.axis}_per_second"] == 0.5
     return row
 
@@ -76,7 +82,8 @@ def control_row() -> dict[str, float]:
         [2, 1],
     )
     batch = TensorDict({"next": after}, [2, 1])
-    measured = {name: torch.tensor(0.1) for name in (*ESTIMATES, "charged", "charged_error")}
+    names = (*ESTIMATES, "div/ref/charged", "div/ref/charged_error")
+    measured = {name: torch.tensor(0.1) for name in names}
     row = row_of(CONTROL, batch, control_rewards(batch, KL, RewardNormalizer(0.9)), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1).row
@@ -96,7 +103,7 @@ def responses() -> TensorDict:
 
 def words_row() -> dict[str, float]:
     """Every column that a language run can have."""
-    names = [name + unit for name in (*ESTIMATES, "charged") for unit in ("", "_seq")]
+    names = [name + unit for name in (*ESTIMATES, "div/ref/charged") for unit in ("", "_seq")]
     measured = {name: torch.tensor(0.1) for name in names}
     batch = responses()
     row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)

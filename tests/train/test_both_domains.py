@@ -120,9 +120,9 @@ def test_a_token_is_a_frame(tokens: SimpleNamespace, kind, estimator, normalize)
             (control_loss, control, None),
         )
     ]
-    assert measured[0]["kl_old"] > 1e-3, "else the policy did not move"
+    assert measured[0]["kl/old/exact"] > 1e-3, "else the policy did not move"
     if kind == "clip":  # only measured: by k3 of the tokens, and in closed form
-        assert all(each.pop("kl_old") > 0 for each in measured)
+        assert all(each.pop("kl/old/exact") > 0 for each in measured)
     torch.testing.assert_close(*measured, rtol=1e-12, atol=1e-12)
     pairs = zip(
         *(torch.autograd.grad(found.total, parameters) for found in (language, control)),

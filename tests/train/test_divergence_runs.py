@@ -76,7 +76,7 @@ def test_the_charged_rollout_is_the_rewards_less_coef_times_the_divergence(setti
     shaped = raw - 0.5 * batch[DIVERGENCE].unsqueeze(-1)
     torch.testing.assert_close(batch["next", "reward"], shaped)
     torch.testing.assert_close(batch["next", "reward_raw"], raw)
-    torch.testing.assert_close(measured["charged"], batch[DIVERGENCE].mean())
+    torch.testing.assert_close(measured["div/ref/charged"], batch[DIVERGENCE].mean())
     assert (batch[ERROR] > 0).all()
     with pytest.raises(RuntimeError, match="charged"):
         training.parts.charge_kl(batch)

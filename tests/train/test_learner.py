@@ -150,14 +150,14 @@ def test_an_epoch_is_plain_torchs(made) -> None:
     new = dict(zip(("loc", "scale"), outputs, strict=True))
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, new)]
     by_hand = float(torch.distributions.kl_divergence(*dists).mean())
-    assert learned.kl_old == pytest.approx(by_hand, rel=1e-3), "float32 on both sides"
+    assert learned["kl/old/exact"] == pytest.approx(by_hand, rel=1e-3), "float32 on both sides"
 
 
 def test_beta_moves_once_per_iteration_on_the_whole_rollout(made) -> None:
     experiment, batch, _ = made
     experiment.config.optim.lr = 1e-9
     learned = experiment.parts.learner.update(batch, progress=0.0)
-    assert learned.beta == 1.0, "the row tells the beta that the update had"
+    assert learned["kl/old/beta"] == 1.0, "the row tells the beta that the update had"
     assert experiment.parts.learner.beta_rule.beta == 0.5, "four minibatches, one halving"
 
 
@@ -218,10 +218,10 @@ def test_the_algorithm_on_one_parameter(settings, words, betas, after, alpha) ->
     assert [c.beta for c in steps.asked] == betas
     assert {(c.lr, c.kl_ref) for c in steps.asked} == {(0.1, 0.25)}
     assert learner.beta_rule.beta == after
-    assert learned.alpha == pytest.approx(alpha, rel=1e-3)
-    assert learned.kl_old == pytest.approx(0.36 * alpha**2, rel=1e-3)
-    assert learned.objective == -1.0
-    assert learned.epochs == 2
+    assert learned["learner/alpha"] == pytest.approx(alpha, rel=1e-3)
+    assert learned["kl/old/exact"] == pytest.approx(0.36 * alpha**2, rel=1e-3)
+    assert learned["loss/objective"] == -1.0
+    assert learned["learner/epochs"] == 2
 
 
 class FourPositions(OneParameter):
@@ -237,8 +237,8 @@ def test_a_line_search_goes_to_the_target_per_position(settings) -> None:
     learner = Learner(config, FourPositions(KLPENLoss(config.loss)))
     learned = learner.update(torch.zeros(6), 0.0)
     assert learner.beta_rule.dtarg == pytest.approx(0.0025)
-    assert learned.alpha == pytest.approx(1 / 12, rel=1e-3)
-    assert learned.kl_old == pytest.approx(0.0025, rel=1e-3)
+    assert learned["learner/alpha"] == pytest.approx(1 / 12, rel=1e-3)
+    assert learned["kl/old/exact"] == pytest.approx(0.0025, rel=1e-3)
 
 
 @pytest.mark.parametrize(("target", "epochs"), [(0.05, 1), (0.23, 2), (0.25, 3), (0.30, 3)])
@@ -247,8 +247,8 @@ def test_the_epochs_end_at_one_and_a_half_times_the_target(settings, target, epo
     words = ("optim.lr=0.1", "optim.lr_floor=0.1", "learner.epochs=9")
     config = settings(*words, "loss=clip", f"loss.target_kl={target}")
     learned = Learner(config, OneParameter(ClipLoss(config.loss))).update(torch.zeros(6), 0.0)
-    assert learned.epochs == epochs
-    assert learned.kl_old == pytest.approx((0.3 * epochs) ** 2, rel=1e-5)
+    assert learned["learner/epochs"] == epochs
+    assert learned["kl/old/exact"] == pytest.approx((0.3 * epochs) ** 2, rel=1e-5)
 
 
 class Counted(OneParameter):
@@ -290,7 +290,8 @@ def test_each_update_steps_at_its_own_learning_rate(made) -> None:
 def test_learning_rate_falls_linearly_to_its_floor(made) -> None:
     experiment, batch, _ = made
     experiment.parts.learner.config.optim = replace(experiment.config.optim, lr=1e-3, lr_floor=2e-4)
-    rates = [experiment.parts.learner.update(batch, progress=x).lr for x in (0.0, 0.25, 1.0, 1.5)]
+    update = experiment.parts.learner.update
+    rates = [update(batch, progress=x)["learner/lr"] for x in (0.0, 0.25, 1.0, 1.5)]
     assert rates == pytest.approx([1e-3, 8e-4, 2e-4, 2e-4])
 
 
@@ -305,11 +306,11 @@ def test_target_kl_ends_the_epochs_early(settings) -> None:
         experiment.parts.estimate_advantage(batch)
         learned = experiment.parts.learner.update(batch, progress=0.0)
         rollout.close()
-        assert learned.epochs <= most
+        assert learned["learner/epochs"] <= most
         if target in (None, 1e6):
-            assert learned.epochs == 20
+            assert learned["learner/epochs"] == 20
         else:
-            assert learned.kl_old > 1.5 * target
+            assert learned["kl/old/exact"] > 1.5 * target
 
 
 @pytest.mark.parametrize(
