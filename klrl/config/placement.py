@@ -10,8 +10,6 @@ from klrl.base.errors import ConfigError
 #: Where the penalty goes: in the reward, in the loss, or in the reward with each step's own KL in
 #: the loss (split).
 PLACEMENTS = ("reward", "loss", "split")
-#: How it is estimated. The formulas: :mod:`klrl.kl.estimators`.
-ESTIMATORS = ("k1", "k2", "k3", "exact")
 #: A function of the user's (``kl.own_estimator``, ``kl.own_divergence``). The estimator is charged
 #: as k2 is: sampled, in the reward only as what it is, without the gradient of a KL.
 OWN = "custom"
@@ -28,21 +26,14 @@ class Gradient(Enum):
     TWICE = "each step's own KL counted twice"
 
 
+#: Sampled estimator -> the gradient that it has in the reward. Formulas: :mod:`klrl.kl.estimators`.
+SAMPLED = {"k1": Gradient.EXACT, "k2": Gradient.WRONG, "k3": Gradient.WRONG}
+ESTIMATORS = (*SAMPLED, "exact")
 #: placement -> estimator -> its gradient.
 VERDICTS: Mapping[str, Mapping[str, Gradient]] = {
-    "reward": {
-        "k1": Gradient.EXACT,
-        "k2": Gradient.WRONG,
-        "k3": Gradient.WRONG,
-        "exact": Gradient.WRONG,
-    },
+    "reward": {**SAMPLED, "exact": Gradient.WRONG},
     "loss": dict.fromkeys(ESTIMATORS, Gradient.OWN_STEP),
-    "split": {
-        "k1": Gradient.TWICE,
-        "k2": Gradient.TWICE,
-        "k3": Gradient.TWICE,
-        "exact": Gradient.EXACT,
-    },
+    "split": {**dict.fromkeys(SAMPLED, Gradient.TWICE), "exact": Gradient.EXACT},
 }
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.modules import TanhNormal
 
+from klrl.base.errors import ConfigError
+
 
 def k1(log_ratio: Tensor) -> Tensor:
     """r: unbiased, may be negative. In the reward its policy gradient is that of the KL."""
@@ -39,12 +41,12 @@ def function_of(estimator: Estimator) -> Callable[[Tensor], Tensor]:
     """The function of the log-ratio that an estimator is.
 
     Raises:
-        ValueError: an unknown name.
+        ConfigError: an unknown name.
     """
     if not isinstance(estimator, str):
         return estimator
     if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
+        raise ConfigError(f"estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
     return ESTIMATORS[estimator]
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from klrl.base.digits import number
 from klrl.base.errors import ConfigError
+from klrl.config.placement import SAMPLED
 
 if TYPE_CHECKING:
     from klrl.domains import Domain
@@ -257,7 +258,7 @@ _DECLARED = (
             "nats per {unit}",
             f"distance to the reference, estimated by {name} from the samples",
         )
-        for name in ("k1", "k2", "k3")
+        for name in SAMPLED
     ),
     *(
         Metric(
@@ -267,7 +268,7 @@ _DECLARED = (
             f"kl/ref/{name}, summed over a response",
             domain="language",
         )
-        for name in ("exact", "k1", "k2", "k3")
+        for name in ("exact", *SAMPLED)
     ),
     Metric(
         "kl/ref/floor",

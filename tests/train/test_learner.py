@@ -13,13 +13,14 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from klrl.base.errors import NonFiniteError
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import AdvantageConfig, EnvConfig
 from klrl.control.advantage import gae
 from klrl.control.env import make_env
 from klrl.control.update import ControlSteps
-from klrl.losses.policy import ClipLoss, KLPENLoss, PolicyLoss
+from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored, example
 from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import METRICS, Metric
 from klrl.train.learner import Coefficients, Learner, Steps
 from klrl.train.loop import Training
 from tests.runs.commands import rows_of
@@ -249,6 +250,47 @@ def test_the_epochs_end_at_one_and_a_half_times_the_target(settings, target, epo
     learned = Learner(config, OneParameter(ClipLoss(config.loss))).update(torch.zeros(6), 0.0)
     assert learned["learner/epochs"] == epochs
     assert learned["kl/old/exact"] == pytest.approx((0.3 * epochs) ** 2, rel=1e-5)
+
+
+class Observing(KLPENLoss):
+    """Observes one number more, of which the loss knows nothing."""
+
+    def __call__(self, scored: Scored, *coefficients: Tensor) -> LossTerms:
+        found = super().__call__(scored, *coefficients)
+        return replace(found, measured=found.measured | {"learner/mine": scored.log_prob})
+
+
+class Observed(OneParameter):
+    """Measures, in the third step, what is no number."""
+
+    def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
+        super().step(minibatch, coefficients)
+        values = torch.ones(len(self.loss.measures) + 1)
+        if len(self.asked) == 3:
+            values[self.loss.measures.index("learner/mine")] = torch.nan
+        return values
+
+
+def test_a_metric_of_a_loss_is_one_entry_and_its_declaration(settings, monkeypatch) -> None:
+    config = settings("optim.lr=0.1")
+    with pytest.raises(ConfigError, match="^metric learner/mine: is not declared; add it to klrl/"):
+        Learner(config, OneParameter(Observing(config.loss)))
+    monkeypatch.setitem(METRICS, "learner/mine", Metric("learner/mine", "mine", "", "mine"))
+    learned = Learner(config, OneParameter(Observing(config.loss))).update(torch.zeros(6), 0.0)
+    assert learned["learner/mine"] == 1.0
+    with pytest.raises(NonFiniteError, match="^learner/mine is nan in minibatch"):
+        Learner(config, Observed(Observing(config.loss))).update(torch.zeros(6), 0.0)
+
+
+def test_what_is_only_observed_is_a_mean_whatever_the_reduction(settings) -> None:
+    config = replace(settings().loss, reduction="sequence")
+    loss, scored = Observing(config), example(tokens=True)
+    coefficients = torch.zeros(()), torch.zeros(())
+    found = loss.measure(loss(scored, *coefficients).measured, scored.mask)
+    by_name = dict(zip(loss.measures, found.tolist(), strict=True))
+    real = scored.log_prob[scored.mask]
+    assert by_name["learner/mine"] == pytest.approx(real.mean().item())
+    assert by_name["loss/entropy"] == pytest.approx(scored.entropy[scored.mask].sum().item() / 2)
 
 
 class Counted(OneParameter):
