@@ -41,7 +41,7 @@ from klrl.runs.machine import check_machine
 from klrl.runs.resume import stored_config
 from klrl.runs.returns import final_return, last_recorded
 from klrl.runs.rows import read_rows
-from klrl.sweep.run import run_in_folder
+from klrl.runs.start import run_in_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

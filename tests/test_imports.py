@@ -11,6 +11,7 @@ import ast
 import importlib
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ import pytest
 
 import klrl
 from klrl.base.moved import COMMANDS, MOVED, PUBLIC
+from tests.conftest import QUICK
 
 PACKAGE = Path(klrl.__file__).parent
 
@@ -172,3 +174,19 @@ def test_an_old_name_is_its_module_and_says_so(name: str, monkeypatch) -> None:
         module = importlib.import_module(name)
     assert module is importlib.import_module(MOVED[name])
     assert module.__spec__.name == module.__name__ == MOVED[name]
+
+
+def test_a_single_run_imports_no_sweep_no_other_domain_and_no_report() -> None:
+    """A job of control, checked and trained, in a process of its own."""
+    code = (
+        "import sys; from klrl.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('klrl.')}\n"
+        "print(*sorted(rooms & {'sweep', 'report', 'language', 'doctor'}))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *QUICK, "frames=64", "hydra.run.dir=run"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout.splitlines()[-1] == ""

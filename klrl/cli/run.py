@@ -16,14 +16,13 @@ from klrl.base.imports import collection_paused, import_for_good
 from klrl.base.streams import lasting
 from klrl.cli.show import show_job
 from klrl.config import JobConfig, conf_dir, register_schemas
-from klrl.config.compose import job_config, parse_args
+from klrl.config.compose import job_config, keys, parse_args
 from klrl.config.explain import help_text
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
-from klrl.sweep.check import check_jobs
-from klrl.sweep.run import run_in_folder
+from klrl.runs.start import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:
@@ -97,10 +96,11 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
     """Run one job in this process, checked as the jobs of a sweep are."""
     job = _job_overrides(overrides)
     with collection_paused():
-        (checked,) = check_jobs([job], args)
-    given = _run_dir(overrides, checked.config)
-    import_for_good("klrl.train.loop", domain_of(checked.config).module)
-    run_in_folder(given, checked.config, job, argv=sys.orig_argv)
+        config = job_config(job, args.config_dir, args.config_name)
+        check_machine(config, keys(job))
+    given = _run_dir(overrides, config)
+    import_for_good("klrl.train.loop", domain_of(config).module)
+    run_in_folder(given, config, job, argv=sys.orig_argv)
     return 0
 
 

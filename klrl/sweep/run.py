@@ -1,24 +1,21 @@
-"""A single run in its folder; a sweep from its command line to its closing table."""
+"""A sweep from its command line to its closing table."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
 from klrl.base.files import to_update
-from klrl.base.imports import collection_paused
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
-from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere, read_owner
+from klrl.runs.start import OwnFolder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
 from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
@@ -27,114 +24,7 @@ from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.stop import passed_on
 
-if TYPE_CHECKING:
-    from klrl.train.callbacks import Callback
-
 FAILED = 1
-
-
-class OwnFolder:
-    """The folder of a run or of a sweep, made if it is missing.
-
-    Args:
-        given: its path; None for a new one below ``outputs/``.
-        setting: where the path was given, for error messages.
-        suffix: the end of a new folder's name.
-
-    Attributes:
-        path: the folder.
-        holds_run: whether it was given, and a run or a sweep is in it.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-
-    def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
-        self._given, self._setting, self._suffix = given, setting, suffix
-        self.path = Path(given) if given is not None else new_path(suffix)
-        try:
-            self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
-            # What it held already, and keeps; None where it is new.
-            self._before = set(self.path.iterdir()) if self.path.is_dir() else None
-        except OSError as error:
-            raise ConfigError(f"{setting}: cannot be read: {error}") from error
-        self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
-
-    def make(self) -> None:
-        """Make it; a signal during this leaves nothing that remove_unstarted does not know.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                try:
-                    self.path.mkdir(exist_ok=self._given is not None)
-                    return
-                except FileExistsError:
-                    if self._given is not None:
-                        raise
-                    self.path = new_path(self._suffix)  # two runs never share one
-        except OSError as error:
-            raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
-
-    def remove_unstarted(self) -> None:
-        """Remove what was written, and new folders, unless a run began."""
-        if not self.path.is_dir() or any(self.path.glob("**/manifest.json")):
-            return
-        for path in set(self.path.iterdir()) - (self._before or set()):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
-        if self._before is None:
-            for path in dict.fromkeys((self.path, *self._new)):
-                if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
-                    path.rmdir()
-
-
-def run_in_folder(
-    given: str | None,
-    config: JobConfig,
-    overrides: Sequence[str] | None,
-    *,
-    setting: str = "hydra.run.dir",
-    argv: Sequence[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Path:
-    """Run a checked job in a folder, which is removed again if the job does not begin.
-
-    Args:
-        given: the folder; None for a new one below ``outputs/``.
-        config: the job.
-        overrides: as on the command line; None where the config was given directly.
-        setting: the folder's name in error messages.
-        argv: the command line that started it; default: that of the overrides.
-        callbacks: hooks of the loop.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ConfigError: the folder cannot be written or holds a run, or the job is refused.
-    """
-    folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
-    if folder.holds_run:
-        raise ConfigError(
-            f"{setting}={given}: holds a run already; give another, or resume={given}"
-        )
-    try:
-        folder.make()
-        with collection_paused():
-            from klrl.train.loop import start
-        start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
-    except OwnedElsewhere:
-        raise  # the files there are another process's
-    except BaseException:
-        folder.remove_unstarted()
-        raise
-    return folder.path
 
 
 def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:

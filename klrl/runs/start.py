@@ -1,0 +1,119 @@
+"""A run begins in a folder of its own; of a folder in which none began nothing is left."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from klrl.base.errors import ConfigError
+from klrl.base.imports import collection_paused
+from klrl.config import JobConfig
+from klrl.runs.folder import RunFolder, new_path
+from klrl.runs.owner import OwnedElsewhere
+
+
+class OwnFolder:
+    """The folder of a run or of a sweep, made if it is missing.
+
+    Args:
+        given: its path; None for a new one below ``outputs/``.
+        setting: where the path was given, for error messages.
+        suffix: the end of a new folder's name.
+
+    Attributes:
+        path: the folder.
+        holds_run: whether it was given, and a run or a sweep is in it.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+
+    def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
+        self._given, self._setting, self._suffix = given, setting, suffix
+        self.path = Path(given) if given is not None else new_path(suffix)
+        try:
+            self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
+            # What it held already, and keeps; None where it is new.
+            self._before = set(self.path.iterdir()) if self.path.is_dir() else None
+        except OSError as error:
+            raise ConfigError(f"{setting}: cannot be read: {error}") from error
+        self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
+
+    def make(self) -> None:
+        """Make it; a signal during this leaves nothing that remove_unstarted does not know.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    self.path.mkdir(exist_ok=self._given is not None)
+                    return
+                except FileExistsError:
+                    if self._given is not None:
+                        raise
+                    self.path = new_path(self._suffix)  # two runs never share one
+        except OSError as error:
+            raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
+
+    def remove_unstarted(self) -> None:
+        """Remove what was written, and new folders, unless a run began."""
+        if not self.path.is_dir() or any(self.path.glob("**/manifest.json")):
+            return
+        for path in set(self.path.iterdir()) - (self._before or set()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        if self._before is None:
+            for path in dict.fromkeys((self.path, *self._new)):
+                if path.is_dir() and not any(path.iterdir()) and path.name != "outputs":
+                    path.rmdir()
+
+
+def run_in_folder(
+    given: str | None,
+    config: JobConfig,
+    overrides: Sequence[str] | None,
+    *,
+    setting: str = "hydra.run.dir",
+    argv: Sequence[str] | None = None,
+    callbacks: Sequence[Any] = (),
+) -> Path:
+    """Run a checked job in a folder, which is removed again if the job does not begin.
+
+    Args:
+        given: the folder; None for a new one below ``outputs/``.
+        config: the job.
+        overrides: as on the command line; None where the config was given directly.
+        setting: the folder's name in error messages.
+        argv: the command line that started it; default: that of the overrides.
+        callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: the folder cannot be written or holds a run, or the job is refused.
+    """
+    folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
+    if folder.holds_run:
+        raise ConfigError(
+            f"{setting}={given}: holds a run already; give another, or resume={given}"
+        )
+    try:
+        folder.make()
+        with collection_paused():
+            loop = importlib.import_module("klrl.train.loop")  # a room above this one
+        loop.start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
+    except OwnedElsewhere:
+        raise  # the files there are another process's
+    except BaseException:
+        folder.remove_unstarted()
+        raise
+    return folder.path
