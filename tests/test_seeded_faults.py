@@ -95,7 +95,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "reward = weighted_reward(raw, raw, config.reward_weight) * reward_scale + (charged - raw)",
     ),
     "score compared after the penalty": (
-        "klrl/train/advantage.py",
+        "klrl/language/baselines.py",
         "    compared = weight * BASELINES[baseline](score, group_size)\n",
         "    score = shaped(score, kl_to_go[:, 0], coef)\n"
         "    compared = weight * BASELINES[baseline](score, group_size)\n"

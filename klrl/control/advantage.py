@@ -18,8 +18,7 @@ from klrl.config import AdvantageConfig, CustomAdvantageConfig
 from klrl.config.own import make_own, saves, told, unsaved
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.reward_norm import RewardNormalizer
-from klrl.kl.charge import KL_KEY
-from klrl.train.advantage import weighted_reward
+from klrl.kl.charge import KL_KEY, weighted_reward
 
 
 def gae(

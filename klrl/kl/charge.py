@@ -181,3 +181,14 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
     if placement == "split":
         later = later - kl
     return later if mask is None else later.masked_fill(~mask, 0.0)
+
+
+def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
+    """``advantage.reward_weight`` * reward - penalty, which the learner sees; the record does not.
+
+    Args:
+        charged: reward - penalty, any shape; returned as it is for a weight of 1.
+        raw: the reward, the same shape.
+        weight: 0 leaves the penalty alone.
+    """
+    return charged if weight == 1.0 else charged + (weight - 1) * raw

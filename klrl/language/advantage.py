@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.config import AdvantageConfig, GroupConfig, LanguageConfig
-from klrl.kl.charge import ReferenceKL, on_last, to_go
+from klrl.kl.charge import ReferenceKL, on_last, to_go, weighted_reward
+from klrl.language.baselines import group_advantage, token_gae
 from klrl.language.batch import REWARD, SCORE, response_mask
 from klrl.language.kl import CHARGED
 from klrl.language.policy import Policy
 from klrl.language.rollout import STATES
-from klrl.train.advantage import group_advantage, token_gae, weighted_reward
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 

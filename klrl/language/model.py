@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from klrl.base.context import context_of
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
 from klrl.language.causal_lm import unwrapped
@@ -24,7 +25,6 @@ from klrl.language.model_files import (
 )
 from klrl.language.prompts import Tokenizer
 from klrl.language.tokenizer import end_tokens, load_tokenizer
-from klrl.transforms.token_log_probs import context_of
 
 #: Bytes of weights from which a run says what it does before its first row.
 LARGE = 50_000_000

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base.context import check_length, context_of
 from klrl.base.errors import first_line
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.batch import (
@@ -24,7 +25,6 @@ from klrl.language.batch import (
 from klrl.language.causal_lm import backbone, head, model_dtype, unwrapped, without_dropout
 from klrl.language.mixed import in_full_precision
 from klrl.language.vocabulary import NextTokens, response_log_probs
-from klrl.transforms.token_log_probs import check_length, context_of
 
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
 from klrl.language.model_files import no_progress_bar
 from klrl.language.prompts import Tokenizer
-from klrl.transforms.token_log_probs import context_of
 
 #: Texts that are scored at a time; those of similar lengths together.
 AT_A_TIME = 32

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from klrl.base.context import check_length
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.batch import Responses, make_batch
@@ -27,7 +28,6 @@ from klrl.language.plain import (
     reason_of,
 )
 from klrl.train.preflight import Check
-from klrl.transforms.token_log_probs import check_length
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base.context import check_length
 from klrl.language.batch import ATTENTION, prompt_length, response_mask, take_prompts
 from klrl.language.causal_lm import (
     backbone,
@@ -40,7 +41,6 @@ from klrl.language.plain import (
 )
 from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
-from klrl.transforms.token_log_probs import check_length
 
 
 def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from klrl.base.context import check_length
 from klrl.base.errors import ConfigError
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN, THE_POLICY
@@ -35,7 +36,6 @@ from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
-from klrl.transforms.token_log_probs import check_length
 
 #: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
 LARGEST, MEAN = 1e-4, 1e-5

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchrl.modules.llm import TransformersWrapper
 from transformers import GenerationConfig
 
+from klrl.base.context import check_length
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.batch import ATTENTION, Responses, make_batch
@@ -35,7 +36,6 @@ from klrl.language.sampler import Decoding, SpecialTokens
 from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
-from klrl.transforms.token_log_probs import check_length
 
 
 class WrapperSampler:

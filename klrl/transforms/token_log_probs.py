@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
+from klrl.base.context import check_length
 from klrl.kl.reference import evaluating
 
 
@@ -62,40 +63,3 @@ def _spread(scored: Tensor, attention: Tensor) -> Tensor:
     scored = scored[: positions.numel()].to(attention.device)
     spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
     return spread.index_put((positions,), scored)
-
-
-def check_length(network: nn.Module, tokens: int) -> None:
-    """Refuse what the positions of a model cannot hold.
-
-    Raises:
-        ValueError: prompt and response are longer than the context.
-    """
-    name, limit = _limit(getattr(network, "config", None))
-    if limit is not None and limit < tokens:
-        raise ValueError(
-            f"{tokens} tokens: more than the model's {name}={limit}; truncate the prompts, or "
-            "lower max_new_tokens"
-        )
-
-
-def context_of(config: Any) -> int | None:
-    """Most tokens of a sequence that a model of this config takes; None if it has no limit.
-
-    With longrope (Ding et al. 2024, arXiv:2402.13753) these are the positions before extension:
-    ``transformers`` turns all positions of a batch in another way as soon as one of its rows is
-    longer, so that a sequence's log-probs would depend on the rows beside it.
-    """
-    return _limit(config)[1]
-
-
-def _limit(config: Any) -> tuple[str, int | None]:
-    """The setting of a model's config that limits its context, and its value."""
-    name = "max_position_embeddings"
-    limit = getattr(config, name, None)
-    limits = {name: limit} if limit is not None and limit > 0 else {}  # -1: none
-    rope = getattr(config, "rope_parameters", None) or {}
-    for each in (rope, *rope.values()):  # one for all layers, or one for each of their kinds
-        if isinstance(each, dict) and each.get("rope_type") == "longrope":
-            name = "original_max_position_embeddings (its longrope changes beyond)"
-            limits[name] = int(each["original_max_position_embeddings"])
-    return min(limits.items(), key=lambda item: item[1], default=(name, None))

@@ -36,9 +36,9 @@ from klrl.kl.estimators import ESTIMATORS as FORMULAS
 from klrl.kl.measure import mean_kl
 from klrl.language import advantage as language_advantage
 from klrl.language import kl as language_charge
+from klrl.language.baselines import token_gae
 from klrl.language.batch import Responses, make_batch, on_full, response_mask, set_scores
 from klrl.losses.functional import reference_kl
-from klrl.train.advantage import token_gae
 
 PACKAGE = Path(klrl.__file__).parent
 PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))

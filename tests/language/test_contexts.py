@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
+from klrl.base.context import context_of
 from klrl.config import TextConfig
 from klrl.language.model import load_causal_lm
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.tasks import make_task
 from klrl.language.wrapper_sampler import WrapperSampler
-from klrl.transforms.token_log_probs import context_of
 from tests.language.toys import EOS, PAD, network, prompts
 from tests.transforms.llm_toys import tokenizer
 

@@ -12,9 +12,9 @@ from klrl.config.placement import check_placement
 from klrl.kl.charge import sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
 from klrl.kl.estimators import estimate_kl
+from klrl.language.baselines import group_advantage
 from klrl.losses.functional import sequence
 from klrl.losses.policy import ClipLoss, KLPENLoss, Scored
-from klrl.train.advantage import group_advantage
 from tests.losses.test_functional import CLIP, KLPEN
 
 COEF = 0.3
@@ -65,7 +65,7 @@ def per_token(lp, old_lp, advantage, gain="surrogate", estimator=None, ref_lp=No
     scored = Scored(
         lp, old_lp, advantage, none, none, ref_log_prob=ref_lp, exact_ref=exact, mask=none == 0
     )
-    return dict(zip(loss.measures, loss(scored, zero, zero).measured, strict=True))
+    return loss(scored, zero, zero).measured
 
 
 def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
@@ -74,9 +74,9 @@ def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
     kl = sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
     advantage = RETURNS[:, None] - COEF * to_go_sum(kl, ALL, placement)
     measured = per_token(lp, old_lp, advantage, gain, estimator, ref_lp, exact_kl(theta, ref))
-    loss = -measured["gain"]
+    loss = -measured["loss/objective"]
     if placement != "reward":
-        loss = loss + COEF * measured["kl_ref"]
+        loss = loss + COEF * measured["loss/kl_ref"]
     return (old_lp.sum(1).exp() * loss.sum(1)).sum()
 
 
@@ -100,7 +100,7 @@ def test_the_losss_gradient_is_that_of_the_own_steps(estimator) -> None:
     exact = exact_kl(theta, ref)
     lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
     measured = per_token(lp, old_lp, lp, "surrogate", estimator, ref_lp, exact)
-    (found,) = torch.autograd.grad((weight[:, None] * measured["kl_ref"]).sum(), theta)
+    (found,) = torch.autograd.grad((weight[:, None] * measured["loss/kl_ref"]).sum(), theta)
     torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
 
 

@@ -124,7 +124,7 @@ def test_the_entropy_is_that_of_all_responses_where_all_were_cut_off(job, size) 
     mask = frames["masks", "all_assistant_mask"]
     expected = -frames["log_probs", "full"][mask].mean()
     assert float(expected) > 1.0
-    place = training.parts.learner.steps.loss.measures.index("policy_entropy")
+    place = training.parts.learner.steps.loss.measures.index("policy/entropy")
     torch.testing.assert_close(measured[place].double(), expected.double(), rtol=1e-6, atol=0)
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.families import tiny
+from klrl.base.context import context_of
 from klrl.base.errors import ConfigError
 from klrl.language.model import load_causal_lm, prompt_limit
 from klrl.language.model_files import find_model
-from klrl.transforms.token_log_probs import context_of
 from tests.transforms import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])

@@ -135,9 +135,11 @@ def test_a_row_by_hand_with_plain_transformers(job, model: str, words: list[str]
         by_hand["k2"].append(r**2 / 2)
         by_hand["k3"].append((-r).exp() - 1 + r)
     for name, rows in by_hand.items():
-        assert float(measured[name]) == pytest.approx(float(torch.cat(rows).mean()), abs=1e-5)
+        assert float(measured[f"kl/ref/{name}"]) == pytest.approx(
+            float(torch.cat(rows).mean()), abs=1e-5
+        )
         per_sequence = torch.stack([row.sum() for row in rows]).mean()
-        assert float(measured[f"{name}_seq"]) == pytest.approx(float(per_sequence), abs=1e-5)
+        assert float(measured[f"kl/ref/{name}_seq"]) == pytest.approx(float(per_sequence), abs=1e-5)
     estimator = getattr(config.kl, "estimator", "k1")
     scores = batch["next", "reward_raw"].flatten()
     groups = scores.reshape(-1, 4)

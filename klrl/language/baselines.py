@@ -72,17 +72,6 @@ BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
-    """``advantage.reward_weight`` * reward - penalty, which the learner sees; the record does not.
-
-    Args:
-        charged: reward - penalty, any shape; returned as it is for a weight of 1.
-        raw: the reward, the same shape.
-        weight: 0 leaves the penalty alone.
-    """
-    return charged if weight == 1.0 else charged + (weight - 1) * raw
-
-
 def group_advantage(
     score: Tensor,
     group_size: int,
