@@ -129,7 +129,7 @@ def test_group_advantages_gradient_is_the_objectives_on_average() -> None:
         advantage = group_advantage(
             RETURNS[pair].double(), 2, "leave_one_out", to_go, ALL[pair], COEF
         ).squeeze(-1)
-        gain = per_token(lp[pair], old[pair], advantage, "clip")["gain"]
+        gain = per_token(lp[pair], old[pair], advantage, "clip")["loss/objective"]
         total = total - weight[i] * weight[j] * sequence(gain, ALL[pair])
     (found,) = torch.autograd.grad(total, theta)
     torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
