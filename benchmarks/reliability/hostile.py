@@ -144,7 +144,7 @@ COMMANDS: dict[str, Command] = {
         True,
     ),
     "search": Command(_SEARCH, ("outputs/sw",)),
-    "plan": Command(("plan", "-m", "sweep=sw", *SWEEP)),
+    "plan": Command(("plan", "-m", "sweep=sw", *SWEEP), starts=True),
     "ls sweep": Command(("ls", "outputs/sw")),
     "report sweep": Command(("report", "outputs"), ("outputs/report",)),
 }

@@ -379,5 +379,8 @@ def _git_commit() -> str | None:
 
 
 def _git(*argv: str) -> str:
-    done = subprocess.run(["git", *argv], capture_output=True, text=True, check=True, timeout=5)
+    # The repository may come from elsewhere: of its settings these two run programs.
+    off = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
+    command = ["git", *off, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
     return done.stdout.strip()

@@ -121,8 +121,9 @@ def measure(config: JobConfig, seconds: float) -> Measured:
             training.train(RunFolder(Path(folder)), callbacks=[timer])
         ended = time.perf_counter()
     (first, before), (last, after) = timer.stamps[0], timer.stamps[-1]
-    iteration = (last - first - (after - before)) / max(len(timer.stamps) - 1, 1)
     rest = ended - began - timer.extra
+    steps = len(timer.stamps) - 1
+    iteration = (last - first - (after - before)) / steps if steps else rest
     if config.eval.on and not timer.episodes:
         training.evaluations.now()
     cost = Cost(

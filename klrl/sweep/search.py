@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepOverrides, expand, job_name, parse
@@ -61,6 +61,13 @@ class Dimension:
             return f"{self.key}={trial.suggest_categorical(self.key, self.choices)}"
         value = trial.suggest_float(self.key, self.low, self.high, log=self.log)
         return f"{self.key}={float(f'{value:.{_DIGITS}g}')!r}"
+
+    def holds(self, override: str) -> bool:
+        """Whether an override of a stored study is one that this setting can have."""
+        key, _, value = override.partition("=")
+        if self.low is None or self.high is None:
+            return key == self.key and value in self.choices
+        return key == self.key and math.isfinite(float(value))
 
     @property
     def middle(self) -> str:
@@ -168,6 +175,30 @@ def run_search(
         return code
 
 
+def _study(path: Path, direction: str) -> optuna.Study:
+    """The study that a file holds, or a new one."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
+
+    class Held(JournalFileOpenLock):
+        """The sweep's folder is locked by this process; a lock beside the file may be anyone's."""
+
+        def acquire(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    to_append(path).close()  # Optuna would follow a link
+    with warnings.catch_warnings():
+        # Some versions of Optuna call the journal experimental; it is their only file storage.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
+    return optuna.create_study(
+        study_name="klrl", storage=storage, direction=direction, load_if_exists=True
+    )
+
+
 class Search:
     """An Optuna study in a sweep's folder.
 
@@ -186,19 +217,17 @@ class Search:
     ) -> None:
         import optuna
 
-        to_append(folder / STUDY_FILE).close()  # Optuna would follow a link
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder, self._config, self._space, self._args = folder, config, space, args
-        with warnings.catch_warnings():
-            # Some versions of Optuna call the journal experimental; it is their only file storage.
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = optuna.storages.JournalStorage(
-                optuna.storages.journal.JournalFileBackend(str(folder / STUDY_FILE))
-            )
-        self._study = optuna.create_study(
-            study_name="klrl", storage=storage, direction=config.direction, load_if_exists=True
-        )
-        self._check_same()
+        try:
+            self._study = _study(folder / STUDY_FILE, config.direction)
+            self._check_same()
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever Optuna makes of lines that it did not write
+            raise ConfigError(
+                f"{folder / STUDY_FILE}: the study is broken ({in_one_line(error)}); move it away"
+            ) from error
         done = len(self._study.get_trials(deepcopy=False))
         # The sampler of a resumed search must not repeat its first draws.
         self._study.sampler = optuna.samplers.TPESampler(seed=config.seed + done)
@@ -238,7 +267,13 @@ class Search:
 
     def jobs(self, trial: Any) -> list[Job]:
         """The jobs of a trial, one per seed."""
-        checked = check_jobs(self._space.jobs(trial.user_attrs["words"]), self._args)
+        words, dimensions = list(map(str, trial.user_attrs["words"])), self._space.dimensions
+        if not all(map(Dimension.holds, dimensions, words)) or len(words) != len(dimensions):
+            raise ConfigError(
+                f"{self._folder / STUDY_FILE}: trial {trial.number} has values that are not "
+                f"searched ({' '.join(words)}); move it away"
+            )
+        checked = check_jobs(self._space.jobs(words), self._args)
         swept = [*(d.key for d in self._space.dimensions), "seed"]
         named = [(job_name(job, swept), job, config) for job, config in checked]
         return make_jobs(self._folder, named)

@@ -103,5 +103,7 @@ class SweepFile:
 def _entry(job: dict[str, Any]) -> Entry:
     known = {f.name: job[f.name] for f in fields(Entry) if f.name in job}
     folder = str(job.get("folder") or job["name"])
+    if folder in ("", ".", "..") or "/" in folder:
+        raise ValueError(f"folder={folder} leads out of the sweep's")
     defaults: dict[str, Any] = {"overrides": [], "identity": ""}
     return Entry(**{**defaults, **known, "folder": folder})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,7 @@ from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.domains import CONTROL
 from klrl.runs.curves import draw_curves
+from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
@@ -253,3 +255,18 @@ def test_plain_lines_come_in_time_and_a_terminal_gets_one_live_line() -> None:
     assert live.getvalue().count("\r") == 2
     assert live.getvalue().count("\n") == 1
     assert [duration(x) for x in (73.2, 4000, 0)] == ["1:13", "1:06:40", "0:00"]
+
+
+def test_the_commit_is_told_without_running_what_the_repository_names() -> None:
+    """``core.fsmonitor`` of a repository from elsewhere ran by ``git status``."""
+    hook = Path("hook.sh").resolve()
+    hook.write_text("#!/bin/sh\ntouch ran\n")
+    hook.chmod(0o700)
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), (*who, "commit", "-qm", "x", "--allow-empty")):
+        subprocess.run(["git", *words], check=True)
+    subprocess.run(["git", "config", "core.fsmonitor", str(hook)], check=True)
+    commit = _git_commit()
+    assert commit is not None
+    assert len(commit) == 40
+    assert not Path("ran").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,52 @@ def test_a_link_in_place_of_a_file_that_is_replaced_is_replaced(precious: Path) 
     assert sweep("frames=64") == 0
     assert is_untouched(precious)
     assert not (FOLDER / "job" / "curves.png").is_symlink()
+
+
+@pytest.mark.parametrize("folder", ["../../../elsewhere", "/elsewhere", "..", ".", "a/b"])
+def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -> None:
+    job = {"name": "job", "folder": folder, "overrides": [], "identity": ""}
+    (FOLDER / "sweep.json").write_text(json.dumps({"command": "", "jobs": [job]}))
+    assert sweep("frames=64") == 2
+    assert f"folder={folder} leads out of the sweep's" in capsys.readouterr().err
+
+
+def study(*logs: dict) -> None:
+    """A journal with a trial that was running."""
+    begin = {"op_code": 0, "worker_id": "w", "study_name": "klrl", "directions": [2]}
+    began = "2026-01-01T00:00:00.000000"
+    trial = {"op_code": 4, "worker_id": "w", "study_id": 0, "datetime_start": began}
+    lines = [json.dumps(each) + "\n" for each in (begin, trial, *logs)]
+    (FOLDER / "study.journal").write_text("".join(lines))
+
+
+def test_a_search_takes_no_words_but_its_own(precious: Path, capsys) -> None:
+    """A journal from elsewhere named code."""
+    Path("evil.py").write_text("open('ran', 'w')")
+    words = ["kl.coef=0.1", "controller=custom", "controller.target=evil:Controller"]
+    study({"op_code": 8, "worker_id": "w", "trial_id": 0, "user_attr": {"words": words}})
+    assert sweep("frames=64", *SEARCH) == 2
+    said = capsys.readouterr().err
+    assert "study.journal: trial 0 has values that are not searched (kl.coef=0.1 contr" in said
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("text", ["{}\n", "[1]\n", "\n", '{"op_code": 99}\n'])
+def test_a_broken_study_is_refused_in_a_line(text: str, precious: Path, capsys) -> None:
+    (FOLDER / "study.journal").write_text(text)
+    assert sweep("frames=64", *SEARCH) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "study.journal: the study is broken (" in line
+    assert "move it away" in line
+
+
+def test_a_lock_beside_a_study_is_nobodys(precious: Path) -> None:
+    """The sweep's folder is locked; Optuna waited 30 seconds for whoever left this."""
+    study()
+    (FOLDER / "study.journal.lock").symlink_to(FOLDER / "study.journal")
+    began = time.monotonic()
+    assert sweep("frames=64", *SEARCH) == 0
+    assert time.monotonic() - began < 20
 
 
 def test_a_run_that_was_copied_by_hard_links_is_not_written_into() -> None:
