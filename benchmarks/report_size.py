@@ -35,7 +35,7 @@ def write_run(folder: Path, method: str, coef: float, seed: int, rows: int) -> N
     # JSON is YAML.
     (folder / ".hydra" / "config.yaml").write_text(json.dumps(settings))
     words = f"python -m klrl -m kl={method} kl.coef={coef:g} seed={seed}".split()
-    manifest = {"klrl": "0.1.0", "status": "finished", "seed": seed, "argv": words, "pid": None}
+    manifest = {"klrl": "0.3.0", "status": "finished", "seed": seed, "argv": words, "pid": None}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     rng = random.Random(f"{method} {coef} {seed}")
     best = -200 - 300 * coef**0.5 - (50 if method == "legacy" else 0) + rng.gauss(0, 40)

@@ -31,13 +31,9 @@ JOBS = {
 COMMON = "checkpoint.every=1 eval.every=0 logger=none device=cpu threads=1 hydra.run.dir=run"
 #: Run by each version's own klrl: its saves, timed from outside.
 PROGRAM = """
-import importlib, json, sys, time
+import json, sys, time
 from pathlib import Path
-try:
-    module = importlib.import_module("klrl.runs.checkpoint")
-except ModuleNotFoundError:  # 0.1.0
-    module = importlib.import_module("klrl.checkpoint")
-Checkpoints = module.Checkpoints
+from klrl.runs.checkpoint import Checkpoints
 save, seconds = Checkpoints.save, []
 def timed(self, which, *args):
     began = time.perf_counter()

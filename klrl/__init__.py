@@ -23,7 +23,7 @@ __all__ = [
     "setting",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _WHERE = {
     "Callback": "klrl.train.callbacks",

@@ -74,7 +74,7 @@ class Run(os.PathLike[str]):
         return str(self.folder)
 
     def __str__(self) -> str:
-        """The folder, as 0.1.0's ``klrl.run`` returned it."""
+        """The folder."""
         return str(self.folder)
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Run(os.PathLike[str]):
         has none.
         """
         rows = self.rows
-        axis = recorded_domain(self.manifest, rows[-1] if rows else {}).axis
+        axis = recorded_domain(self.manifest).axis
         last = last_recorded(rows)
         names = ("kl/ref/exact", "kl/ref/coef", "kl/old/exact", "kl/old/beta")
         return {
@@ -145,7 +145,7 @@ class Run(os.PathLike[str]):
         from klrl.runs.curves import curves_figure
 
         rows = self.rows
-        domain = recorded_domain(self.manifest, rows[-1] if rows else {})
+        domain = recorded_domain(self.manifest)
         return curves_figure(rows, f"{self.config.title}  {self.folder.name}", domain)
 
 

@@ -136,14 +136,8 @@ def domain_of(config: JobConfig) -> Domain:
     return DOMAINS[config.domain].evaluated(sampled=config.eval.sampled)
 
 
-def recorded_domain(manifest: Mapping[str, Any], metrics: Mapping[str, Any]) -> Domain:
-    """The domain of a run: from its manifest, or, for 0.1.0, from its recorded metrics.
-
-    Args:
-        manifest: the contents of ``manifest.json``.
-        metrics: a row of ``metrics.jsonl``, or the names in it.
-    """
-    name = manifest.get("domain")
-    if name is None:
-        return LANGUAGE if LANGUAGE.axis in {*manifest, *metrics} else CONTROL
-    return DOMAINS[str(name)].evaluated(sampled=manifest.get("evaluation") == "sampled")
+def recorded_domain(manifest: Mapping[str, Any]) -> Domain:
+    """The domain of a run, from its manifest."""
+    return DOMAINS[str(manifest["domain"])].evaluated(
+        sampled=manifest.get("evaluation") == "sampled"
+    )

@@ -120,7 +120,7 @@ def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
     with pytest.raises(ConfigError, match=r"folder=again: holds a run already"):
         klrl.run(OmegaConf.load(stored), folder="again")
     part = {"env": {"name": "gym", "id": "Pendulum-v1"}}
-    with pytest.raises(ConfigError, match=r"actor: is missing among the stored settings"):
+    with pytest.raises(ConfigError, match=r"actor: its stored settings name no choice"):
         klrl.run(part)
 
 

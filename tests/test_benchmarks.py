@@ -22,7 +22,6 @@ from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
 from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.sample_efficiency import crossing
 from benchmarks.throughput import summarise
-from klrl.base.moved import MOVED
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.language.tasks import make_task
@@ -188,7 +187,6 @@ def test_benchmarks_import_what_is_there():
     files = Path(results.__file__).parent.rglob("*.py")
     imports = {each for path in files for each in klrl_imports(path.read_text("utf-8"))}
     assert ("klrl.__main__", "main") in imports  # of the program in benchmarks/memory.py
-    assert [module for module, _ in imports if module in MOVED] == []
     for module, name in imports:
         assert hasattr(importlib.import_module(module), name), (module, name)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import klrl
-from klrl.base.moved import COMMANDS, MOVED, PUBLIC
+from klrl.base.moved import COMMANDS, PUBLIC
 from tests.conftest import QUICK
 
 PACKAGE = Path(klrl.__file__).parent
@@ -165,15 +165,6 @@ def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, caps
             runpy.run_module(name.removesuffix(".__main__"), run_name="__main__")
         assert "klrl " in capsys.readouterr().out
         importlib.import_module(name)
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_an_old_name_is_its_module_and_says_so(name: str, monkeypatch) -> None:
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.warns(DeprecationWarning, match=MOVED[name]):
-        module = importlib.import_module(name)
-    assert module is importlib.import_module(MOVED[name])
-    assert module.__spec__.name == module.__name__ == MOVED[name]
 
 
 def test_a_single_run_imports_no_sweep_no_other_domain_and_no_report() -> None:

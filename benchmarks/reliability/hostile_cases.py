@@ -436,17 +436,14 @@ def _pickles() -> Iterator[Case]:
         yield Case(f"an entry's manifest lists {name}", partial(upward, name=name), CONTROL)
 
     def old_format(stock: Stock) -> None:
-        """An entry of 0.1.0, which was torchrl.checkpoint's."""
+        """An entry that says it is of another format, with pickles in it."""
         entry = only_entry(stock.work / "run")
-        old = Path(__file__).parents[2] / "tests/fixtures/v0_1_0"
-        found = next(iter(sorted(old.glob("*/run/checkpoints/last/*"))))
-        shutil.rmtree(entry)
-        shutil.copytree(found, entry)
-        for path in [each for each in entry.rglob("*") if each.is_dir()]:
-            (path / "planted.pkl").write_bytes(bomb())
-            (path / "pickle.pt").write_bytes(bomb())
+        manifest = entry / "manifest.json"
+        manifest.write_text(json.dumps({"format": "torchrl.checkpoint", "format_version": 1}))
+        for name in ("planted.pkl", "pickle.pt", "state.pt"):
+            (entry / name).write_bytes(bomb())
 
-    yield Case("pickles in an entry of 0.1.0", old_format, CONTROL, ("evaluate",))
+    yield Case("pickles in an entry of another format", old_format, CONTROL, ("evaluate",))
 
     def study(stock: Stock) -> None:
         (stock.work / "outputs" / "sw" / "study.journal").write_bytes(bomb())

@@ -12,7 +12,6 @@ from klrl.config.jobs import JobConfig
 
 #: Incremented when equal settings give rows that differ by more than rounding; a release alone does
 #: not change it.
-#: 1: 0.1.0. 2: the KL in the loss is scaled as the rewards beside it are.
 NUMERICS = 2
 
 

@@ -1,8 +1,4 @@
-"""Reads the stored settings of a run, ``.hydra/config.yaml``, by the names of its choices.
-
-0.1.0 had six keys for the name of a choice, and stored none where a group had one choice per
-domain; :func:`renamed` translates both.
-"""
+"""Reads the stored settings of a run, ``.hydra/config.yaml``, by the names of its choices."""
 
 from __future__ import annotations
 
@@ -10,60 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 from klrl.config.choices import CHOICES, NAME, choice_of
 from klrl.config.schemas.root import RootConfig
-
-#: group -> the key under which 0.1.0 stored the name of its choice
-_NAMED = {
-    "env": "task",
-    "actor": "distribution",
-    "reference": "kind",
-    "kl": "mode",
-    "controller": "kind",
-}
-#: (group, name in 0.1.0) -> name now
-_VALUES = {("actor", "auto"): "mlp"}
-#: group -> choice without a name in 0.1.0 -> a setting that only this choice has
-_UNNAMED = {
-    "env": {"gym": "kwargs"},
-    "advantage": {"gae": "gamma", "group": "baseline"},
-    "learner": {"ppo": "epochs"},
-}
-
-
-def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as this version spells them.
-
-    Args:
-        settings: group -> its settings, of this version or of 0.1.0; all groups or some of them.
-
-    Raises:
-        ConfigError: the settings of a group do not say which choice they are of.
-    """
-    return {
-        group: _renamed(group, node) if group in CHOICES else node
-        for group, node in settings.items()
-    }
-
-
-def _renamed(group: str, node: Any) -> dict[str, Any]:
-    if not isinstance(node, Mapping):
-        raise ConfigError(
-            f"{group}={node}: is not a mapping of settings; give {group} as {{{NAME}: {node}, ...}}"
-        )
-    if NAME in node:
-        return dict(node)
-    rest = dict(node)
-    old = _NAMED.get(group)
-    if old in rest:
-        name = rest.pop(old)
-        return {NAME: _VALUES.get((group, name), name), **rest}
-    names = [name for name, mark in _UNNAMED.get(group, {}).items() if mark in rest]
-    if len(names) != 1:
-        raise ConfigError(f"{group}: its stored settings name no choice")
-    return {NAME: names[0], **rest}
 
 
 def check_plain(where: str, value: Any) -> None:
@@ -86,13 +33,29 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
         ConfigError: a choice is not registered, or a name is missing.
         OmegaConfBaseException: a setting is not in the schema of its choice.
     """
-    settings = renamed(settings)
-    cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(settings))
+    cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(dict(settings)))
     assert isinstance(cfg, DictConfig)
     for group in CHOICES:
-        node = settings.get(group)
-        if node is None:
-            raise ConfigError(f"{group}: is missing among the stored settings")
-        schema = choice_of(group, str(node[NAME])).schema
-        cfg[group] = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(node))
+        cfg[group] = _typed(group, settings.get(group))
     return cfg
+
+
+def typed_choice(group: str, node: Any) -> Any:
+    """One group's settings, as a manifest holds them, in the schema of the choice that they name.
+
+    Raises:
+        ConfigError: they are not of a choice, or not its settings.
+    """
+    try:
+        return OmegaConf.to_object(_typed(group, node))
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{group}: its stored settings are broken: {first_line(error)}"
+        ) from error
+
+
+def _typed(group: str, node: Any) -> Any:
+    if not isinstance(node, Mapping) or NAME not in node:
+        raise ConfigError(f"{group}: its stored settings name no choice")
+    schema = choice_of(group, str(node[NAME])).schema
+    return OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(node)))

@@ -13,11 +13,11 @@ from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.config import Config, CustomEnvConfig, JobConfig, choice_of
+from klrl.config import Config, CustomEnvConfig, JobConfig
 from klrl.config.own import complete_part, restore
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
-from klrl.config.stored import renamed
+from klrl.config.stored import typed_choice
 from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
 from klrl.control.preflight import check_env, control_config, make_checked, policy_kind
@@ -75,8 +75,7 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
 
     The code of a described ``run`` is checked here, that of stored settings was.
     """
-    settings = renamed({"actor": described["actor"]})["actor"]
-    actor: Any = choice_of("actor", settings["name"]).schema(**settings)
+    actor = typed_choice("actor", described["actor"])
     restore(actor)
     if run is not None:
         check_known(expanded(run), parts_in("actor", actor))

@@ -72,7 +72,7 @@ class RewardNormalizer:
         self._moments.mean, self._moments.var = np.float64(state["mean"]), np.float64(state["var"])
         self._moments.count, self.scale = float(state["count"]), float(state["scale"])
         self._begun = bool(state["begun"])
-        self._sums = list(state.get("sums", []))  # klrl 0.2 did not save them
+        self._sums = list(state["sums"])
 
     def begin_episodes(self) -> None:
         """Forget the sums: all rows begin new episodes."""

@@ -105,12 +105,6 @@ class KeepsCoefficient(_Module):
                 self._buffers[name] = number.to(moved.device)
         return self
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        held = prefix + self.coefficient_name
-        if held not in state and held + "f" in state:  # klrl 0.1 called some of them so
-            state[held] = state.pop(held + "f")
-        super()._load_from_state_dict(state, prefix, *rest)
-
 
 def coefficient_of_part(read: type = Tensor) -> property:
     """The coefficient of the first transform of a Compose that keeps one; may be set.

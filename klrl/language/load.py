@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import (
-    CausalLMConfig,
     CheckpointReferenceConfig,
     LanguageConfig,
-    LoraConfig,
     SortDigitsConfig,
 )
-from klrl.config.stored import renamed
+from klrl.config.stored import typed_choice
 from klrl.kl.reference import Loaded
 from klrl.language.base_place import with_model
 from klrl.language.causal_lm import model_device
@@ -119,10 +117,8 @@ def _describe(config: LanguageConfig) -> dict[str, Any]:
 
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
     """The same job with the network of another run, as a manifest describes it."""
-    stored = renamed(described)
-    actor = stored["actor"]
-    network = CausalLMConfig(**{**actor, "lora": LoraConfig(**actor["lora"])})
-    env = SortDigitsConfig(**stored["env"]) if "env" in stored else config.env
+    network = typed_choice("actor", described["actor"])
+    env = typed_choice("env", described["env"]) if "env" in described else config.env
     return replace(config, actor=network, env=env)
 
 

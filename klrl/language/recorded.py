@@ -56,26 +56,20 @@ def read_samples(folder: Path, config: LanguageConfig, run: str) -> Samples:
         run: the folder as it was given, for messages.
 
     Raises:
-        ConfigError: no samples, or none with token ids.
+        ConfigError: no samples.
     """
     file = RunFolder(folder).samples
     if not file.is_file():
         raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
-    read, older, reached = Samples(), 0, _reached(folder)
+    read, reached = Samples(), _reached(folder)
     for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
         sample = _parsed(line)
-        # A newer klrl may have gone on behind an older one's lines, and never the other way.
-        if "response_ids" not in sample and sample and not (read.lines or read.problems):
-            older += 1
-        elif fault := _fault(sample, config, reached):
+        if fault := _fault(sample, config, reached):
             read.problems.append(f"samples.jsonl line {number}: {fault}")
         else:
             read.lines.append((number, sample))
     if not read.lines and not read.problems:
-        why = "samples hold no token ids: an older klrl wrote them"
-        raise ConfigError(f"{run}: its {why if older else 'samples.jsonl holds no sample'}")
-    if older:
-        read.notes.append(f"lines without token ids, of an older klrl, are left out: {older}")
+        raise ConfigError(f"{run}: its samples.jsonl holds no sample")
     return read
 
 

@@ -31,7 +31,6 @@ from klrl.language.recorded import RECORDED, Line, read_samples, recorded_names
 from klrl.language.rewards import response_texts
 from klrl.language.scoring import AGREEMENT
 from klrl.runs.entry import DamagedEntry, Entry
-from klrl.runs.entry_v1 import is_v1
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.returns import last_recorded
@@ -104,7 +103,7 @@ class Verdict:
         measures: of the policy, the reference and their KL, as far as the run has them.
         not_computed: by measure the samples whose weights are gone.
         problems: what is wrong beside numbers, a line each.
-        notes: what was left out: checkpoints, samples of an older klrl; a line each.
+        notes: which checkpoints were left out; a line each.
     """
 
     bounds: tuple[float, float]
@@ -275,8 +274,6 @@ class Sources:
         """Checkpoints by the samples that their weights had learned from; the last ones first."""
         for path in sorted(folder.glob("checkpoints/*/frames-*"), reverse=True):
             try:
-                if is_v1(path):
-                    continue
                 entry = Entry(path)
                 entry.check()
             except DamagedEntry as error:

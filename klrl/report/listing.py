@@ -180,7 +180,7 @@ def _read_run(folder: Path) -> Entry:
     every = _evaluated_every(settings.get("eval") or {})
     row = last_values(run.metrics, every, say=notes.append)
     notes += _foreign_end(run.metrics, manifest.get("id"))
-    domain = recorded_domain(manifest, row)
+    domain = recorded_domain(manifest)
     frames = settings.get("frames")
     return Entry(
         folder,

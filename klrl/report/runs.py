@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config.choices import CHOICES, NAME
-from klrl.config.stored import renamed
 from klrl.domains import Domain, recorded_domain
 from klrl.report.starts import mark_own_seeds
 from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
@@ -180,7 +178,7 @@ def _read_run(folder: Path) -> Run:
     manifest, settings = read_manifest(folder), by_override_key(read_settings(folder))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
-    settings["numerics"] = manifest.get("numerics", 1)  # 0.1.0 stored none
+    settings["numerics"] = manifest["numerics"]
     metrics = folder / "metrics.jsonl"
     columns = read_columns(metrics) if metrics.is_file() else {}
     return Run(
@@ -208,21 +206,14 @@ def _presets(argv: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]
 
 
 def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings by the keys of the command line: ``kl`` is the choice, ``kl.coef`` a value.
-
-    Settings of 0.1.0 get the same keys; a group whose choice is unknown is left as it is.
-    """
-    settings = dict(config)
-    for group in CHOICES.keys() & config.keys():
-        with suppress(ConfigError, TypeError):
-            settings |= renamed({group: config[group]})
-    flat = by_dotted_key(settings)
+    """Stored settings by the command line's keys: ``kl`` is the choice, ``kl.coef`` a value."""
+    flat = by_dotted_key(dict(config))
     choices = {f"{group}.{NAME}": group for group in CHOICES}
     return {choices.get(key, key): value for key, value in flat.items()}
 
 
 def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> Domain:
-    domain = recorded_domain(manifest, columns)
+    domain = recorded_domain(manifest)
     if columns and domain.axis not in columns:
         raise Unreadable(f"{folder / 'metrics.jsonl'}: its rows have no {domain.axis}")
     return domain

@@ -131,10 +131,9 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
     if "eval/return" in row:
         sampled = run.domain.evaluation.startswith("sampled")
-        played = ["sampled" if sampled else run.domain.mode]
-        if "eval/episodes" in row:  # 0.1.0 did not record it
-            played.insert(0, count(int(row["eval/episodes"]), run.domain.episode))
-        cells[0] += f"<small>{', '.join(played)}</small>"
+        episodes = count(int(row.get("eval/episodes", 0)), run.domain.episode)
+        how = "sampled" if sampled else run.domain.mode
+        cells[0] += f"<small>{episodes}, {how}</small>"
     return [escape(line.setting.name), str(run.seed), state, score, *cells]
 
 

@@ -22,7 +22,6 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import DamagedEntry, Entry, write_entry
-from klrl.runs.entry_v1 import EntryV1, is_v1
 from klrl.runs.folder import run_id
 from klrl.runs.one_run import another_run
 from klrl.runs.owner import STAGING, remove_leftovers
@@ -192,7 +191,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
             entry = _checked(path)
         except DamagedEntry:
             continue
-        return (entry.frames, entry.digests(names)) if isinstance(entry, Entry) else None
+        return entry.frames, entry.digests(names)
     return None
 
 
@@ -201,7 +200,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 
 def _load(
     folder: Path, components: Mapping[str, Any], device: torch.device, say: Say, setting: str
-) -> tuple[Entry | EntryV1, list[Path]]:
+) -> tuple[Entry, list[Path]]:
     """Restore components from the newest whole entry; that entry, and those refused.
 
     Raises:
@@ -235,7 +234,7 @@ def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
     """
     for path in _newest_first(folder) if run is not None else ():
         with suppress(DamagedEntry):  # told when it is loaded
-            theirs = run if is_v1(path) else Entry(path).metadata.get("run", run)
+            theirs = Entry(path).metadata.get("run")
             if theirs != run:
                 raise another_run(f"{setting}: {path}", theirs, run)
 
@@ -254,8 +253,8 @@ def _restore(component: Any, state: Any, place: str, name: str) -> None:
         raise ConfigError(f"{place}: does not fit this network: {first_line(error)}") from error
 
 
-def _checked(path: Path) -> Entry | EntryV1:
-    entry = EntryV1(path) if is_v1(path) else Entry(path)
+def _checked(path: Path) -> Entry:
+    entry = Entry(path)
     entry.check()
     if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
         raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name is another")

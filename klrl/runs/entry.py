@@ -1,4 +1,4 @@
-"""A checkpoint entry, format 2: a folder of plain files, each vouched for by the manifest.
+"""A checkpoint entry, format 3: a folder of plain files, each vouched for by the manifest.
 
 ``NAME.safetensors`` holds a component's tensors, ``state.json`` all else of all components, and
 ``manifest.json``, written last, tells every file's length and SHA-256, and its own digest. Nothing
@@ -27,7 +27,7 @@ from klrl.runs.state import decode, encode, safetensors_chunks
 MANIFEST = "manifest.json"
 _STATE = "state.json"
 _NAME = "klrl.checkpoint"
-_VERSION = 2
+_VERSION = 3
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
 #: In the manifest's place of its own digest while that is computed.
 _BLANK = "0" * 64
@@ -96,7 +96,7 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
 
 
 class Entry:
-    """An entry of format 2, to be read.
+    """An entry of format 3, to be read.
 
     Args:
         path: its folder.
@@ -115,7 +115,7 @@ class Entry:
             raw = manifest_bytes(path)
             manifest = json.loads(raw)
             if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):
-                raise ValueError("its format is unknown to this version of klrl")
+                raise ValueError("its format is another version's of klrl")
             digest = str(manifest["sha256"])
             if _digest(raw.replace(digest.encode(), _BLANK.encode(), 1)) != digest:
                 raise ValueError("its SHA-256 is another")

@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from klrl.config.own import manifest_of
 from klrl.config.own.trust import note
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
-from klrl.runs.owner import Claim, lives_here, owning, process_start, read_owner
+from klrl.runs.owner import Claim, owning, process_start, read_owner
 
 _PACKAGES = (
     "torch",
@@ -95,16 +94,16 @@ def read_manifest(run: Path) -> dict[str, Any]:
         if not isinstance(manifest.get(name), kind | None):
             value = manifest[name]
             raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is no {what})")
-    if manifest.get("domain") not in (None, *DOMAINS):
+    if manifest.get("domain") not in DOMAINS:
         raise BrokenRun(
-            f"its manifest.json names the domain {manifest['domain']!r}, which this klrl does not "
-            "know"
+            f"its manifest.json names the domain {manifest.get('domain')!r}, which this klrl does "
+            "not know"
         )
     return manifest
 
 
 def run_id(run: Path) -> str | None:
-    """The id of the run in a folder; None where no manifest, or an older klrl's, tells one."""
+    """The id of the run in a folder; None where no manifest tells one."""
     try:
         return read_manifest(run).get("id")
     except (OSError, BrokenRun):
@@ -112,7 +111,7 @@ def run_id(run: Path) -> str | None:
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """The stored settings of a run folder as they stand, those of 0.1.0 too.
+    """The stored settings of a run folder as they stand.
 
     Raises:
         BrokenRun: there are none, or they cannot be read.
@@ -202,24 +201,12 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """The manifest's status; ``interrupted`` if it says running but the process has ended.
-
-        ``owner.json`` decides. Without one, as in 0.1.0, a process on another machine counts as
-        ended when it has written nothing for ten minutes.
-        """
-        manifest = self.manifest
-        status = str(manifest.get("status"))
+        """The manifest's status; ``interrupted`` if its owner, who is ``running``, has ended."""
+        status = str(self.manifest.get("status"))
         if status != "running":
             return status
         owner = read_owner(self.path)
-        if owner is not None:
-            return "running" if owner.alive else "interrupted"
-        if lives_here(manifest):
-            return "running"
-        if manifest.get("host", platform.node()) == platform.node():
-            return "interrupted"
-        written = self.metrics if self.metrics.exists() else self._manifest
-        return "running" if time.time() - written.stat().st_mtime < _SILENT else "interrupted"
+        return "running" if owner is not None and owner.alive else "interrupted"
 
     @property
     def checkpointed(self) -> int:
@@ -284,7 +271,7 @@ class RunFolder:
             "versions": _versions(),
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", start["time"]),
-            "resumed": [*map(_resume, before.get("resumed", [])), start] if before else [],
+            "resumed": [*before.get("resumed", []), start] if before else [],
             **more,
         }
         self._write(manifest)
@@ -334,11 +321,6 @@ class RunFolder:
 
 def _as_text(manifest: dict[str, Any]) -> str:
     return json.dumps(manifest, indent=2) + "\n"
-
-
-def _resume(entry: Any) -> dict[str, Any]:
-    """An entry of ``resumed``; until 0.2.0 it was a time."""
-    return entry if isinstance(entry, dict) else {"time": entry}
 
 
 def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -35,10 +35,10 @@ _FOLDERS = (
 #: What queues call a job's id, and how often it was started again.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
-#: Files and folders that a killed owner leaves; those in last and best are of klrl 0.1.0.
+#: Files and folders that a killed owner leaves.
 STAGING = ".staging-"
 _LEFT = (
-    *(f"checkpoints/{STAGING}*", "checkpoints/*/.frames-*"),
+    f"checkpoints/{STAGING}*",
     *("manifest.tmp", "metrics.tmp", "samples.tmp"),
     *(".hydra/config.tmp", ".hydra/overrides.tmp", ".curves.png-*"),
 )

@@ -21,7 +21,7 @@ from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.config.stored import check_plain, typed
 from klrl.runs.find import check_not_running, find_run
-from klrl.runs.folder import settings_text
+from klrl.runs.folder import RunFolder, run_id, settings_text
 
 #: Settings that a resume may change; all others define the run. Micro-batches share out memory:
 #: whoever ran out of it goes on with more of them.
@@ -61,6 +61,11 @@ def stored_config(
         ConfigError: an override sets another key, the file is of another version of klrl, or it
             names code that this user neither ran before nor trusts.
     """
+    if RunFolder(run).exists and run_id(run) is None:
+        raise ConfigError(
+            f"{run}: its manifest.json has no id of a run: klrl before 0.3.0 made it, or it is "
+            "broken; use the klrl that made it"
+        )
     settings = _settings(run)
     try:
         cfg = typed(settings)

@@ -55,11 +55,11 @@ def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = 
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         return f"no {domain.score}: none of {cut} {domain.episode}s ended ({how})"
-    played = [how]
-    if "eval/episodes" in row:  # 0.1.0 did not record it
-        count = int(row["eval/episodes"])
-        over = "standard error over " if "eval/return_se" in row else ""
-        played.insert(0, f"{over}{count} {domain.episode}{'s' * (count != 1)}")
+    count, over = (
+        int(row.get("eval/episodes", 0)),
+        "standard error over " * ("eval/return_se" in row),
+    )
+    played = [f"{over}{count} {domain.episode}{'s' * (count != 1)}", how]
     if cut:
         played.append(f"{cut} more did not end and {'does' if cut == 1 else 'do'} not count")
     if seconds is not None:

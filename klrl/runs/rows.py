@@ -157,8 +157,8 @@ def cut(path: Path, axis: str, after: int, mark: Mapping[str, Any]) -> None:
         path: the file.
         axis: names the frames in a row.
         after: the frames of the checkpoint.
-        mark: :meth:`RowFile.mark` then; where the file has changed since, or the mark is an older
-            klrl's, frames tell where to cut.
+        mark: :meth:`RowFile.mark` then; where the file has changed since, frames tell
+            where to cut.
     """
     content = path.read_bytes() if path.exists() else b""
     length, digest = mark.get("bytes"), mark.get("sha256")

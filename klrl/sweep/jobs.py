@@ -13,7 +13,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.base.files import refuse_link
 from klrl.config import JobConfig
-from klrl.config.identity import Identity, identity, settings_hash
+from klrl.config.identity import Identity, identity
 from klrl.config.overrides import job_name
 from klrl.domains import domain_of
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
@@ -157,18 +157,9 @@ def stuck(job: Job, starts: Sequence[int]) -> str | None:
 
 
 def recorded_identity(run: RunFolder) -> Identity:
-    """The identity of a run that was begun.
-
-    0.1.0 stored a hash over its own spelling of the settings, so its settings are read back and
-    hashed again. If they cannot be read, the identity is that of no job.
-    """
+    """The identity of a run that was begun."""
     manifest = run.manifest
-    if "numerics" in manifest:
-        return Identity(str(manifest.get("config_hash")), int(manifest["numerics"]))
-    try:
-        return Identity(settings_hash(stored_config(run.path)), 1)
-    except (ConfigError, OSError):
-        return Identity(str(manifest.get("config_hash")), 0)
+    return Identity(str(manifest.get("config_hash")), int(manifest.get("numerics", 0)))
 
 
 def recorded(folder: Path) -> dict[Identity, Path]:
@@ -222,7 +213,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
     taken = {path: key for key, path in known.items()}
     for entry in SweepFile.read(folder).entries:  # jobs that have not begun, and may be in a queue
         path = folder / entry.folder
-        if entry.key is not None and path not in taken and entry.key not in known:
+        if path not in taken and entry.key not in known:
             known[entry.key], taken[path] = path, entry.key
     jobs: dict[Identity, Job] = {}
     for name, overrides, config in named:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from klrl.base.text import text_table
-from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.runs.folder import RunFolder, run_id
+from klrl.domains import CONTROL, Domain, domain_of
+from klrl.runs.folder import run_id
 from klrl.runs.metrics import METRICS, Row, metric_of
 from klrl.runs.progress import duration
 from klrl.runs.returns import final_return, last_recorded
@@ -126,8 +126,7 @@ def _recorded(job: Job) -> Recorded | None:
     rows = read_rows(path) if path.exists() else []
     if not rows:
         return None
-    run = RunFolder(job.folder)
-    return rows, recorded_domain(run.manifest if run.exists else {}, rows[-1])
+    return rows, domain_of(job.config)
 
 
 def _heads(domains: Sequence[Domain]) -> tuple[str, ...]:

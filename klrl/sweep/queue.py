@@ -326,7 +326,7 @@ def _settled(
     unwanted = sorted(queue for queue in unknown if states[queue] != "COMPLETING")
     lines = []
     for queue, entry in known.items():
-        job = None if entry.key is None else here.get(entry.key)
+        job = here.get(entry.key)
         if job is None:
             lines.append(f"{entry.name} is in SLURM's queue too ({queue}): left there")
         elif adopting and job.name not in adopted:

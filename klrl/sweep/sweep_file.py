@@ -25,7 +25,7 @@ class Entry:
         folder: likewise.
         overrides: as on the command line.
         identity: the hash over its settings.
-        numerics: see :class:`klrl.config.identity.Identity`; None: written before klrl 0.2.0.
+        numerics: see :class:`klrl.config.identity.Identity`.
         status: at the last word of a process that ran the sweep.
         error: what failed, in one line.
         queue: its id in SLURM's queue, the last one; None: it was never there.
@@ -36,16 +36,16 @@ class Entry:
     folder: str
     overrides: list[str]
     identity: str
-    numerics: int | None = None
+    numerics: int = 0
     status: str = "waiting"
     error: str | None = None
     queue: str | None = None
     run: str | None = None
 
     @property
-    def key(self) -> Identity | None:
-        """Its identity; None where the file does not tell all of it."""
-        return None if self.numerics is None else Identity(self.identity, self.numerics)
+    def key(self) -> Identity:
+        """Its identity."""
+        return Identity(self.identity, self.numerics)
 
 
 @dataclass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -16,8 +14,8 @@ import pytest
 from klrl.base.text import text_table
 from klrl.cli.ls import ls_command
 from klrl.report.listing import entries, last_values
-from klrl.runs.folder import process_start
 from tests.report.toys import rows_of, write_run, write_sweep
+from tests.runs.commands import live_elsewhere
 
 
 def listed(capsys, *words: str) -> list[list[str]]:
@@ -102,10 +100,9 @@ def test_language_counts_samples(tmp_path, capsys) -> None:
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path, capsys) -> None:
-    here = {"host": platform.node(), "pid": os.getpid()}
-    mine = process_start(os.getpid())
-    write_run(tmp_path / "a", status="running", **here, pid_started=mine, started=at(1))
-    write_run(tmp_path / "b", status="running", **here, pid_started="0", started=at(2))
+    write_run(tmp_path / "a", started=at(1))
+    live_elsewhere(tmp_path / "a")
+    write_run(tmp_path / "b", status="running", started=at(2))
     write_run(tmp_path / "c", status="failed", error="the loss is nan\nmore", started=at(3))
     lines = listed(capsys, str(tmp_path))
     assert [line[1] for line in lines] == ["running", "interrupted", "failed"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import re
 import shutil
 from importlib import import_module
@@ -39,11 +38,10 @@ from klrl.config.choices import Choice, resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
-from klrl.config.stored import renamed, typed
+from klrl.config.stored import typed, typed_choice
 from klrl.runs.resume import stored_config
 
 EVERY = [(group, name) for group, choices in ALL_CHOICES.items() for name in choices]
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "v0_1_0"
 
 
 def schemas_of(*modules: object) -> set[type[ChoiceConfig]]:
@@ -186,37 +184,12 @@ def test_a_loss_with_clips_settings_comes_back_as_itself(tmp_path, monkeypatch) 
 # ------------------------------------------------------------------------------------- 0.1.0
 
 
-@pytest.mark.parametrize(
-    ("group", "node", "name"),
-    [
-        ("env", {"id": "Pendulum-v1", "kwargs": {}}, "gym"),
-        ("env", {"task": "text", "data": "a"}, "text"),
-        ("actor", {"distribution": "auto", "init_std": 1.0}, "mlp"),
-        ("actor", {"distribution": "categorical"}, "categorical"),
-        ("reference", {"kind": "ema", "decay": 0.9}, "ema"),
-        ("kl", {"mode": "legacy", "coef": 0.1}, "legacy"),
-        ("controller", {"kind": "dual"}, "dual"),
-        ("advantage", {"gamma": 0.9, "lmbda": 0.9}, "gae"),
-        ("advantage", {"baseline": "normalized"}, "group"),
-        ("learner", {"epochs": 1}, "ppo"),
-        ("loss", {"name": "klpen_held"}, "klpen_held"),
-        ("optim", {"name": "adamw"}, "adamw"),
-        ("collector", {"name": "torchrl", "steps": 8}, "torchrl"),
-        ("logger", {"name": "none"}, "none"),
-    ],
-)
-def test_every_name_of_0_1_0_is_understood(group: str, node: dict, name: str) -> None:
-    told = renamed({group: node})[group]
-    assert told["name"] == name
-    kept = {key: value for key, value in node.items() if value != name and value != "auto"}
-    assert {key: told[key] for key in kept} == kept
-    assert renamed({group: told}) == {group: told}
-
-
 def test_settings_that_name_no_choice_are_refused() -> None:
     with pytest.raises(ConfigError, match="advantage: its stored settings name no choice"):
-        renamed({"advantage": {"other": 1}})
-    with pytest.raises(ConfigError, match="env: is missing"):
+        typed_choice("advantage", {"other": 1})
+    with pytest.raises(ConfigError, match="actor: its stored settings are broken: Key 'other'"):
+        typed_choice("actor", {"name": "mlp", "other": 1})
+    with pytest.raises(ConfigError, match="env: its stored settings name no choice"):
         typed({"kl": {"name": "none"}})
 
 
@@ -250,21 +223,6 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
     assert canonical(config)["optim"] == {**before["optim"], "warmup": 3}
 
 
-def test_the_identity_of_a_0_1_0_run_is_that_of_its_job(tmp_path: Path) -> None:
-    from klrl.config.identity import NUMERICS
-    from klrl.runs.folder import RunFolder
-    from klrl.sweep.jobs import recorded_identity
-
-    shutil.copytree(FIXTURE / "run", tmp_path / "run")
-    manifest = json.loads((tmp_path / "run/manifest.json").read_text("utf-8"))
-    assert manifest["klrl"] == "0.1.0"
-    assert "numerics" not in manifest
-    found = recorded_identity(RunFolder(tmp_path / "run"))
-    assert found.settings == settings_hash(stored_config(tmp_path / "run"))
-    assert found.settings != manifest["config_hash"], "0.1.0 hashed its own spelling"
-    assert (found.numerics, NUMERICS) == (1, 2), "0.1.0 computed other rows"
-
-
 # --------------------------------------------------------------------------- typed settings
 
 
@@ -274,7 +232,7 @@ def test_the_identity_of_a_0_1_0_run_is_that_of_its_job(tmp_path: Path) -> None:
         ("kl: [1", "cannot be read (while parsing a flow sequence)"),
         ("3", "cannot be read (Invalid loaded object type: int)"),
         ("!!python/object/apply:os.getcwd []", "cannot be read (could not determine a construct"),
-        ("kl: legacy", "kl=legacy: is not a mapping of settings"),
+        ("kl: legacy", "env: its stored settings name no choice"),
     ],
 )
 def test_stored_settings_that_cannot_be_read_are_named(

@@ -91,17 +91,6 @@ def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
     assert found.not_computed["policy"] == 3  # lines 6 to 8, truly gone
 
 
-def test_a_line_without_ids_hides_nothing(run: Path) -> None:
-    """An older klrl wrote such lines, and a newer one went on behind them, never before."""
-    samples = samples_of(run)
-    for place in (0, 5):
-        del samples[place]["response_ids"]
-    write(run, samples)
-    found = verify_run(run)
-    assert found.problems == ["samples.jsonl line 6: has no response_ids"]
-    assert found.notes == ["lines without token ids, of an older klrl, are left out: 1"]
-
-
 def test_the_record_of_a_resumed_run_is_true(run: Path) -> None:
     """The last draw is dropped; old checkpoints and the rows that tell how far it was may go."""
     folder, config = resumed_config("run", ["frames=80"])

@@ -16,7 +16,7 @@ def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
         tmp_path / "b",
         seed=1,
         rows=[{**row, "loss/kl_ref": 2.0} for row in rows_of(reward=14.0)],
-        config={"kl": {"mode": "retrieve", "estimator": "k3"}},
+        config={"kl": {"name": "retrieve", "estimator": "k3"}},
         versions={"numpy": "2.1"},
     )
     main([str(tmp_path / "a"), str(tmp_path / "b")])

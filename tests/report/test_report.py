@@ -208,7 +208,7 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path):
         row = {"reward/episode": reward, "reward/gold": gold, "kl/ref/exact_seq": kl}
         rows = [{"samples": 10 * i, **row} for i in range(1, 5)]
         rows[-1]["eval/gold"] = gold + 0.05
-        config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+        config = {"env": {"id": None, "name": "sort_digits"}, "kl": {"coef": coef}}
         write_run(tmp_path / "words" / f"{coef}", rows=rows, config=config)
     write_run(tmp_path / "control")
     main([str(tmp_path)])
@@ -326,8 +326,8 @@ def test_values_that_are_no_numbers_leave_their_cells_and_charts_out(tmp_path):
 
 def test_names_cannot_break_out_of_the_page(tmp_path):
     odd = "</script><b>"
-    write_run(tmp_path / "a", config={"kl": {"mode": odd}})
-    write_run(tmp_path / "b", config={"kl": {"mode": "legacy"}})
+    write_run(tmp_path / "a", config={"kl": {"name": odd}})
+    write_run(tmp_path / "b", config={"kl": {"name": "legacy"}})
     main([str(tmp_path)])
     text = (tmp_path / "report" / "report.html").read_text()
     assert odd not in text
@@ -336,12 +336,12 @@ def test_names_cannot_break_out_of_the_page(tmp_path):
 
 def test_runs_without_kl_and_language_runs_have_a_page(tmp_path):
     bare = [{"frames": row["frames"], "reward/raw": 1.0} for row in rows_of()]
-    write_run(tmp_path / "bare", rows=bare, config={"kl": {"mode": "none"}})
+    write_run(tmp_path / "bare", rows=bare, config={"kl": {"name": "none"}})
     words = [
         {"samples": i, "frames": 9 * i, "reward/episode": 1.0, "kl/ref/exact_seq": 9.0}
         for i in range(1, 5)
     ]
-    write_run(tmp_path / "words", rows=words, config={"env": {"id": None, "task": "sort_digits"}})
+    write_run(tmp_path / "words", rows=words, config={"env": {"id": None, "name": "sort_digits"}})
     main([str(tmp_path)])
     text = (tmp_path / "report" / "report.html").read_text()
     tasks = json.loads(Page(text).data)

@@ -15,7 +15,7 @@ def write_run(folder: Path, *, seed=0, rows=None, status="finished", config=None
         "frames": 2000,
         "seed": seed,
         "env": {"id": "Toy-v1"},
-        "kl": {"mode": "legacy", "coef": 0.1},
+        "kl": {"name": "legacy", "coef": 0.1},
         "loss": {"name": "klpen", "dtarg": 0.01},
         "logger": {"name": "none"},
     }
@@ -25,8 +25,11 @@ def write_run(folder: Path, *, seed=0, rows=None, status="finished", config=None
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "config.yaml").write_text(json.dumps(settings))
     argv = ["/somewhere/bin/python", "-m", "klrl", f"kl.coef={settings['kl']['coef']}"]
+    rows = rows_of() if rows is None else rows
     manifest = {
-        "klrl": "0.1.0",
+        "klrl": "0.3.0",
+        "numerics": 2,
+        "domain": "language" if any("samples" in row for row in rows) else "control",
         "status": status,
         "seed": seed,
         "argv": [*argv, f"seed={seed}"],
@@ -36,7 +39,6 @@ def write_run(folder: Path, *, seed=0, rows=None, status="finished", config=None
         **manifest,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    rows = rows_of() if rows is None else rows
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -74,7 +76,7 @@ def write_runs(root: Path):
                 root / f"{mode}_{coef}_{seed}",
                 seed=seed,
                 rows=rows_of(reward + more, kl),
-                config={"kl": {"mode": mode, "coef": coef}},
+                config={"kl": {"name": mode, "coef": coef}},
             )
     error = "iteration 5: the loss is nan; try a smaller optim.lr <"
     write_run(root / "failed", seed=3, status="failed", rows=rows_of()[:4], error=error)
@@ -89,7 +91,7 @@ def write_sweep(root: Path, *jobs):
         {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs
     ]
     root.mkdir(parents=True, exist_ok=True)
-    text = {"klrl": "0.1.0", "command": "python -m klrl -m kl.coef=0,1 seed=0,1", "jobs": told}
+    text = {"klrl": "0.3.0", "command": "python -m klrl -m kl.coef=0,1 seed=0,1", "jobs": told}
     (root / "sweep.json").write_text(json.dumps(text))
 
 
@@ -108,7 +110,7 @@ def write_marked_up(root: Path):
         rows = [{**row, text: 1.0, "eval/return": 1.0} for row in rows_of(10.0 + i, 1.0 + i)]
         config = {
             "env": {"id": text},
-            "kl": {"mode": text, "coef": float(i), "estimator": text},
+            "kl": {"name": text, "coef": float(i), "estimator": text},
             "loss": {"name": f"{text}{i}"},
             text: {text: f"{text}{i}"},
         }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from klrl.__main__ import main
 from klrl.config.catalogue import ALL_GROUPS
 from klrl.runs.metrics import TIMES
+from klrl.runs.owner import OWNER_FILE, process_start
 from klrl.runs.rows import read_rows
 
 
@@ -77,3 +80,12 @@ def wandb_records(job: Path) -> dict[str, list[dict]]:
         record = json.loads(line)
         found.setdefault(record["type"], []).append(record[record["type"]])
     return found
+
+
+def live_elsewhere(run: Path) -> None:
+    """As a run that the parent of this process is running."""
+    path, parent = run / "manifest.json", os.getppid()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running", "pid": parent}))
+    owner = {"host": platform.node(), "pid": parent, "pid_started": process_start(parent)}
+    owner |= {"job": None, "restarts": 0, "heartbeat": int(time.time())}
+    (run / OWNER_FILE).write_text(json.dumps(owner))

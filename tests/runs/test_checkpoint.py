@@ -18,7 +18,6 @@ from klrl.runs.checkpoint import Checkpoints
 from tests.runs.saves import (
     BEST,
     CPU,
-    LAST,
     RUN,
     Held,
     assert_same,
@@ -72,7 +71,7 @@ def test_every_kind_of_state_comes_back_bit_for_bit() -> None:
 def test_other_programs_can_read_it() -> None:
     save(64)
     manifest = json.loads((entry(64) / "manifest.json").read_text())
-    assert (manifest["format"], manifest["format_version"]) == ("klrl.checkpoint", 2)
+    assert (manifest["format"], manifest["format_version"]) == ("klrl.checkpoint", 3)
     assert (manifest["frames"], manifest["metadata"]) == (64, {"iteration": 1})
     on_disk = {path.name: path.read_bytes() for path in entry(64).iterdir()}
     del on_disk["manifest.json"]
@@ -127,14 +126,9 @@ def test_an_entry_is_on_the_disk_before_it_has_its_name(monkeypatch) -> None:
 
 def test_what_kills_left_is_removed_by_the_next_save() -> None:
     save(0)
-    left = (
-        RUN / "checkpoints/.staging-0123",
-        LAST / ".frames-000000000064.stage-0123",  # of format 1
-        BEST / ".frames-000000000064.delete-0123",
-    )
-    for folder in left:
-        shutil.copytree(entry(0), folder)
+    left = RUN / "checkpoints/.staging-0123"
+    shutil.copytree(entry(0), left)
     assert load() == 0
     save(64)
-    assert not any(folder.exists() for folder in left)
+    assert not left.exists()
     assert steps() == [0, 64]

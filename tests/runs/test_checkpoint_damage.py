@@ -122,9 +122,9 @@ def test_a_newer_format_is_refused_by_name(capsys) -> None:
     save(64)
     save(128)
     path = entry(128) / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 3'))
+    path.write_text(path.read_text().replace('"format_version": 3', '"format_version": 4'))
     assert load() == 64
-    assert "format is unknown to this version of klrl" in capsys.readouterr().err
+    assert "format is another version's of klrl" in capsys.readouterr().err
 
 
 def test_a_refused_entry_is_written_again_and_never_counts_as_kept() -> None:

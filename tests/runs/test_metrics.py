@@ -16,10 +16,11 @@ import klrl
 from klrl.base.digits import number
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
+from klrl.config.compose import job_config
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
 from klrl.control.reward_norm import RewardNormalizer
-from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain, recorded_domain
+from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.batch import Responses, make_batch
 from klrl.language.kl import CHARGED
@@ -168,13 +169,6 @@ def test_texts_are_in_the_words_of_the_domain() -> None:
     assert heading("kl.coef") == "kl.coef"
 
 
-def test_the_domain_stands_in_the_manifest_or_shows_in_the_columns() -> None:
-    assert recorded_domain({"domain": "language"}, {"frames": 1}) is LANGUAGE
-    assert recorded_domain({}, {"samples": 1, "frames": 1}) is LANGUAGE
-    assert recorded_domain({"samples": 64}, {}) is LANGUAGE
-    assert recorded_domain({}, {"frames": 1}) is CONTROL
-
-
 def test_only_the_domains_know_what_counts_their_frames() -> None:
     """No switch on the axis elsewhere."""
     switch = re.compile(r"""axis *[!=]= *["']|["']samples["'] (if|in)\b""")
@@ -256,7 +250,7 @@ def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> 
     ]
     assert [text for text in said if re.search(r"(?<![\w.])-0(\.0*)?(?![\w.])", text)] == []
     assert "return 0 | KL ref 0 | KL old 0 | evaluation 0" in said[0]
-    assert "  return 0 (deterministic)\n" in said[1]
+    assert "  return 0 (0 episodes, deterministic)\n" in said[1]
     assert "penalty 0 reward per frame, kl.coef 0 reward per nat\n" in said[1]
 
 
@@ -405,7 +399,9 @@ def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_p
     write_run(tmp_path / "a", rows=rows_of(reward=-1040.18))
     words = {"samples": 64, "reward/episode": 0.31249, "time/iteration": 1.0}
     write_run(tmp_path / "b", rows=[words])
-    jobs = {n: Job(n, tmp_path / n, (), settings(), "sweep", tmp_path, "") for n in "abc"}
+    words = job_config(["experiment=sort_digits"])
+    configs = {"a": settings(), "b": words, "c": settings()}
+    jobs = {n: Job(n, tmp_path / n, (), c, "sweep", tmp_path, "") for n, c in configs.items()}
     lines = [
         [
             line.split()

@@ -14,13 +14,13 @@ from klrl.base.errors import ConfigError
 from klrl.report.bits import compare_bits
 from klrl.report.listing import entries
 from klrl.report.runs import find_runs
-from klrl.runs.checkpoint import load_component
+from klrl.runs.checkpoint import Checkpoints, load_component
 from klrl.runs.rows import RowFile, read_rows
 from tests.conftest import QUICK
 from tests.report.toys import rows_of as toy_rows
 from tests.report.toys import write_run
 from tests.runs.commands import exits, manifest_of, rows_of
-from tests.runs.saves import CPU, Held, entry, save, steps
+from tests.runs.saves import CPU, Held, entry, save, small, steps
 
 METRICS = Path("run/metrics.jsonl")
 
@@ -133,15 +133,11 @@ def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
 
 
 def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
-    save(64)
     write_run(Path("run"), id="a1" * 16)
-    load_component(Path("run"), "last", "agent", Held(), CPU)  # of a klrl before the ids
-    place = entry(64) / "manifest.json"
-    place.write_text(place.read_text())
+    checkpoints = Checkpoints(Path("run/checkpoints"), small(64))
+    checkpoints.save("last", 64, {"run": "a1" * 16})
+    load_component(Path("run"), "last", "agent", Held(), CPU)
     shutil.rmtree(Path("run/checkpoints"))
-    from klrl.runs.checkpoint import Checkpoints
-    from tests.runs.saves import small
-
     Checkpoints(Path("run/checkpoints"), small(64)).save("last", 64, {"run": "b2" * 16})
     with pytest.raises(ConfigError, match=r"frames-0+64: is of run b2b2b2b2, and manifest.json"):
         load_component(Path("run"), "last", "agent", Held(), CPU)

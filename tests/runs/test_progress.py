@@ -41,7 +41,8 @@ def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypat
     monkeypatch.setenv("COLUMNS", "80")
     live = Terminal()
     with Progress(204_800, CONTROL, stream=live) as progress:
-        progress._started -= 4.0
+        now = time.monotonic() + 4.0
+        monkeypatch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
         progress.show(
             {
                 **{"frames": 12_288, "reward/episode": -1203.4, "eval/return": -1100.2},

@@ -17,7 +17,7 @@ from klrl.runs import rows
 from klrl.runs.rows import RowFile, read_rows
 from tests.conftest import QUICK
 from tests.report.toys import write_run
-from tests.runs.commands import exits, rows_of
+from tests.runs.commands import exits, manifest_of, rows_of
 
 PATH = Path("metrics.jsonl")
 BAD = (b"", b"{", b"\xff\xfe", b"[1]", b"7", b'"frames"', b'{"frames": "x"}', b"[" * 100_000)
@@ -192,14 +192,14 @@ def test_a_blank_line_does_not_cost_a_resumed_run_its_rows(capsys) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_checkpoint_that_knows_no_bytes_is_resumed_by_frames(monkeypatch) -> None:
-    """Those that klrl wrote before it kept them."""
-    from klrl.runs.record import Recorder
+        from klrl.runs.record import Recorder
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "marks", lambda self: {})
+        patch.setattr(Recorder, "marks", lambda self: {"run": self._run})
         exits(*QUICK, "hydra.run.dir=run")
     with Path("run/metrics.jsonl").open("a") as file:
-        file.write('{"frames": 192, "reward/raw": 99.0}\n{"fra')
+        row = {"run": manifest_of(Path("run"))["id"], "frames": 192, "reward/raw": 99.0}
+        file.write(json.dumps(row) + '\n{"fra')
     assert exits("resume=run", "frames=256") == 0
     after = rows_of(Path("run"))
     assert [row["frames"] for row in after] == [64, 128, 192, 256]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +17,7 @@ from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config.compose import parse_args
 from klrl.config.overrides import expand, job_name, quote_paths
-from klrl.runs.folder import RunFolder, process_start
+from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import make_jobs
@@ -27,7 +25,7 @@ from klrl.sweep.run import command_of
 from klrl.sweep.worker import run_job
 from klrl.train.loop import Training
 from tests.conftest import QUICK
-from tests.runs.commands import child
+from tests.runs.commands import child, live_elsewhere
 from tests.sweep.commands import changed, jobs_of, sweep, timeless, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -268,25 +266,12 @@ def test_a_release_orphans_no_sweep_but_other_numerics_do(capsys) -> None:
 
 def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:
     assert sweep("seed=0,1") == 0
-    live = {"status": "running", "pid": os.getppid(), "pid_started": process_start(os.getppid())}
+    live_elsewhere(Path("outputs/a/seed=1"))
     manifest = Path("outputs/a/seed=1/manifest.json")
-    text = json.dumps(json.loads(manifest.read_text()) | live)
-    manifest.write_text(text)
+    text = manifest.read_text()
     assert sweep("seed=0,1") == 1
     assert "1 running in another process" in capfd.readouterr().out
     assert manifest.read_text() == text
-
-
-def test_a_run_on_another_machine_counts_by_its_silence() -> None:
-    assert sweep("seed=0") == 0
-    run = RunFolder(Path("outputs/a/job"))
-    far = json.loads((run.path / "manifest.json").read_text())
-    far |= {"status": "running", "host": "elsewhere", "pid": os.getpid()}
-    (run.path / "manifest.json").write_text(json.dumps(far))
-    assert run.status == "running"
-    old = time.time() - 3600
-    os.utime(run.metrics, (old, old))
-    assert run.status == "interrupted"
 
 
 def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files() -> None:
