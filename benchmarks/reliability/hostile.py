@@ -72,6 +72,7 @@ def _load(run: str) -> None:
     """``klrl.load_run`` and ``klrl.load_policy``; refused as the command line refuses."""
     import klrl
     from klrl.base.errors import ConfigError
+    from klrl.base.text import warn
 
     refused: ConfigError | None = None
     for look in (
@@ -86,7 +87,7 @@ def _load(run: str) -> None:
         except ConfigError as error:
             refused = error
     if refused is not None:
-        print(f"klrl: {refused}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+        warn(f"klrl: {refused}".encode("utf-8", "backslashreplace").decode())
         raise SystemExit(2)
 
 

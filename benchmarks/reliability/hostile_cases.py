@@ -801,7 +801,6 @@ def _texts() -> Iterator[Case]:
         "frames: a text": {"frames": "\x1b[2J"},
         "threads: 10**9": {"threads": 10**9},
         "device: cuda:99": {"device": "cuda:99"},
-        "num_envs: 10**9": {"env__num_envs": 10**9},
         "hidden: 10**9": {"actor__hidden": [10**9, 10**9]},
         "seed: -1": {"seed": -1},
     }

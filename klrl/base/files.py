@@ -30,13 +30,28 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
+def read_plain(path: Path) -> bytes:
+    """The contents of a file; a pipe would be waited for, and a device has no end.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("it is no plain file")
+    return path.read_bytes()
+
+
 def replace_file(path: Path, text: str) -> None:
     """Replace a file that only one process writes; a reader never sees half of it.
 
     Raises:
+        ConfigError: a folder is in its way.
         OSError: as on a full disk; the old file is kept.
     """
     partial = path.with_suffix(".tmp")
+    for each in (path, partial):
+        if each.is_dir() and not each.is_symlink():
+            raise ConfigError(f"{each}: is a folder, where klrl writes a file; move it away")
     try:
         partial.unlink(missing_ok=True)  # it may be a link
         with writing(partial) as file:

@@ -20,7 +20,7 @@ _CONTROL = ("Cc", "Zl", "Zp")
 def warn(line: str) -> None:
     """Print a line for the user on stderr; a terminal that was closed is no error."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(escaped(line), file=sys.stderr, flush=True)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

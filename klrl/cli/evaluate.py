@@ -6,6 +6,7 @@ import argparse
 import json
 from functools import partial
 
+from klrl.base.text import escaped
 from klrl.cli.wrapper import Parser, execute
 from klrl.domains import CONTROL, LANGUAGE
 
@@ -48,7 +49,7 @@ def evaluate_command(argv: list[str]) -> int:
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
-    told = [f"{result.told}{task} ({args.checkpoint} checkpoint of {args.run})"]
+    told = [f"{result.told}{task} ({args.checkpoint} checkpoint of {escaped(args.run)})"]
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
+from klrl.base.text import warn
 from klrl.cli.wrapper import Parser, execute
 
 
@@ -27,7 +27,7 @@ def report_command(argv: list[str]) -> int:
     scale = parse_scale(args.normalise)
     inventory = find_runs(args.paths)
     for line in inventory.skipped:
-        print(f"klrl report: skipped {line}", file=sys.stderr)
+        warn(f"klrl report: skipped {line}")
     if not inventory.runs and not inventory.sweeps:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
     folder = Path(args.output or expanded(args.paths[0]) / "report")

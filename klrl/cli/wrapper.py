@@ -21,7 +21,7 @@ from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
 from klrl.base.streams import to_null
-from klrl.base.text import escaped, warn
+from klrl.base.text import warn
 
 #: From a command's arguments to its exit code.
 Command = Callable[[list[str]], int]
@@ -100,7 +100,8 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
     except Interrupted as stop:
         return stop.exit_code
     except KeyboardInterrupt:
-        warn(f"\n{name}: stopped")
+        warn("")
+        warn(f"{name}: stopped")
         return 128 + signal.SIGINT
 
 
@@ -123,7 +124,7 @@ def _print_error(line: str) -> None:
     """Print an error in one line, below its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
-    warn(escaped(line))
+    warn(line)
 
 
 def _stdout_closed() -> bool:

@@ -40,13 +40,14 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
     return cfg
 
 
-def typed_choice(group: str, node: Any) -> Any:
-    """One group's settings, as a manifest holds them, in the schema of the choice that they name.
+def typed_choice(group: str, settings: Any) -> Any:
+    """A group of settings, as a manifest holds them, in the schema of the choice that it names.
 
     Raises:
-        ConfigError: they are not of a choice, or not its settings.
+        ConfigError: the group is missing, is not of a choice, or has not its settings.
     """
     try:
+        node = settings.get(group) if isinstance(settings, Mapping) else None
         return OmegaConf.to_object(_typed(group, node))
     except OmegaConfBaseException as error:
         raise ConfigError(

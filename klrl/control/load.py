@@ -75,7 +75,7 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
 
     The code of a described ``run`` is checked here, that of stored settings was.
     """
-    actor = typed_choice("actor", described["actor"])
+    actor = typed_choice("actor", described)
     restore(actor)
     if run is not None:
         check_known(expanded(run), parts_in("actor", actor))

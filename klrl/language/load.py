@@ -117,8 +117,8 @@ def _describe(config: LanguageConfig) -> dict[str, Any]:
 
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
     """The same job with the network of another run, as a manifest describes it."""
-    network = typed_choice("actor", described["actor"])
-    env = typed_choice("env", described["env"]) if "env" in described else config.env
+    network = typed_choice("actor", described)
+    env = typed_choice("env", described) if "env" in described else config.env
     return replace(config, actor=network, env=env)
 
 

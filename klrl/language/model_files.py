@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
-from klrl.base.files import expanded
+from klrl.base.files import expanded, read_plain
 from klrl.language.prompts import kind_of
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
@@ -124,7 +124,7 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
         ConfigError: it cannot be read, or holds something else.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_plain(file))
     except OSError as error:
         raise ConfigError(
             f"{setting}: {file.name} cannot be read ({error.strerror or error}); save it anew"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import read_plain
 from klrl.config import LanguageConfig
 from klrl.runs.folder import RunFolder
 from klrl.runs.rows import read_rows
@@ -62,7 +63,7 @@ def read_samples(folder: Path, config: LanguageConfig, run: str) -> Samples:
     if not file.is_file():
         raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
     read, reached = Samples(), _reached(folder)
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in enumerate(read_plain(file).split(b"\n")[:-1], 1):
         sample = _parsed(line)
         if fault := _fault(sample, config, reached):
             read.problems.append(f"samples.jsonl line {number}: {fault}")

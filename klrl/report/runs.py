@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klrl.base.errors import ConfigError
-from klrl.base.files import expanded
+from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
 from klrl.domains import Domain, recorded_domain
 from klrl.report.starts import mark_own_seeds
@@ -228,7 +228,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
         Unreadable: the file cannot be read.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_plain(path).split(b"\n")
     except OSError as error:
         raise Unreadable(f"{path}: {error}") from error
     columns: dict[str, NDArray[np.float64]] = {}

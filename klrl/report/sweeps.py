@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from klrl.base.errors import in_one_line
-from klrl.sweep.sweep_file import SWEEP_FILE
+from klrl.base.errors import ConfigError
+from klrl.sweep.sweep_file import SWEEP_FILE, SweepFile
 
 
 @dataclass(frozen=True)
@@ -79,21 +77,12 @@ def read_sweep(folder: Path) -> Sweep:
     Raises:
         Unreadable: it is broken.
     """
-    path = folder / SWEEP_FILE
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        jobs = [_planned(folder, job) for job in record["jobs"]]
-        command = record.get("command") or ""
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Unreadable(f"{path}: the list of jobs is broken ({in_one_line(error)})") from error
-    return Sweep(folder, str(command), jobs)
-
-
-def _planned(folder: Path, job: dict[str, Any]) -> Planned:
-    overrides = [str(override) for override in job.get("overrides", [])]
-    return Planned(
-        folder / str(job.get("folder") or job["name"]),
-        overrides,
-        str(job.get("status", "unknown")),
-        str(job.get("error") or ""),
-    )
+        file = SweepFile.read(folder)
+    except ConfigError as error:
+        raise Unreadable(str(error)) from error
+    jobs = [
+        Planned(folder / each.folder, each.overrides, each.status, each.error or "")
+        for each in file.entries
+    ]
+    return Sweep(folder, file.commands[-1] if file.commands else "", jobs)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from klrl.base.files import replace_file
+from klrl.base.files import make_folder, replace_file
+from klrl.base.text import escaped
 from klrl.report.aggregate import Scale, aggregates, check_scale
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
@@ -46,7 +47,7 @@ def write_report(
     stems = _stems(dict.fromkeys(setting.task for setting in counted.settings))
     if scale:
         check_scale(scale, list(stems))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tasks = [_task(name, counted, folder / stem) for name, stem in stems.items()]
     runs = [run for setting in counted.settings for run in setting.runs]
     jobs = other_jobs(inventory, runs, counted.replaced, names_of(inventory.runs))
@@ -70,7 +71,7 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> st
     """One line on the page's contents."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
-    parts = [f"{page}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
+    parts = [f"{escaped(str(page))}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
     if left_out:
         parts.append(f"not counted: {count_states(left_out)}")
     if not runs and any(job.iterations not in ("", "0") for job in left_out):

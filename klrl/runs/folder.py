@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from klrl import __version__
 from klrl.base.errors import first_line
-from klrl.base.files import make_folder, replace_file, to_update
+from klrl.base.files import make_folder, read_plain, replace_file, to_update
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.config.own import manifest_of
@@ -83,7 +83,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
         BrokenRun: it cannot be read; the message leaves the folder's name to the caller.
     """
     try:
-        manifest = json.loads(_plain_text(run / "manifest.json"))
+        manifest = json.loads(read_plain(run / "manifest.json"))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -135,7 +135,7 @@ def settings_text(run: Path) -> str:
         OSError, ValueError, YAMLError: it cannot be read, is no YAML, is nested too deep, or has an
             alias: eleven lines of them can stand for a terabyte.
     """
-    text = _plain_text(run / ".hydra" / "config.yaml")
+    text = read_plain(run / ".hydra" / "config.yaml").decode()
     depth = 0
     for event in yaml.parse(text, _LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -145,17 +145,6 @@ def settings_text(run: Path) -> str:
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it has an alias, which klrl never writes")
     return text
-
-
-def _plain_text(path: Path) -> str:
-    """The text of a file; a pipe in its place would be waited for.
-
-    Raises:
-        OSError, UnicodeDecodeError: it cannot be read.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError("it is no plain file")
-    return path.read_text(encoding="utf-8")
 
 
 class RunFolder:

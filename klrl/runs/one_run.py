@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import read_plain
 from klrl.runs.folder import RunFolder, run_id
 from klrl.runs.rows import run_of
 
@@ -40,7 +41,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
         if own is not None and theirs not in (first, own):
             raise another_run(f"{setting}: {path}", theirs, own)
     for path in rows:
-        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        for number, line in enumerate(read_plain(path).split(b"\n"), 1):
             if (named := run_of(line, own)) != own:
                 raise another_run(f"{setting}: line {number} of {path}", named, own)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from klrl.base.errors import OwnerError, in_one_line
 from klrl.base.files import to_append
+from klrl.base.text import escaped
 from klrl.config import JobConfig
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
@@ -46,7 +47,9 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
         else:
             files.guard.call("curves.png", _draw, files, config, status)
         if status != "finished":
-            stopped = f"{status} at {counters.frames:,} {axis}; run folder: {files.path}"
+            stopped = (
+                f"{status} at {counters.frames:,} {axis}; run folder: {escaped(str(files.path))}"
+            )
             files.guard.call("progress", print, stopped)
         raise
     files.close("finished", **{axis: counters.frames}, error=None)
@@ -210,4 +213,4 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
             f"  the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); where the "
             f"policy learns too little, set kl.coef={rows[-1]['kl/ref/coef'] / 10:.1g}"
         )
-    return "\n".join([*lines, f"  run folder: {files.path}"])
+    return "\n".join([*lines, f"  run folder: {escaped(str(files.path))}"])

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from klrl.base.files import to_append, to_update
+from klrl.base.files import read_plain, to_append, to_update
 from klrl.base.text import warn
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import RUN, Row
@@ -90,7 +90,7 @@ class RowFile:
 
 def read_rows(path: Path, say: Callable[[str], None] = warn) -> list[Row]:
     """The rows of a ``metrics.jsonl``, see :func:`each_row`."""
-    return list(each_row(path.read_bytes().split(b"\n"), path, say))
+    return list(each_row(read_plain(path).split(b"\n"), path, say))
 
 
 def each_row(

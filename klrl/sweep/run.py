@@ -11,6 +11,7 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
 from klrl.base.files import to_update
+from klrl.base.text import escaped
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
@@ -156,7 +157,7 @@ def _print_some(lines: Sequence[str], most: int = 5) -> None:
     """Print lines of a kind, and of many only the first."""
     shown = [*lines[:most], *([f"... and {len(lines) - most} more"] if len(lines) > most else [])]
     for line in shown:
-        print(line, flush=True)
+        print(escaped(line), flush=True)
 
 
 def _side_by_side(

@@ -10,8 +10,9 @@ from typing import Any
 
 from klrl import __version__
 from klrl.base.errors import ConfigError, in_one_line
-from klrl.base.files import replace_file
+from klrl.base.files import read_plain, replace_file
 from klrl.config.identity import Identity
+from klrl.runs.folder import UNREADABLE
 
 SWEEP_FILE = "sweep.json"
 
@@ -71,10 +72,10 @@ class SweepFile:
         if not path.exists():
             return cls()
         try:
-            contents = json.loads(path.read_text(encoding="utf-8"))
+            contents = json.loads(read_plain(path))
             commands = contents.get("commands") or [contents["command"]]
             entries = [_entry(each) for each in contents["jobs"]]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (*UNREADABLE, RecursionError) as error:
             raise ConfigError(
                 f"{path}: the list of jobs is broken ({in_one_line(error)}); move it away, and the "
                 "jobs are known by their folders alone"
@@ -101,9 +102,12 @@ class SweepFile:
 
 
 def _entry(job: dict[str, Any]) -> Entry:
-    known = {f.name: job[f.name] for f in fields(Entry) if f.name in job}
+    known = {f.name: job[f.name] for f in fields(Entry) if job.get(f.name) is not None}
+    for name in ("name", "status", "error"):
+        if name in known:
+            known[name] = str(known[name])
     folder = str(job.get("folder") or job["name"])
     if folder in ("", ".", "..") or "/" in folder:
         raise ValueError(f"folder={folder} leads out of the sweep's")
-    defaults: dict[str, Any] = {"overrides": [], "identity": ""}
-    return Entry(**{**defaults, **known, "folder": folder})
+    overrides = [str(each) for each in job.get("overrides", [])]
+    return Entry(**{"identity": "", **known, "folder": folder, "overrides": overrides})

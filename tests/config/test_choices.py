@@ -186,9 +186,9 @@ def test_a_loss_with_clips_settings_comes_back_as_itself(tmp_path, monkeypatch) 
 
 def test_settings_that_name_no_choice_are_refused() -> None:
     with pytest.raises(ConfigError, match="advantage: its stored settings name no choice"):
-        typed_choice("advantage", {"other": 1})
+        typed_choice("advantage", {"advantage": {"other": 1}})
     with pytest.raises(ConfigError, match="actor: its stored settings are broken: Key 'other'"):
-        typed_choice("actor", {"name": "mlp", "other": 1})
+        typed_choice("actor", {"actor": {"name": "mlp", "other": 1}})
     with pytest.raises(ConfigError, match="env: its stored settings name no choice"):
         typed({"kl": {"name": "none"}})
 

@@ -192,7 +192,7 @@ def test_a_blank_line_does_not_cost_a_resumed_run_its_rows(capsys) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_checkpoint_that_knows_no_bytes_is_resumed_by_frames(monkeypatch) -> None:
-        from klrl.runs.record import Recorder
+    from klrl.runs.record import Recorder
 
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "marks", lambda self: {"run": self._run})
