@@ -238,6 +238,7 @@ def _reach(n: int) -> float:
     return float(quantile(LEVEL, n - 1))
 
 
+@np.errstate(over="ignore")  # a row may hold 1e308
 def _estimates(seeds: Array) -> list[Estimate]:
     """An estimate per column of [seeds, points]."""
     n = len(seeds)
