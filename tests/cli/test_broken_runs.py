@@ -99,3 +99,31 @@ def test_a_run_is_evaluated_where_its_name_is_no_utf8_and_its_task_unknown(
     told = capsys.readouterr().err.strip()
     assert told.startswith("klrl evaluate: env.id=NoSuchTask-v0: not registered; ")
     assert "\n" not in told
+
+
+def test_a_pipe_in_place_of_rows_is_not_waited_for(tmp_path: Path, capsys) -> None:
+    for name in "ab":
+        write_run(tmp_path / name)
+    (tmp_path / "a" / "metrics.jsonl").unlink()
+    os.mkfifo(tmp_path / "a" / "metrics.jsonl")
+    words = [str(tmp_path / "a"), str(tmp_path / "b"), "--bits"]
+    assert exit_code("klrl diff", partial(run_command, "diff"), words) == 2
+    assert "metrics.jsonl: it is no plain file; give another run" in capsys.readouterr().err
+
+
+def test_a_report_is_not_written_through_a_link(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path / "a")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "a" / "report").symlink_to(tmp_path / "mine")
+    assert exit_code("klrl report", partial(run_command, "report"), [str(tmp_path / "a")]) == 2
+    assert "report: is a link" in capsys.readouterr().err
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_name_moves_no_cursor(tmp_path: Path, capsys) -> None:
+    run = tmp_path / "a\x1b[2Jb\nklrl: c"
+    write_run(run)
+    assert exit_code("klrl report", partial(run_command, "report"), [str(run)]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert len(said.out.splitlines()) == 1

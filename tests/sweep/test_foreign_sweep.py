@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import time
 from pathlib import Path
@@ -74,6 +75,23 @@ def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -
     (FOLDER / "sweep.json").write_text(json.dumps({"command": "", "jobs": [job]}))
     assert sweep("frames=64") == 2
     assert f"folder={folder} leads out of the sweep's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("sweep.json", "pipe", "the list of jobs is broken (OSError: it is no plain file)"),
+        ("sweep.json", "deep", "the list of jobs is broken (RecursionError: maximum recursion"),
+        ("sweep.json", "folder", "the list of jobs is broken (OSError: it is no plain file)"),
+        ("sweep.tmp", "folder", "sweep.tmp: is a folder, where klrl writes a file; move it away"),
+    ],
+)
+def test_what_is_no_file_in_a_sweeps_folder_is_refused(name, kind, said, precious, capsys) -> None:
+    path = FOLDER / name
+    make = {"pipe": os.mkfifo, "folder": Path.mkdir, "deep": lambda p: p.write_text("[" * 10**5)}
+    make[kind](path)
+    assert sweep("frames=64") == 2
+    assert said in capsys.readouterr().err
 
 
 def study(*logs: dict) -> None:
