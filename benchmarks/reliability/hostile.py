@@ -163,7 +163,7 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     before = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
     with tempfile.TemporaryFile() as log:
         go = partial(_go, stock, case, given, log.fileno())
-        ended = stock.fork(go, case.cwd, 3 * LIMIT if given.drawn else LIMIT)
+        ended = stock.fork(go, case.cwd, 3 * LIMIT if given.drawn or given.starts else LIMIT)
         log.seek(0)
         seen = log.read().decode().splitlines()
     wrong = [*dict.fromkeys(seen)][:6]
