@@ -141,13 +141,6 @@ def test_a_cast_loss_keeps_its_numbers_and_casts_its_weights(kind, cast) -> None
     assert {p.dtype for p in loss.parameters()} == {cast(torch.nn.Linear(1, 1)).weight.dtype}
 
 
-def test_states_of_earlier_versions_are_read() -> None:
-    """KLComputation's buffer was called coeff."""
-    computation = KLComputation("p", "q")
-    computation.load_state_dict({"coeff": torch.tensor(0.125, dtype=torch.float64)})
-    assert float(computation.coef) == 0.125
-
-
 @pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
 def test_the_losses_coefficient(kind) -> None:
     known = Problem()
@@ -165,12 +158,6 @@ def test_the_losses_coefficient(kind) -> None:
         kind(known.actor, known.critic, ref_kl_coef=0.1, ref_kl_coeff=0.2)
     with pytest.raises(ValueError, match="one of them"):
         kind(known.actor, known.critic, ref_kl_coef=0.0, ref_kl_coeff=0.5)
-    loss.load_state_dict(
-        {
-            name.replace("ref_kl_coef", "ref_kl_coeff"): value
-            for name, value in loss.state_dict().items()
-        }
-    )
 
 
 def test_a_runs_coefficient() -> None:

@@ -53,7 +53,7 @@ def test_a_fifth_of_the_inputs_is_valid_and_a_number_makes_one_input(stock) -> N
 @pytest.mark.integration
 def test_a_fault_of_klrls_is_told(stock, tmp_path, monkeypatch) -> None:
     """A traceback, a folder that is left, and a job that is accepted against its label."""
-    import klrl.sweep.check
+    import klrl.cli.run
 
     given = words.conflicting(random.Random(0))
 
@@ -62,7 +62,7 @@ def test_a_fault_of_klrls_is_told(stock, tmp_path, monkeypatch) -> None:
         raise KeyError("kl")
 
     with monkeypatch.context() as patch:
-        patch.setattr(klrl.cli.run, "check_jobs", broken)
+        patch.setattr(klrl.cli.run, "job_config", broken)
         patch.setattr(klrl.cli.run, "parse_args", broken)
         _, wrong = try_input(given, tmp_path, real=False)
     assert any(each.startswith("traceback: KeyError: 'kl'") for each in wrong)
