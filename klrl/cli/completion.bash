@@ -21,9 +21,9 @@ _klrl() {
     while IFS= read -r word; do
         [[ $word ]] && COMPREPLY+=("${word#"$kept"}")
     done < <("${program/#\~/$HOME}" completion query -- "${words[@]}" 2>/dev/null)
-    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=./,] ]]; then
+    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=.] ]]; then
         compopt -o nospace 2>/dev/null
     fi
     return 0
 }
-complete -F _klrl klrl
+complete -o default -F _klrl klrl

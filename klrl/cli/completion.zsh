@@ -2,10 +2,11 @@
 _klrl() {
     local -a found whole open
     found=("${(@f)$("${words[1]}" completion query -- "${(@)words[2,CURRENT-1]}" "$PREFIX" 2>/dev/null)}")
-    open=(${(M)found:#*[=./,]})
-    whole=(${found:#*[=./,]})
+    open=(${(M)found:#*[=.]})
+    whole=(${found:#*[=.]})
     compadd -S '' -a open
     compadd -a whole
+    [[ -n $found ]] || { compset -P '*='; _files }
 }
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 compdef _klrl klrl

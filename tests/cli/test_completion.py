@@ -15,7 +15,6 @@ from klrl.__main__ import main
 from klrl.cli.completion import candidates, completion_command
 from klrl.cli.main import COMMANDS
 from klrl.config import conf_dir
-from tests.report.toys import write_run, write_sweep
 
 ESTIMATORS = ["custom", "exact", "k1", "k2", "k3"]
 
@@ -63,10 +62,7 @@ QUERIES = {
     "laun": [],
     "-m laun": ["launcher.", "launcher="],
     "plan -m sea": ["search.", "search="],
-    "-m kl=legacy,": ["kl=legacy,none", "kl=legacy,retrieve"],
-    "kl=legacy,": [],
     "--mu": ["--multirun"],
-    "--cfg ": ["all", "hydra", "job"],
     "evaluate a --ch": ["--checkpoint"],
     "evaluate a --checkpoint ": ["best", "last"],
     "evaluate a --device c": ["cpu", "cuda"],
@@ -114,26 +110,6 @@ def test_every_setting_of_a_job_is_completed() -> None:
                 continue
             expected = "env.kwargs." if key == "env.kwargs" else f"{key}="
             assert expected in candidates([*words, key]), key
-
-
-def test_run_folders(tmp_path) -> None:
-    write_run(Path("outputs/one"))
-    write_run(Path("outputs/first/seed=0,kl=none"))
-    write_sweep(Path("outputs/first"), ("seed=0,kl=none", [], "finished", None))
-    Path("outputs/notes.txt").write_text("x")
-    Path("data.jsonl").write_text("{}")
-    below = ["outputs/first/", "outputs/one"]
-    for words in (["evaluate", ""], ["diff", "a", ""], ["report", "outputs/"], ["ls", "outputs/"]):
-        assert candidates(words) == below
-    assert candidates(["resume="]) == [f"resume={path}" for path in below]
-    assert candidates(["resume=out"]) == ["resume=outputs/"]
-    assert candidates(["actor.init=outputs/o"]) == ["actor.init=outputs/one"]
-    assert candidates(["diff", "outputs/first/"]) == ["outputs/first/seed=0,kl=none"]
-    assert candidates(["-m", "sweep="]) == ["sweep=first"]
-    assert candidates(["env.data=da"]) == ["env.data=data.jsonl"]
-    assert candidates(["--config-dir", ""]) == ["outputs/"]
-    assert candidates(["report", "outputs", "-o", "d"]) == ["data.jsonl"]
-    assert candidates(["resume=nowhere/"]) == []
 
 
 def test_the_users_own_choices() -> None:
@@ -188,10 +164,8 @@ CUT = [
     (["klrl", "kl", "="], ["legacy", "none", "retrieve"]),
     (["klrl", "kl", "=", "le"], ["legacy"]),
     (["klrl", "seed", "=", "1", "kl.estimator", "="], ESTIMATORS),
-    (["klrl", "-m", "kl", "=", "legacy,n"], ["legacy,none"]),
-    (["klrl", "evaluate", "outputs/o"], ["outputs/one"]),
-    (["klrl", "resume", "=", "outputs/"], ["outputs/one", "outputs/s=1"]),
-    (["klrl", "resume", "=", "outputs/s", "="], ["1"]),
+    (["klrl", "evaluate", "outputs/o"], []),  # the shell's own: files and folders
+    (["klrl", "resume", "=", "outputs/"], []),
     (
         ["klrl", "loss", "=", "clip", "loss.clip"],
         ["loss.clip_epsilon=", "loss.clip_epsilon_high=", "loss.clip_value="],
@@ -202,15 +176,13 @@ CUT = [
 
 @pytest.mark.integration
 def test_bash_completes() -> None:
-    write_run(Path("outputs/one"))
-    write_run(Path("outputs/s=1"))
     script = "source <(klrl completion bash)\n"
     for words, _ in CUT:
         quoted = " ".join(shlex.quote(word) for word in words)
         script += f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _klrl klrl\n"
         script += 'echo "${COMPREPLY[@]}"\n'
     told = in_shell("bash", script + "complete -p klrl\n").splitlines()
-    assert told[-1] == "complete -F _klrl klrl"
+    assert told[-1] == "complete -o default -F _klrl klrl"
     for line, (words, expected) in zip(told, CUT, strict=False):
         assert line.split() == expected, words
 
