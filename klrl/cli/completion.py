@@ -78,7 +78,7 @@ def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[s
     flags = parser._option_string_actions
     last = flags.get(before[-1]) if before else None
     if last is not None and last.nargs != 0:
-        return list(last.choices or _USUAL.get(last.dest, ()))
+        return list(last.choices) if last.choices else _USUAL.get(last.dest, ())
     if current.startswith("-"):
         return flags
     settings = _of_run(before, current) if command == "evaluate" and before else ()
