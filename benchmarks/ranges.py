@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
+from benchmarks.published.episodes import chains
+from benchmarks.published.estimates import DISTANCES, DOUBLE, cosine, error, grad, policy_at
+from benchmarks.published.tokens import STEPS, TOKENS, moments
 from benchmarks.results import table
-from klrl.doctor.episodes import chains
-from klrl.doctor.estimates import DISTANCES, DOUBLE, cosine, error, grad, policy_at
-from klrl.doctor.tokens import STEPS, TOKENS, moments
 from klrl.kl.charge import to_go
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.losses.functional import mean, sequence

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from klrl.doctor.estimates import DOUBLE
+from benchmarks.published.estimates import DOUBLE
 from klrl.doctor.lines import Line
 from klrl.kl.estimators import ESTIMATORS, exact_kl
 

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from klrl.doctor.estimates import DOUBLE, cosine, error, grad
+from benchmarks.published.estimates import DOUBLE, cosine, error, grad
 from klrl.doctor.lines import Line
 from klrl.kl.charge import to_go
 from klrl.kl.estimators import ESTIMATORS

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from klrl.doctor.episodes import Chain, chains
-from klrl.doctor.estimates import error, grad
+from benchmarks.published.episodes import Chain, chains
+from benchmarks.published.estimates import error, grad
 from klrl.doctor.lines import Line
 from klrl.kl.charge import to_go
 from klrl.kl.divergences import over_actions
