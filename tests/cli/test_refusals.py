@@ -13,7 +13,6 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.cli.completion import run_folders
 from klrl.config.overrides import quote_paths
 from klrl.runs.rows import read_rows
 from tests.conftest import QUICK
@@ -387,5 +386,4 @@ def test_the_home_of_no_user_is_no_folder(capsys, words: list[str], line: str) -
 
 
 def test_the_home_of_no_user_completes_to_nothing(capsys) -> None:
-    assert run_folders("~nosuchuser/") == []
     assert quote_paths(["a=~nosuchuser/b,c"]) == ["a=~nosuchuser/b,c"]
