@@ -270,7 +270,7 @@ def test_language_runs_of_one_base_model_are_paired(tmp_path):
     for coef, values in RETURNS.items():
         for seed, value in enumerate(values):
             rows = [{"samples": 10 * i, "reward/episode": value} for i in range(1, 5)]
-            config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+            config = {"env": {"id": None, "name": "sort_digits"}, "kl": {"coef": coef}}
             write_run(tmp_path / f"{coef}_{seed}", seed=seed, rows=rows, config=config)
     assert all(each.paired for each in differences_of(lines_of(tmp_path)))
 
@@ -337,7 +337,7 @@ def test_runs_are_listed_with_their_closing_evaluation_and_the_best(tmp_path):
 )
 def test_language_says_score_and_how_it_was_evaluated(evaluation, told, title, tmp_path):
     rows = [{"samples": 10 * i, "reward/episode": 0.5} for i in range(1, 5)]
-    config = {"env": {"id": None, "task": "sort_digits"}}
+    config = {"env": {"id": None, "name": "sort_digits"}}
     more = {"domain": "language", **({"evaluation": evaluation} if evaluation else {})}
     rows[-1] |= {"eval/return": 0.8359375, "eval/return_se": 0.0123, "eval/episodes": 512}
     rows[-1] |= {"eval/best_return": 0.75, "eval/best_return_se": 0.02}

@@ -30,7 +30,7 @@ def page(tmp_path_factory):
         write_run(root / f"many_{i}", rows=rows_of(3.2e7 + 10.0 * i, 0.5 + i), config=config)
     for coef, kl in ((0.1, 1e-9), (0.0, 2.0)):
         row = {"reward/episode": -0.6, "reward/gold": 0.5 - coef, "kl/ref/exact_seq": kl}
-        config = {"env": {"id": None, "task": "sort_digits"}, "kl": {"coef": coef}}
+        config = {"env": {"id": None, "name": "sort_digits"}, "kl": {"coef": coef}}
         rows = [{"samples": 100 * i, "kl/ref/coef": coef, **row} for i in range(1, 5)]
         write_run(root / f"words_{coef}", rows=rows, config=config)
     write_sweep(root, ("never", ["kl.coef=3"], "waiting", None))
