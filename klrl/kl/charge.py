@@ -97,9 +97,6 @@ def sampled_kl(
         ref_log_prob: log pi_ref of it, the same shape.
         exact: the closed form, the same shape; ``exact`` needs it.
         mask: the same shape, bool or 0 and 1, where steps are real; None: everywhere.
-
-    Raises:
-        ValueError: ``exact`` without one, an unknown estimator, or shapes that differ.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
@@ -131,9 +128,6 @@ def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
         reward: any shape.
         kl: the same shape.
         coef: one number.
-
-    Raises:
-        ValueError: shapes that differ; they would be broadcast to a matrix.
     """
     if reward.shape != kl.shape:
         raise ValueError(
@@ -166,9 +160,6 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
 
     Returns:
         [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: an unknown placement.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")

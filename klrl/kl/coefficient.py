@@ -25,10 +25,6 @@ def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
     Args:
         value: reward per nat; a number, or a tensor of one.
         name: of the argument, for errors.
-
-    Raises:
-        ValueError: NaN, infinite, negative, or several numbers.
-        TypeError: no number at all.
     """
     if not isinstance(value, Real | Tensor):
         raise TypeError(f"{name}={value!r}: give a number >= 0")
@@ -56,9 +52,6 @@ def one_spelling(
         coef: :data:`ZERO` or :data:`ONE` where it was not given.
         coeff: None where it was not given.
         name: of the argument; that of the alias has an f more.
-
-    Raises:
-        ValueError: both were given.
     """
     if coeff is None:
         return coef
@@ -71,12 +64,9 @@ class KeepsCoefficient(_Module):
     """A module with a coefficient: a buffer, in its state, set in place under either name.
 
     Put it before the module's class, and call :meth:`keep_coefficient` in the constructor.
-
-    Attributes:
-        coefficient_name: of the buffer; that of the alias has an f more.
     """
 
-    coefficient_name = "coef"
+    coefficient_name = "coef"  # of the buffer; that of the alias has an f more
 
     def keep_coefficient(self, value: float | Tensor) -> None:
         """Register the buffer; errors as :func:`coefficient`."""

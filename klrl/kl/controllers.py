@@ -46,12 +46,9 @@ class FixedKLController:
 
     Args:
         coef: reward per nat; or who keeps it, and is moved in place.
-
-    Attributes:
-        forgets: whether it has state that ``state_dict`` does not hold.
     """
 
-    forgets = False
+    forgets = False  # has state that ``state_dict`` does not hold
 
     def __init__(self, coef: Coef) -> None:
         self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
@@ -74,9 +71,6 @@ class FixedKLController:
 
         Returns:
             The coefficient for the next rollout.
-
-        Raises:
-            ValueError: n is not above 0.
         """
         if not 0 < n < math.inf:
             raise ValueError(f"n={n}: give the frames since the last update, > 0")
@@ -107,9 +101,6 @@ class ScheduledKLController(FixedKLController):
         end: at frame ``frames`` and after.
         frames: how long it takes.
         shape: linear or cosine.
-
-    Raises:
-        ValueError: an unknown shape, or no frames.
     """
 
     def __init__(self, coef: Coef, end: float, frames: int, shape: str = "linear") -> None:
@@ -135,11 +126,7 @@ class ScheduledKLController(FixedKLController):
 
 
 class _MultipliedKLController(FixedKLController):
-    """A coefficient that is multiplied towards a target, within bounds above 0.
-
-    Raises:
-        ValueError: a target that is not above 0, or a start outside the bounds.
-    """
+    """A coefficient that is multiplied towards a target, within bounds above 0."""
 
     def __init__(self, coef: Coef, target: float, coef_min: float, coef_max: float) -> None:
         super().__init__(coef)
@@ -172,9 +159,6 @@ class AdaptiveKLController(_MultipliedKLController):
         horizon: frames in which coef can change by a fifth; default ten times each update's n.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
-
-    Raises:
-        ValueError: a target or a horizon that is not above 0, or a start outside the bounds.
     """
 
     def __init__(
@@ -245,10 +229,6 @@ class HeldKLController(_MultipliedKLController):
         limit: of x, > 0.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
-
-    Raises:
-        ValueError: a target or limit that is not above 0, a gain below 0, or a start outside the
-            bounds.
     """
 
     RELEASE, RISE, WINDOW, PATIENCE = 0.8, 0.05, 5, 20
@@ -342,11 +322,7 @@ def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLControl
 
 
 def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once on a copy.
-
-    Raises:
-        ConfigError: it is no controller, raises, or gives no coefficient >= 0.
-    """
+    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once on a copy."""
     start = coef if isinstance(coef, float | int) else coef.coef
     what = "derive it from klrl.kl.controllers.FixedKLController"
 

@@ -35,16 +35,10 @@ Which: TypeAlias = str | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Divergence:
-    """Which divergence a run charges.
+    """Which divergence a run charges."""
 
-    Attributes:
-        name: reverse, forward or js; or a function of the log-ratio.
-        samples: draws per state (js: from each of the two) where it is neither a closed form nor a
-            sum.
-    """
-
-    name: Which = "reverse"
-    samples: int = 16
+    name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
+    samples: int = 16  # draws per state (js: from each) where it is neither closed form nor sum
 
     @property
     def is_reverse(self) -> bool:
@@ -65,9 +59,6 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
     Returns:
         [...], nats; infinite where reverse or forward is.
-
-    Raises:
-        ValueError: an unknown name.
     """
     if not isinstance(name, str):
         forbidden = log_p == -torch.inf
@@ -114,10 +105,6 @@ def standard_error(draws: Tensor) -> Tensor:
 
 
 def require_known(name: str) -> None:
-    """Refuse an unknown divergence.
-
-    Raises:
-        ValueError: names it.
-    """
+    """Refuse an unknown divergence."""
     if name not in DIVERGENCES:
         raise ValueError(f"divergence={name}: choose one of {', '.join(DIVERGENCES)}")

@@ -38,11 +38,7 @@ Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
 def function_of(estimator: Estimator) -> Callable[[Tensor], Tensor]:
-    """The function of the log-ratio that an estimator is.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """The function of the log-ratio that an estimator is."""
     if not isinstance(estimator, str):
         return estimator
     if estimator not in ESTIMATORS:
@@ -66,9 +62,6 @@ def estimate_kl(
 
     Returns:
         The estimate, same shape, nats.
-
-    Raises:
-        ValueError: an unknown estimator, or shapes that differ.
     """
     function = function_of(estimator)
     if log_prob.shape != ref_log_prob.shape:
@@ -90,9 +83,6 @@ def as_mask(mask: Tensor, value: Tensor) -> Tensor:
     Args:
         mask: bool or 0 and 1.
         value: what it masks.
-
-    Raises:
-        ValueError: shapes that differ; a mask that is broadcast counts its positions wrong.
     """
     if mask.shape != value.shape:
         raise ValueError(
@@ -107,9 +97,6 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     Args:
         value: per-step or per-token numbers, any shape.
         mask: the same shape, bool or 0 and 1.
-
-    Raises:
-        ValueError: shapes that differ.
     """
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.sum().clamp_min(1)
@@ -121,9 +108,6 @@ def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
     Args:
         value: numbers [B, T].
         mask: [B, T], bool or 0 and 1.
-
-    Raises:
-        ValueError: shapes that differ.
     """
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
@@ -145,8 +129,6 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
 
     Raises:
         NotImplementedError: no closed form is known; both types are named.
-        ValueError: two TanhNormals with different bounds (their supports differ, so the KL is
-            infinite or has no closed form), or composites with different heads.
     """
     if isinstance(dist, CompositeDistribution) and isinstance(ref_dist, CompositeDistribution):
         return _composite(dist, ref_dist)

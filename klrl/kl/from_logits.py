@@ -28,17 +28,11 @@ PIECE, PIECE_ELSEWHERE = 2**19, 2**24
 
 
 class Other(NamedTuple):
-    """Another distribution q = softmax(logits / temperature) over the same actions.
+    """Another distribution q = softmax(logits / temperature) over the same actions."""
 
-    Attributes:
-        logits: [n, K], without gradient.
-        temperature: its own.
-        names: reverse is KL(pi || q), forward KL(q || pi); others have no closed form here.
-    """
-
-    logits: Tensor
+    logits: Tensor  # [n, K], without gradient
     temperature: float
-    names: Sequence[Which]
+    names: Sequence[Which]  # reverse is KL(pi || q), forward KL(q || pi)
 
 
 def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
@@ -61,9 +55,6 @@ def log_probs_and_kls(
     Returns:
         [1 + sum(1 + names), n], nats, at least float32; log q has no gradient, and there is no
         second derivative.
-
-    Raises:
-        ValueError: a name without a closed form; logits of a q whose gradient would be lost.
     """
     for other in others:
         if any(name not in CLOSED_FORM for name in other.names):

@@ -42,11 +42,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """The user's function, called once.
-
-    Raises:
-        ConfigError: it is no function of the log-ratio, or not 0 where policy and reference agree.
-    """
+    """The user's function, called once."""
     function = partial(find_function(setting, part), **part.args)
     text = f"{setting}.target={part.target}"
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle

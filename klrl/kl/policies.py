@@ -111,12 +111,7 @@ def where_kept(
 
 
 def require_policy(name: str, model: Any) -> None:
-    """Refuse what has no distribution over an action, and a policy inside a policy.
-
-    Raises:
-        TypeError: a network, or a head without keys.
-        ValueError: as :func:`refuse_nested_policy`.
-    """
+    """Refuse what has no distribution over an action, and a policy inside a policy."""
     needed = ("dist_params_keys", "dist_sample_keys")
     if not hasattr(model, "get_dist") or not all(getattr(model, key, None) for key in needed):
         raise TypeError(
@@ -131,9 +126,6 @@ def require_reference(name: str, model: Any) -> None:
 
     A recurrent policy reads its hidden state from the data, where it is that of the policy that
     sampled: in silence, log-probs of the reference would be off by nats.
-
-    Raises:
-        ValueError: a recurrent policy; or as :func:`refuse_nested_policy`.
     """
     refuse_nested_policy(name, model)
     written = {as_key(key) for key in getattr(model, "out_keys", ())}
@@ -150,9 +142,6 @@ def refuse_nested_policy(name: str, model: Any) -> None:
 
     tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
     where those of the sampling policy stand, and every KL is 0.
-
-    Raises:
-        ValueError: with the flat form to write instead.
     """
     if not isinstance(model, ProbabilisticTensorDictSequential):
         return
@@ -169,9 +158,6 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
     ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
     attribute that the property reads); the plural works.
-
-    Raises:
-        ValueError: the policy writes none.
     """
     # log_prob_keys names them even where nothing writes them; out_keys does not.
     written = [as_key(key) for key in model.out_keys]

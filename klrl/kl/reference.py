@@ -59,9 +59,6 @@ class FrozenPolicy(nn.Module):
         own: whether the weights are its own; else ``module`` is someone else's, left as it is and
             asked in evaluation mode.
         requires_grad: whether its own weights are differentiable, and parameters of what holds it.
-
-    Attributes:
-        module: the policy.
     """
 
     module: nn.Module

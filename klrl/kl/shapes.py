@@ -23,9 +23,6 @@ def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
     Args:
         reward: the reward's shape, [*B, 1], [*B, N, 1], or [*B].
         batch_dims: the number of dimensions B.
-
-    Raises:
-        ValueError: the reward does not end in 1: agents, or several objectives?
     """
     if len(reward) <= batch_dims:
         return reward
@@ -48,9 +45,6 @@ def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) ->
 
     Returns:
         [*B] or [*B, N].
-
-    Raises:
-        ValueError: shapes that do not fit; both are named.
     """
     shape = reward_shape(reward.shape, batch_dims)
     if value.shape[: len(shape)] != shape:

@@ -15,16 +15,10 @@ from klrl.config.own import make_own, require, told, unsaved
 
 
 class BetaRule:
-    """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty.
+    """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty."""
 
-    Attributes:
-        beta: the coefficient of KL(old||new).
-        dtarg: its target, nats per position; the learner moves it where it is annealed.
-        every_forward: whether the rule is updated with each minibatch's KL, not the rollout's.
-        forgets: whether it has state that ``state_dict`` does not hold.
-    """
-
-    every_forward = forgets = False
+    every_forward = False  # moved by each minibatch's KL, not the rollout's
+    forgets = False  # has state that ``state_dict`` does not hold
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
         self.beta, self.dtarg = beta, dtarg
@@ -117,11 +111,7 @@ def step(kl: float, dtarg: float, config: KLPENConfig) -> float:
 
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
-    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once on a copy.
-
-    Raises:
-        ConfigError: it is none, raises, or gives no coefficient >= 0.
-    """
+    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once on a copy."""
     setting, part = "loss.own_beta_rule", config.own_beta_rule
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
     what = "derive it from klrl.losses.beta.BetaRule"

@@ -145,11 +145,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return data.ndim if advantage is None else advantage.ndim - 1
 
     def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
-        """The sum beyond the frames, one number per frame (or agent).
-
-        Raises:
-            ValueError: agents have an advantage each, and the KL is one for all of them.
-        """
+        """The sum beyond the frames, one number per frame (or agent)."""
         dims = self._frame_dims(data)
         if kl.ndim < dims:
             advantage = data.get(self.tensor_keys.advantage)
@@ -193,13 +189,6 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         **kwargs: as TorchRL's: samples_mc_kl, entropy_bonus, samples_mc_entropy, entropy_coeff,
             critic_coeff, loss_critic_type, normalize_advantage, separate_losses, reduction,
             functional, clip_value, ... The old spellings entropy_coef and critic_coef are taken.
-
-    Raises:
-        ValueError: increment < 1, decrement > 1, bounds that do not hold beta, an unknown
-            beta_update or estimator, a coefficient that is no number >= 0; an actor that ends in
-            another policy.
-        TypeError: an actor or a reference without a distribution over an action.
-        KeyError: the data lacks the parameters of the distribution that sampled it.
     """
 
     def __init__(
@@ -314,11 +303,6 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         ref_kl_coeff: the other spelling of it.
         ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
         **kwargs: as TorchRL's ClipPPOLoss; old spellings are taken.
-
-    Raises:
-        ValueError: an unknown estimator, a coefficient that is no number >= 0; an actor that ends
-            in another policy.
-        TypeError: an actor or a reference without a distribution over an action.
     """
 
     def __init__(
@@ -348,9 +332,6 @@ class BetaHook:
 
     >>> hook = BetaHook(loss)
     >>> hook.register(trainer)
-
-    Attributes:
-        kl: KL(old||new) of the last iteration, nats per frame.
     """
 
     def __init__(self, loss: KLPENPPOLoss) -> None:

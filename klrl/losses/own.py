@@ -23,12 +23,7 @@ def custom(
     divergence: Divergence = REVERSE,
     reward_scale: float = 1.0,
 ) -> PolicyLoss:
-    """The user's :class:`PolicyLoss`; arguments as its own.
-
-    Raises:
-        ConfigError: it is none, raises, or its gain is not one finite number per position with a
-            gradient.
-    """
+    """The user's :class:`PolicyLoss`; arguments as its own."""
     given = {
         "config": config,
         "reference_estimator": reference_estimator,

@@ -29,33 +29,19 @@ class Scored:
 
     Positions are frames [B] of a control run, response tokens [B, R] of a language run; all tensors
     have that shape. Log-probs, KLs and entropies are in nats.
-
-    Attributes:
-        log_prob: log pi_theta of what was done there.
-        old_log_prob: log pi_old of the same, the policy that sampled.
-        advantage: as it was estimated; the loss normalises it where it is told to.
-        kl_old: KL(old||new), as :attr:`PolicyLoss.kl_old` says.
-        entropy: of pi_theta; without a bonus only measured, and outside the graph.
-        value: V_theta; None without a critic.
-        value_target: the rollout's return estimate, beside a value.
-        old_value: V during the rollout, beside a value.
-        ref_log_prob: log pi_ref, for the estimators k1, k2 and k3.
-        exact_ref: KL(pi_theta || pi_ref), or the divergence that is charged, differentiable, for
-            the estimator exact.
-        mask: bool, where positions are real; None: everywhere. The others may hold anything.
     """
 
-    log_prob: Tensor
-    old_log_prob: Tensor
-    advantage: Tensor
-    kl_old: Tensor
-    entropy: Tensor
-    value: Tensor | None = None
-    value_target: Tensor | None = None
-    old_value: Tensor | None = None
-    ref_log_prob: Tensor | None = None
-    exact_ref: Tensor | None = None
-    mask: Tensor | None = None
+    log_prob: Tensor  # log pi_theta of what was done there
+    old_log_prob: Tensor  # log pi_old of the same, the policy that sampled
+    advantage: Tensor  # as it was estimated; the loss normalises it where it is told to
+    kl_old: Tensor  # KL(old||new), as PolicyLoss.kl_old says
+    entropy: Tensor  # of pi_theta; without a bonus only measured, and outside the graph
+    value: Tensor | None = None  # V_theta; None without a critic
+    value_target: Tensor | None = None  # the rollout's return estimate, beside a value
+    old_value: Tensor | None = None  # V during the rollout, beside a value
+    ref_log_prob: Tensor | None = None  # log pi_ref, for the estimators k1, k2 and k3
+    exact_ref: Tensor | None = None  # the divergence that is charged, differentiable, for exact
+    mask: Tensor | None = None  # bool, where positions are real; the others may hold anything
 
     def without_padding(self) -> Scored:
         """Zeros at padding: what stands there must reach neither a sum nor a gradient."""
@@ -92,16 +78,10 @@ def example(*, tokens: bool) -> Scored:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What one minibatch gives.
-
-    Attributes:
-        total: what is minimised, a scalar.
-        measured: metric -> its value per position, unweighted: what the total consists of, and
-            what is only observed.
-    """
+    """What one minibatch gives."""
 
     total: Tensor
-    measured: dict[str, Tensor]
+    measured: dict[str, Tensor]  # metric -> its value per position, unweighted
 
 
 class PolicyLoss(ABC):
@@ -115,27 +95,17 @@ class PolicyLoss(ABC):
         reward_scale: what rewards were multiplied by before advantages were estimated. The KL in
             the loss is multiplied by it too, and divided by the spread that ``normalize_advantage``
             divides by: ``kl.coef`` is reward per nat wherever the KL is charged.
-
-    Attributes:
-        kl_old: the KL(old||new) of a minibatch that is asked for: exact; sampled, an estimate with
-            the KL's gradient; or measured, outside the graph, since nothing is charged for it.
-        target_kl: KL(old||new), nats per unit, whose 1.5-fold ends an update's epochs; None for no
-            such end.
-        unit: of ``target_kl`` and ``dtarg``: sequence, a response's sum; else a position.
-        line_search: which updates are scaled to bring KL(old||new) to ``dtarg``: none, back (too
-            long ones) or both.
-        max_alpha: how many times as long a step may become.
-        dtarg: that target, nats per unit; infinite where there is none.
-        dtarg_end: what it is at the end of the run, linearly from ``dtarg``; None: the same.
     """
 
+    #: KL(old||new) of a minibatch: exact; sampled, an estimate with its gradient; or measured,
+    #: outside the graph, since nothing is charged for it.
     kl_old: str = "measured"
-    target_kl: float | None = None
-    unit: str | None = None
-    line_search: str = "none"
-    max_alpha: float = 1.0
-    dtarg: float = math.inf
-    dtarg_end: float | None = None
+    target_kl: float | None = None  # nats per unit; 1.5 times it ends an update's epochs
+    unit: str | None = None  # of target_kl and dtarg: sequence, a response's sum; else a position
+    line_search: str = "none"  # which steps are scaled to dtarg: back (too long ones) or both
+    max_alpha: float = 1.0  # how many times as long a step may become
+    dtarg: float = math.inf  # of KL(old||new), nats per unit
+    dtarg_end: float | None = None  # at the end of the run, linearly from dtarg
 
     def __init__(
         self,
@@ -183,9 +153,6 @@ class PolicyLoss(ABC):
             kl_coef: of KL(policy||reference), a scalar, where the loss charges it.
             spread: what the advantage was divided by over the minibatch that this is a part of,
                 where it is normalised already; None: it is normalised here.
-
-        Raises:
-            ValueError: the loss charges the exact KL(policy||reference), and there is none.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)

@@ -26,11 +26,7 @@ Scale = Mapping[str, tuple[float, float]]
 
 
 def parse_scale(words: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """``TASK=low:high`` words of ``--normalise``.
-
-    Raises:
-        ConfigError: one of them is no such word.
-    """
+    """``TASK=low:high`` words of ``--normalise``."""
     scale = {}
     for word in words:
         task, _, ends = word.rpartition("=")
@@ -45,11 +41,7 @@ def parse_scale(words: Sequence[str]) -> dict[str, tuple[float, float]]:
 
 
 def check_scale(scale: Scale, tasks: Sequence[str]) -> None:
-    """Refuse a normalisation that lacks a task, or names one that is not there.
-
-    Raises:
-        ConfigError: with the task.
-    """
+    """Refuse a normalisation that lacks a task, or names one that is not there."""
     for task in tasks:
         if task not in scale:
             raise ConfigError(f"--normalise: {task} has none; add {task}=low:high")
@@ -62,23 +54,13 @@ def check_scale(scale: Scale, tasks: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A setting over all tasks.
+    """A setting over all tasks."""
 
-    Attributes:
-        name: the setting's, the same in every task.
-        scores: task by task, the normalised final returns [seeds].
-        mean: mean over tasks of the means over seeds; its interval is NaN below ENOUGH seeds.
-        iqm: the interquartile mean of all runs of all tasks: a task of more seeds weighs more.
-        iqm_low: lower end of its 95 % interval; None below ENOUGH seeds, or where tasks have
-            unequal numbers of seeds.
-        iqm_high: upper end.
-    """
-
-    name: str
-    scores: list[Array]
-    mean: Contrast
-    iqm: float
-    iqm_low: float | None
+    name: str  # the setting's, the same in every task
+    scores: list[Array]  # task by task, the normalised final returns [seeds]
+    mean: Contrast  # over tasks, of means over seeds; NaN for an interval below ENOUGH seeds
+    iqm: float  # the interquartile mean of all runs of all tasks: a task of more seeds weighs more
+    iqm_low: float | None  # None below ENOUGH seeds, or where tasks have unequal numbers
     iqm_high: float | None
 
     @property
@@ -135,19 +117,12 @@ def _aggregate(name: str, scores: list[Array]) -> Aggregate:
 
 @dataclass(frozen=True)
 class AggregateDifference:
-    """The best setting over all tasks less another.
-
-    Attributes:
-        name: of the other.
-        difference: of the means over tasks.
-        p: after Holm over all pairs of settings.
-        more: P(best > other), the mean over tasks.
-    """
+    """The best setting over all tasks less another."""
 
     name: str
-    difference: Contrast
-    p: float
-    more: float
+    difference: Contrast  # of the means over tasks
+    p: float  # after Holm over all pairs of settings
+    more: float  # P(best > other), the mean over tasks
 
 
 def against_best(settings: Sequence[Aggregate]) -> tuple[str, list[AggregateDifference]]:

@@ -24,9 +24,6 @@ def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
 
     Returns:
         Whether they are equal, and the first difference or what is equal, in a line.
-
-    Raises:
-        ConfigError: the rows of one cannot be read.
     """
     rows = _rows(first), _rows(second)
     difference = next(_differences(*rows), None)

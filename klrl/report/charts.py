@@ -42,48 +42,28 @@ _SCORE_KEYS = {
 
 
 class Point(NamedTuple):
-    """One point of a chart.
-
-    Attributes:
-        x: its position.
-        y: the estimate there.
-        seeds: y of each of the setting's runs; NaN where it has none.
-        across: of return against KL, the estimate of x.
-        places: of return against KL, x of each of the setting's runs.
-    """
+    """One point of a chart."""
 
     x: float
     y: Estimate
-    seeds: Sequence[float] = ()
-    across: Estimate | None = None
-    places: Sequence[float] = ()
+    seeds: Sequence[float] = ()  # y of each of the setting's runs; NaN where it has none
+    across: Estimate | None = None  # of return against KL, the estimate of x
+    places: Sequence[float] = ()  # of return against KL, x of each of the setting's runs
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart.
-
-    Attributes:
-        title: above it.
-        x: label of the x-axis, with its unit.
-        y: label of the y-axis, with its unit.
-        digits: significant digits of x and of y, see :func:`klrl.base.digits.number`.
-        log: whether y is logarithmic; values <= 0 are left out.
-        series: index of the setting -> its points by x.
-        front: indices of the settings that none beats, by x; None for learning curves.
-        floor: the lowest start of a logarithmic axis; None to show everything.
-        result: whether it is a result; the others explain it, and stand below a fold.
-    """
+    """One chart."""
 
     title: str
-    x: str
-    y: str
-    digits: tuple[int, int]
-    log: bool
-    series: dict[int, list[Point]]
-    front: list[int] | None = None
-    floor: float | None = None
-    result: bool = True
+    x: str  # label of the x-axis, with its unit
+    y: str  # label of the y-axis, with its unit
+    digits: tuple[int, int]  # significant digits of x and of y, see number
+    log: bool  # whether y is logarithmic; values <= 0 are left out
+    series: dict[int, list[Point]]  # index of the setting -> its points by x
+    front: list[int] | None = None  # settings that none beats, by x; None for learning curves
+    floor: float | None = None  # the lowest start of a logarithmic axis; None to show everything
+    result: bool = True  # whether it is a result; the others explain it, and stand below a fold
 
 
 # ---------------------------------------------------------------------------------- learning curves

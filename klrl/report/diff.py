@@ -21,15 +21,10 @@ _FACTS = ("status", "seed", "klrl", "numerics", "python", "device", "compile", "
 
 @dataclass(frozen=True)
 class Part:
-    """One table.
-
-    Attributes:
-        title: above it.
-        rows: name, first run, second run, difference (of numbers).
-    """
+    """One table."""
 
     title: str
-    rows: list[tuple[str, str, str, str]]
+    rows: list[tuple[str, str, str, str]]  # name, first run, second run, difference (of numbers)
 
 
 def compare(first: Run, second: Run) -> list[Part]:
@@ -90,11 +85,7 @@ def as_text(parts: Iterable[Part]) -> str:
 
 
 def read(path: str) -> Run:
-    """One run, by its folder.
-
-    Raises:
-        ConfigError: no such folder, no run in it, or a broken one.
-    """
+    """One run, by its folder."""
     try:
         return read_run(find_manifest(path, "RUN"))
     except Unreadable as error:

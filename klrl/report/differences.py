@@ -19,27 +19,16 @@ ALL_PAIRS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """Setting a less setting b, in one measure.
-
-    Attributes:
-        a: index of a setting.
-        b: index of another.
-        value: mean of a less mean of b.
-        low: lower end of its 95 % interval, for this pair alone.
-        high: upper end.
-        p: two-sided, after Holm over all pairs of the table.
-        more: P(A > B).
-        paired: whether it is over seeds that share a trained start.
-    """
+    """Setting a less setting b, in one measure."""
 
     a: int
     b: int
     value: float
     low: float
     high: float
-    p: float
+    p: float  # two-sided, after Holm over all pairs of the table
     more: float
-    paired: bool
+    paired: bool  # whether it is over seeds that share a trained start
 
     @property
     def significant(self) -> bool:

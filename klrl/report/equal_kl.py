@@ -19,14 +19,7 @@ KNOBS = ("kl.coef", "controller.target")
 
 @dataclass(frozen=True)
 class EqualKL:
-    """Return at equal KL(policy||reference), by family of settings.
-
-    Attributes:
-        levels: KLs, nats.
-        families: name -> an estimate per level; None outside the family's range.
-        kl: the metric of the levels.
-        reward: the metric of the estimates.
-    """
+    """Return at equal KL(policy||reference), by family of settings."""
 
     levels: list[float]
     families: dict[str, list[Estimate | None]]

@@ -36,47 +36,26 @@ _SCHEDULED = 1_000
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list: a run, a sweep, or a job of a sweep that has not begun.
-
-    Attributes:
-        path: its folder.
-        state: running, finished, interrupted, failed, refused, waiting, or broken.
-        unit: of the progress: frames, samples, or the jobs of a sweep.
-        domain: a run's.
-        done: progress so far.
-        total: at the end; None if it is unknown.
-        score: the return of the last evaluation, else of the last episodes of training.
-        error: its standard error, of an evaluation of several episodes.
-        best: the return of the best checkpoint, in the closing evaluation.
-        best_error: its standard error.
-        kl: the last KL(policy||reference), nats.
-        started: in ISO 8601; None if it has not begun.
-        note: an error, in one line.
-        jobs: a sweep's: state -> number of jobs.
-    """
+    """One line of the list: a run, a sweep, or a job of a sweep that has not begun."""
 
     path: Path
-    state: str
-    unit: str = ""
+    state: str  # running, finished, interrupted, failed, refused, waiting, or broken
+    unit: str = ""  # of the progress: frames, samples, or the jobs of a sweep
     domain: Domain = CONTROL
     done: int = 0
-    total: int | None = None
+    total: int | None = None  # at the end; None if it is unknown
     score: float | None = None
-    error: float | None = None
-    best: float | None = None
+    error: float | None = None  # its standard error, of an evaluation of several episodes
+    best: float | None = None  # the return of the best checkpoint, in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None
-    started: str | None = None
-    note: str = ""
-    jobs: dict[str, int] = field(default_factory=dict)
+    kl: float | None = None  # the last KL(policy||reference), nats
+    started: str | None = None  # in ISO 8601; None if it has not begun
+    note: str = ""  # an error, in one line
+    jobs: dict[str, int] = field(default_factory=dict)  # a sweep's: state -> number of jobs
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The runs and sweeps of a folder, the newest last; for a sweep's folder, its jobs in order.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """The runs and sweeps of a folder, the newest last; for a sweep's folder, its jobs in order."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")

@@ -35,21 +35,13 @@ _IN_BAND = Metric(
 
 @dataclass(frozen=True)
 class Measure:
-    """One number per run.
-
-    Attributes:
-        key: its name in the CSV.
-        metric: gives its title, unit and digits.
-        how: the reduction over iterations; empty where the unit says it.
-        of: a run's number; NaN if it has none.
-        score: whether it is a return or a score: a failed run may count as the worst of these.
-    """
+    """One number per run."""
 
     key: str
     metric: Metric
-    how: str
-    of: Callable[[Run], float]
-    score: bool = False
+    how: str  # the reduction over iterations; empty where the unit says it
+    of: Callable[[Run], float]  # a run's number; NaN if it has none
+    score: bool = False  # a failed run may count as the worst of these
 
 
 def column(run: Run, metric: str) -> Array:
@@ -182,17 +174,11 @@ def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One setting's row of the table.
-
-    Attributes:
-        setting: the setting.
-        values: by :attr:`Measure.key`, a number per run of the setting; NaN where it has none.
-        estimates: by :attr:`Measure.key`; None if no seed has the number.
-    """
+    """One setting's row of the table."""
 
     setting: Setting
-    values: dict[str, Array]
-    estimates: dict[str, Estimate | None]
+    values: dict[str, Array]  # by Measure.key, a number per run; NaN where it has none
+    estimates: dict[str, Estimate | None]  # by key; None if no seed has the number
 
     @property
     def worst(self) -> float | None:

@@ -19,17 +19,11 @@ FAILED = ("last", "worst", "drop")
 
 @dataclass(frozen=True)
 class Counted:
-    """The runs that count, by setting.
-
-    Attributes:
-        settings: in the order of their names.
-        replaced: runs whose job was run again later.
-        failed: how a failed run counts, of :data:`FAILED`.
-    """
+    """The runs that count, by setting."""
 
     settings: list[Setting]
-    replaced: list[Run]
-    failed: str
+    replaced: list[Run]  # runs whose job was run again later
+    failed: str  # how a failed run counts, of FAILED
 
     @property
     def dropped(self) -> int:

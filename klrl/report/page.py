@@ -100,22 +100,7 @@ _GOLD = (
 
 @dataclass(frozen=True)
 class Task:
-    """The page's section of one task.
-
-    Attributes:
-        name: the environment.
-        lines: the table, one line per setting.
-        measures: the table's columns.
-        curves: the learning curves.
-        fronts: return against sqrt(KL), and the gold score if there is one.
-        equal: return at equal KL.
-        shown: indices of the settings that are drawn at first.
-        pictures: names of the pictures beside the page.
-        differences: between the final returns of every pair.
-        remarks: what to know before comparing.
-        short: index of a setting -> how many of its runs ended early.
-        labels: the settings' names in the legend.
-    """
+    """The page's section of one task."""
 
     name: str
     lines: list[Line]
@@ -123,11 +108,11 @@ class Task:
     curves: list[Chart]
     fronts: list[Chart]
     equal: EqualKL
-    shown: list[int]
+    shown: list[int]  # indices of the settings that are drawn at first
     pictures: list[str]
     differences: list[Difference]
     remarks: list[str]
-    short: dict[int, int]
+    short: dict[int, int]  # index of a setting -> how many of its runs ended early
     labels: list[str]
 
     @property

@@ -35,30 +35,17 @@ _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "swe
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder.
-
-    Attributes:
-        path: the folder.
-        status: finished, interrupted, failed, or running.
-        seed: its seed.
-        settings: key of the command line -> value, without those of :data:`_NOT_SETTINGS`, and with
-            "numerics", the version of klrl's arithmetic.
-        columns: metric -> [rows]; NaN where a row does not have it.
-        command: the command line that started it.
-        manifest: the contents of ``manifest.json``; ``error`` if the run failed.
-        domain: gives axis, units and digits of its metrics.
-        typed: group -> the preset that was typed for its choice, as klpen_held for klpen.
-    """
+    """One run folder."""
 
     path: Path
     status: str
     seed: int
-    settings: dict[str, Any]
-    columns: dict[str, NDArray[np.float64]]
+    settings: dict[str, Any]  # without _NOT_SETTINGS; "numerics" is the arithmetic's version
+    columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN where a row does not have it
     command: str
-    manifest: dict[str, Any]
+    manifest: dict[str, Any]  # the contents of ``manifest.json``; ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)
+    typed: dict[str, str] = field(default_factory=dict)  # group -> preset: klpen_held for klpen
 
     @property
     def rows(self) -> int:
@@ -98,26 +85,15 @@ def task_of(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The runs and sweeps below the given paths.
-
-    Attributes:
-        runs: those that could be read; see :func:`klrl.report.starts.mark_own_seeds` for their
-            paths.
-        skipped: one line per run or sweep that could not be read.
-        sweeps: those whose ``sweep.json`` could be read.
-    """
+    """The runs and sweeps below the given paths."""
 
     runs: list[Run]
-    skipped: list[str]
-    sweeps: list[Sweep]
+    skipped: list[str]  # one line per run or sweep that could not be read
+    sweeps: list[Sweep]  # those whose ``sweep.json`` could be read
 
 
 def find_runs(paths: Sequence[str]) -> Inventory:
-    """Read every run folder at or below the paths, and every sweep, in the order of their names.
-
-    Raises:
-        ConfigError: a path that does not exist, or neither run nor sweep below any of them.
-    """
+    """Read every run folder at or below the paths, and every sweep, in the order of their names."""
     # By the resolved path: overlapping arguments must not count a run twice.
     folders: dict[Path, Path] = {}
     swept: dict[Path, Path] = {}

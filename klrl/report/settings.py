@@ -18,19 +18,12 @@ _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in their seed alone.
+    """Runs that differ in their seed alone."""
 
-    Attributes:
-        name: how it differs from the others, as ``kl.coef=0.1``.
-        runs: one per seed, by seed.
-        settings: their common settings.
-        dropped: how many failed runs of it were left out.
-    """
-
-    name: str
-    runs: list[Run]
+    name: str  # how it differs from the others, as ``kl.coef=0.1``
+    runs: list[Run]  # one per seed, by seed
     settings: dict[str, Any] = field(repr=False)
-    dropped: int = 0
+    dropped: int = 0  # how many failed runs of it were left out
 
     @property
     def task(self) -> str:
@@ -155,25 +148,15 @@ _ORDER = ("failed", "refused", "interrupted", "running", "waiting")
 
 @dataclass(frozen=True)
 class Job:
-    """A job that did not finish, or is not in the statistics.
-
-    Attributes:
-        folder: its run folder.
-        state: its status, or why it is not counted.
-        setting: the setting's name, or the overrides of a job that never started.
-        seed: its seed; empty if it never started and its overrides have none.
-        iterations: how many were recorded; empty if it never started.
-        error: the recorded error.
-        counted: whether it is in the statistics all the same.
-    """
+    """A job that did not finish, or is not in the statistics."""
 
     folder: str
-    state: str
-    setting: str
-    seed: str
-    iterations: str
+    state: str  # its status, or why it is not counted
+    setting: str  # the setting's name, or the overrides of a job that never started
+    seed: str  # its seed; empty if it never started and its overrides have none
+    iterations: str  # how many were recorded; empty if it never started
     error: str
-    counted: bool = False
+    counted: bool = False  # whether it is in the statistics all the same
 
 
 def other_jobs(

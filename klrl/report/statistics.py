@@ -31,21 +31,10 @@ _BLOCK = 4_000_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the seeds of a setting come to.
-
-    Attributes:
-        value: the mean.
-        low: lower end of its 95 % interval; None below :data:`ENOUGH` seeds.
-        high: upper end; None likewise.
-        seeds: number of seeds with a value.
-        iqm: the interquartile mean.
-        least: the lowest seed's value.
-        most: the highest seed's value.
-        error: standard error of the mean; None with one seed.
-    """
+    """What the seeds of a setting come to."""
 
     value: float
-    low: float | None
+    low: float | None  # lower end of its 95 % interval; None below ENOUGH seeds
     high: float | None
     seeds: int
     iqm: float
@@ -56,19 +45,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of means: one mean, a difference, a mean over tasks.
-
-    Attributes:
-        value: the sum.
-        low: lower end of its interval.
-        high: upper end.
-        p: two-sided, of the hypothesis that the true sum is 0.
-    """
+    """A weighted sum of means: one mean, a difference, a mean over tasks."""
 
     value: float
     low: float
     high: float
-    p: float
+    p: float  # two-sided, of the hypothesis that the true sum is 0
 
 
 #: Independent samples of two values or more, and the weight of each one's mean.

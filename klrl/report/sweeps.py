@@ -14,19 +14,12 @@ from klrl.sweep.sweep_file import SWEEP_FILE, SweepFile
 
 @dataclass(frozen=True)
 class Planned:
-    """One job in a sweep's record.
-
-    Attributes:
-        folder: of its run, begun or not.
-        overrides: as on the command line.
-        status: finished, running, interrupted, failed, refused or waiting.
-        error: why it failed or was refused; empty if nothing is recorded.
-    """
+    """One job in a sweep's record."""
 
     folder: Path
     overrides: list[str]
-    status: str
-    error: str
+    status: str  # finished, running, interrupted, failed, refused or waiting
+    error: str  # why it failed or was refused; empty if nothing is recorded
 
     @property
     def begun(self) -> bool:
@@ -36,16 +29,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep.
-
-    Attributes:
-        path: its folder.
-        command: the command line that started it; empty if it is not recorded.
-        jobs: all of them.
-    """
+    """One sweep."""
 
     path: Path
-    command: str
+    command: str  # the command line that started it; empty if it is not recorded
     jobs: list[Planned]
 
 

@@ -39,9 +39,6 @@ def write_report(
         unfinished: whether interrupted and running runs count too.
         failed: how a failed run counts, of :data:`klrl.report.outcomes.FAILED`.
         scale: the normalisation of an aggregate over tasks; none by default.
-
-    Raises:
-        ConfigError: the scale lacks a task.
     """
     counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
     stems = _stems(dict.fromkeys(setting.task for setting in counted.settings))

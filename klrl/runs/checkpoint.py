@@ -36,13 +36,7 @@ _MAY_LACK = {"rollout"}
 
 
 class Counters:
-    """The numbers of a run that no module holds, as one checkpoint component.
-
-    Attributes:
-        iteration: rollouts done.
-        frames: environment steps done.
-        best_return: the best evaluation so far.
-    """
+    """The numbers of a run that no module holds, as one checkpoint component."""
 
     def __init__(self) -> None:
         self.iteration = 0
@@ -107,9 +101,6 @@ class Checkpoints:
 
         Returns:
             The metadata that it was saved with.
-
-        Raises:
-            ConfigError: there is none, or it was made with other settings, or by another run.
         """
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
@@ -163,9 +154,6 @@ def load_component(
 
     Returns:
         The frames that the run had seen.
-
-    Raises:
-        ConfigError: no such checkpoint, none that is whole, or the state does not fit the module.
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
@@ -201,11 +189,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Any], device: torch.device, say: Say, setting: str
 ) -> tuple[Entry, list[Path]]:
-    """Restore components from the newest whole entry; that entry, and those refused.
-
-    Raises:
-        ConfigError: none is whole, or it was made with other settings.
-    """
+    """Restore components from the newest whole entry; that entry, and those refused."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:
@@ -227,11 +211,7 @@ def _load(
 
 
 def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
-    """Refuse entries of another run: the run would go on from them, or remove them.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse entries of another run: the run would go on from them, or remove them."""
     for path in _newest_first(folder) if run is not None else ():
         with suppress(DamagedEntry):  # told when it is loaded
             theirs = Entry(path).metadata.get("run")

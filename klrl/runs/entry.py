@@ -101,10 +101,6 @@ class Entry:
     Args:
         path: its folder.
 
-    Attributes:
-        frames: of the run when it was written.
-        metadata: numbers and texts about the run then.
-
     Raises:
         DamagedEntry: its manifest is not the one that was written.
     """

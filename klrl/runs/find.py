@@ -13,11 +13,7 @@ from klrl.runs.owner import lives_here, refuse_owned
 
 
 def find_run(path: str, setting: str) -> Path:
-    """The run folder that a setting names; it must hold a manifest and a checkpoint.
-
-    Raises:
-        ConfigError: no such folder, no run in it, or a run without a checkpoint.
-    """
+    """The run folder that a setting names; it must hold a manifest and a checkpoint."""
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
@@ -27,11 +23,7 @@ def find_run(path: str, setting: str) -> Path:
 
 
 def find_manifest(path: str, setting: str) -> Path:
-    """The run folder that a setting names; it must hold a manifest.
-
-    Raises:
-        ConfigError: no such folder, or no run in it.
-    """
+    """The run folder that a setting names; it must hold a manifest."""
     run = expanded(path)
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
@@ -45,11 +37,7 @@ def find_manifest(path: str, setting: str) -> Path:
 
 
 def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
-    """The runs whose policies a job loads, as (setting, its value, folder).
-
-    Raises:
-        ConfigError: a run or its checkpoint is missing.
-    """
+    """The runs whose policies a job loads, as (setting, its value, folder)."""
     sources, runs = [], []
     if isinstance(config.reference, CheckpointReferenceConfig) and config.has_reference:
         sources.append(("reference.path", config.reference.path, config.reference.which))
@@ -64,11 +52,7 @@ def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
 
 
 def check_not_running(run: Path) -> None:
-    """Refuse to resume a run that another process is still training.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """Refuse to resume a run that another process is still training."""
     refuse_owned(run, f"resume={run}")
     files = RunFolder(run)
     if files.status != "running" or files.manifest.get("pid") == os.getpid():

@@ -132,8 +132,8 @@ def settings_text(run: Path) -> str:
 
     Raises:
         FileNotFoundError: there is none.
-        OSError, ValueError, YAMLError: it cannot be read, is no YAML, is nested too deep, or has an
-            alias: eleven lines of them can stand for a terabyte.
+        OSError, ValueError, YAMLError: it cannot be read, is no YAML, is nested too deep, or
+            has an
     """
     text = read_plain(run / ".hydra" / "config.yaml").decode()
     depth = 0
@@ -154,9 +154,6 @@ class RunFolder:
         path: the folder; :meth:`open` makes it.
         overrides: the job's.
         argv: the command line that started it; default: that of the overrides.
-
-    Attributes:
-        guard: calls what serves the run but may not end it.
     """
 
     def __init__(

@@ -24,29 +24,18 @@ Samples = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Video:
-    """An episode that was filmed.
+    """An episode that was filmed."""
 
-    Attributes:
-        name: as ``videos/last``.
-        mp4: the film, for loggers that play it; None without an encoder.
-        gif: the same, smaller.
-        size: of the GIF: width and height in pixels.
-    """
-
-    name: str
-    mp4: Path | None
-    gif: Path
-    size: tuple[int, int]
+    name: str  # as ``videos/last``
+    mp4: Path | None  # the film, for loggers that play it; None without an encoder
+    gif: Path  # the same, smaller
+    size: tuple[int, int]  # of the GIF: width and height in pixels
 
 
 class Logger(Protocol):
-    """A logger besides ``metrics.jsonl``.
+    """A logger besides ``metrics.jsonl``."""
 
-    Attributes:
-        part: what :class:`~klrl.runs.guard.Guard` calls it.
-    """
-
-    part: str
+    part: str  # what Guard calls it
 
     def log(self, row: Row) -> None:
         """Log one iteration's row."""
@@ -60,28 +49,17 @@ class Logger(Protocol):
 
 @dataclass(frozen=True)
 class Opened:
-    """The run for which a logger is opened.
-
-    Attributes:
-        folder: the run folder.
-        settings: the job's settings, for wandb's config.
-        group: the sweep's name.
-        run_id: wandb's id; a resumed run has the same, so that wandb continues it.
-        domain: the run's.
-        guard: calls the logger, which may fail without ending the run.
-        rows: those of a run that trains, so far; None for a finished run, to which a video is
-            added.
-        note: stores entries in the run's manifest; None for a finished run.
-    """
+    """The run for which a logger is opened."""
 
     folder: Path
-    settings: dict[str, Any]
-    group: str | None
-    run_id: str
+    settings: dict[str, Any]  # the job's settings, for wandb's config
+    group: str | None  # the sweep's name
+    run_id: str  # wandb's id; a resumed run has the same, so that wandb continues it
     domain: Domain
-    guard: Guard
+    guard: Guard  # calls the logger, which may fail without ending the run
+    #: Those of a run that trains, so far; None for a finished run, to which a video is added.
     rows: Callable[[], Sequence[Row]] | None = None
-    note: Callable[..., None] | None = None
+    note: Callable[..., None] | None = None  # stores entries in the run's manifest
 
 
 @contextmanager

@@ -118,10 +118,6 @@ def check_machine(
         config: the checked job.
         overridden: the keys that the user gave.
         resumed: whether the run resumes from its own checkpoint.
-
-    Raises:
-        ConfigError: an optional package, a device, a run folder or an environment is missing, or
-            another run's policy does not fit.
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)

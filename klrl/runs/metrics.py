@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of ``curves.png``, which draws several metrics; in the report each has its own chart.
+    """A panel of ``curves.png``, of several metrics; in the report each has its own chart."""
 
-    Attributes:
-        title: the domain fills in ``{score}``; None for metrics that only the report draws.
-        log: whether the y-axis is logarithmic; values <= 0 are left out there.
-    """
-
-    title: str | None
-    log: bool
+    title: str | None  # None for metrics that only the report draws
+    log: bool  # whether the y-axis is logarithmic; values <= 0 are left out there
 
 
 #: name -> panel, in the order of ``curves.png``
@@ -56,27 +51,16 @@ class Metric:
     """One entry of the rows of ``metrics.jsonl``, drawn against its domain's axis.
 
     Texts may hold attributes of a domain, as ``{score}`` and ``{unit}``; see :meth:`of`.
-
-    Attributes:
-        name: its key in ``metrics.jsonl``.
-        title: its name for people.
-        unit: of its values; empty if they have none.
-        what: its definition in one line.
-        digits: significant digits that are printed; 0 for a count, None for a score, whose digits
-            are the domain's.
-        panel: its key in :data:`PANELS`; None if it is not drawn.
-        short: its label in the progress line; empty if it is not shown there.
-        domain: the name of the only domain that records it; None if all do.
     """
 
-    name: str
+    name: str  # its key in ``metrics.jsonl``
     title: str
-    unit: str
+    unit: str  # of its values; empty if they have none
     what: str
-    digits: int | None = 4
-    panel: str | None = None
-    short: str = ""
-    domain: str | None = None
+    digits: int | None = 4  # significant; 0 for a count, None for a score: the domain's
+    panel: str | None = None  # its key in PANELS; None if it is not drawn
+    short: str = ""  # its label in the progress line; empty if it is not shown there
+    domain: str | None = None  # the name of the only domain that records it; None if all do
 
     def of(self, domain: Domain) -> Metric:
         """The metric with the domain's terms in its texts, and the domain's digits."""
@@ -431,11 +415,7 @@ def metric_of(name: str, domain: Domain) -> Metric:
 
 
 def require_declared(names: Iterable[str]) -> None:
-    """Check that metrics have a declaration.
-
-    Raises:
-        ConfigError: one has none.
-    """
+    """Check that metrics have a declaration."""
     unknown = sorted(name for name in set(names) - set(METRICS) if not name.startswith(PART))
     if unknown:
         raise ConfigError(f"metric {unknown[0]}: is not declared; add it to klrl/runs/metrics.py")

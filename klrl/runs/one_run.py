@@ -23,12 +23,7 @@ def another_run(what: str, theirs: Any, run: str | None) -> ConfigError:
 
 
 def check_one_run(files: RunFolder, setting: str) -> None:
-    """Refuse to go on where settings or rows are of another run; checkpoints are when they load.
-
-    Raises:
-        ConfigError: they are, or the folder's manifest is gone, so that rows of two runs would be
-            in one file.
-    """
+    """Refuse to go on where settings or rows are of another run; checkpoints are when they load."""
     own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
     if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
         raise ConfigError(
@@ -47,11 +42,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
 
 
 def forget_start(files: RunFolder) -> None:
-    """Let a run that was stopped before its first checkpoint start again; the user's files stay.
-
-    Raises:
-        ConfigError: it trained, so it had checkpoints, and they cannot be seen from here.
-    """
+    """Let a run that was stopped before its first checkpoint start again; the user's files stay."""
     link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
     rows = files.metrics.read_bytes() if files.metrics.exists() else b""
     if link or re.search(rb'"iteration": [1-9]', rows):

@@ -26,10 +26,6 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
         run: the run folder.
         overrides: ``key=value``. Control: ``env.id``, which clears ``env.kwargs``, and
             ``env.kwargs.*``. Language: the reward and the lengths or data of its prompts.
-
-    Raises:
-        ConfigError: another key, an environment that cannot be made, or one whose observations or
-            actions do not fit the policy.
     """
     NAMED.update(overrides)
     own = stored_config(run)
@@ -39,11 +35,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """The overrides, ``env.id`` first.
-
-    Raises:
-        ConfigError: a key is neither one of ``keys`` nor below one.
-    """
+    """The overrides, ``env.id`` first."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

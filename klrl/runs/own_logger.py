@@ -31,11 +31,7 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Iterator[Sequence[
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
-    """Refuse a class that takes no rows; made it is when the run opens.
-
-    Raises:
-        ConfigError: it has no method log.
-    """
+    """Refuse a class that takes no rows; made it is when the run opens."""
     target = find_target("logger", config)
     if isinstance(target, type) and not callable(getattr(target, "log", None)):
         raise ConfigError(
@@ -49,9 +45,6 @@ class OwnLogger:
 
     Args:
         logger: with ``log(row)``; ``log_samples``, ``log_video`` and ``close`` if it wants them.
-
-    Raises:
-        TypeError: it has no ``log``.
     """
 
     part = "logger"

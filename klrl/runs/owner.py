@@ -50,23 +50,14 @@ class OwnedElsewhere(ConfigError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that writes a run folder.
-
-    Attributes:
-        host: its machine.
-        pid: its id there.
-        pid_started: see :func:`process_start`.
-        job: its id in a queue; None outside.
-        restarts: how often the queue started the job again.
-        heartbeat: when it was last seen, seconds since 1970.
-    """
+    """The process that writes a run folder."""
 
     host: str
     pid: int
-    pid_started: str | None
-    job: str | None
-    restarts: int
-    heartbeat: int
+    pid_started: str | None  # see process_start
+    job: str | None  # its id in a queue; None outside
+    restarts: int  # how often the queue started the job again
+    heartbeat: int  # when it was last seen, seconds since 1970
 
     @classmethod
     def this_process(cls) -> Owner:
@@ -129,7 +120,6 @@ def owning(run: Path) -> Iterator[Claim]:
 
     Raises:
         OwnedElsewhere: another process owns it.
-        ConfigError: it cannot be written.
     """
     new = not run.exists()
     try:

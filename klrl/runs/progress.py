@@ -25,11 +25,7 @@ _LIVE_SECONDS = 1.0
 
 
 class Phases:
-    """The phase of an iteration that is under way, and the seconds of each so far.
-
-    Attributes:
-        name: sampling, reward, scoring, update, evaluation or checkpoint; empty before the first.
-    """
+    """The phase of an iteration that is under way, and the seconds of each so far."""
 
     def __init__(self) -> None:
         self.name = ""

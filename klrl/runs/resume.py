@@ -37,10 +37,6 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
     Args:
         path: the run folder.
         overrides: ``key=value``; only keys of :data:`CHANGEABLE`.
-
-    Raises:
-        ConfigError: there is no run or no checkpoint, the run is still running, or an override
-            changes another setting.
     """
     run = find_run(path, "resume")
     check_not_running(run)
@@ -56,10 +52,6 @@ def stored_config(
         run: the run folder.
         overrides: ``key=value``.
         changeable: the keys that they may set, with all keys below them.
-
-    Raises:
-        ConfigError: an override sets another key, the file is of another version of klrl, or it
-            names code that this user neither ran before nor trusts.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(

@@ -22,13 +22,6 @@ class OwnFolder:
         given: its path; None for a new one below ``outputs/``.
         setting: where the path was given, for error messages.
         suffix: the end of a new folder's name.
-
-    Attributes:
-        path: the folder.
-        holds_run: whether it was given, and a run or a sweep is in it.
-
-    Raises:
-        ConfigError: it cannot be read.
     """
 
     def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
@@ -43,11 +36,7 @@ class OwnFolder:
         self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
 
     def make(self) -> None:
-        """Make it; a signal during this leaves nothing that remove_unstarted does not know.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
+        """Make it; a signal during this leaves nothing that remove_unstarted does not know."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             while True:
@@ -97,9 +86,6 @@ def run_in_folder(
 
     Returns:
         The folder.
-
-    Raises:
-        ConfigError: the folder cannot be written or holds a run, or the job is refused.
     """
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
     if folder.holds_run:

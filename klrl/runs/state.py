@@ -35,10 +35,6 @@ def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -
         value: the state, or a part of it.
         tensors: takes the tensors, by the keys that lead to them, joined by ``/``.
         path: the keys that led here.
-
-    Raises:
-        TypeError: a value that is neither tensor, number, text nor a container of those.
-        ValueError: two tensors by one name.
     """
     if isinstance(value, Tensor):
         name = "/".join(path)
@@ -61,11 +57,7 @@ def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that :func:`encode` gave, or ``torchrl.checkpoint`` in format 1.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is no such thing.
-    """
+    """The state that :func:`encode` gave, or ``torchrl.checkpoint`` in format 1."""
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise TypeError("a state has a list without a kind")
@@ -94,9 +86,6 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
 
     ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors, and does not tell what
     it writes, which is hashed here.
-
-    Raises:
-        TypeError: a dtype that klrl's policies do not have.
     """
     # The widest first, so that each begins at a multiple of its width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

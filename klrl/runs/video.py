@@ -22,15 +22,10 @@ _WIDTH, _SPEED = 320, 20
 
 @dataclass(frozen=True)
 class Film:
-    """The episode that was filmed.
-
-    Attributes:
-        steps: its length.
-        score: its return; None if it was cut off.
-    """
+    """The episode that was filmed."""
 
     steps: int
-    score: float | None
+    score: float | None  # its return; None if it was cut off
 
 
 def check_encoders() -> None:
