@@ -56,12 +56,7 @@ class Counters:
 
 
 class Checkpoints:
-    """``last`` and ``best`` of a run.
-
-    Args:
-        folder: ``checkpoints`` of the run folder.
-        components: named objects with ``state_dict`` and ``load_state_dict``.
-    """
+    """``last`` and ``best`` of a run, from named objects with a ``state_dict``."""
 
     def __init__(self, folder: Path, components: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -93,14 +88,9 @@ class Checkpoints:
             shutil.rmtree(staging, ignore_errors=True)
 
     def load_last(self, device: torch.device, say: Say = warn) -> Mapping[str, Any]:
-        """Restore every component from the newest whole entry of ``last``.
+        """Restore every component from the newest whole entry of ``last``; returns its metadata.
 
-        Args:
-            device: where tensors go.
-            say: takes a line for every newer entry, which is refused.
-
-        Returns:
-            The metadata that it was saved with.
+        ``say`` takes a line for every newer entry, which is refused.
         """
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
@@ -142,18 +132,9 @@ class Checkpoints:
 def load_component(
     run: Path, which: str, name: str, module: Any, device: torch.device, say: Say = warn
 ) -> int:
-    """Restore one component of another run.
+    """Restore one component of another run's ``last`` or ``best``; the frames that it had seen.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        name: the component.
-        module: takes its state.
-        device: where tensors go.
-        say: takes a line for every newer entry, which is refused.
-
-    Returns:
-        The frames that the run had seen.
+    ``say`` takes a line for every newer entry, which is refused.
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
@@ -164,15 +145,9 @@ def load_component(
 
 
 def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str, str]] | None:
-    """SHA-256 of the tensors of components, in a run's newest entry.
+    """The frames of a run's newest entry, and component -> SHA-256 of its tensors, if any.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        names: of the components; those without tensors are left out.
-
-    Returns:
-        The frames of the entry, and name -> SHA-256; None without a whole entry of this format.
+    None without a whole entry of this format.
     """
     for path in _candidates(run / "checkpoints" / which):
         try:

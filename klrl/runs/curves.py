@@ -38,13 +38,7 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> 
 
 
 def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
-    """A run's curves.
-
-    Args:
-        rows: those of ``metrics.jsonl``.
-        title: above all panels.
-        domain: the run's; its axis is the x-axis.
-    """
+    """A run's curves, from the rows of ``metrics.jsonl``."""
     with collection_paused():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -48,13 +48,7 @@ class DamagedEntry(Exception):
 def write_entry(
     folder: Path, components: Mapping[str, Any], frames: int, metadata: Mapping[str, Any]
 ) -> None:
-    """Write an entry, and have the disk confirm each file.
-
-    Args:
-        folder: made here; it must not be there yet.
-        components: named objects with ``state_dict``; a name is a word.
-        frames: of the run so far.
-        metadata: numbers and texts about the run.
+    """Write an entry into a new folder, and have the disk confirm each file.
 
     Raises:
         OSError: as on a full disk; what was written so far is left.
@@ -97,9 +91,6 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
 
 class Entry:
     """An entry of format 3, to be read.
-
-    Args:
-        path: its folder.
 
     Raises:
         DamagedEntry: its manifest is not the one that was written.

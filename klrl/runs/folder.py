@@ -148,13 +148,7 @@ def settings_text(run: Path) -> str:
 
 
 class RunFolder:
-    """Paths and manifest of a run.
-
-    Args:
-        path: the folder; :meth:`open` makes it.
-        overrides: the job's.
-        argv: the command line that started it; default: that of the overrides.
-    """
+    """Paths and manifest of a run; :meth:`open` makes the folder."""
 
     def __init__(
         self, path: Path, overrides: Sequence[str] | None = None, argv: Sequence[str] | None = None
@@ -223,14 +217,10 @@ class RunFolder:
             self._claim.check()
 
     def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
-        """Write the manifest of a run that starts or resumes; returns it.
+        """Write the manifest of a run that starts or resumes, with further entries; returns it.
 
         ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists
         the others.
-
-        Args:
-            config: the job.
-            more: further entries, as the device.
         """
         before = self.manifest if self._manifest.exists() else {}
         key = identity(config)
@@ -280,7 +270,6 @@ class RunFolder:
         self._write({**self._written, **entries})
 
     def _note_failure(self, part: str, error: str) -> None:
-        """Note what failed beside training, and when."""
         failure = {"part": part, "error": error, "when": _now()}
         self.update(side_failures=[*self._written.get("side_failures", []), failure])
 
@@ -292,7 +281,6 @@ class RunFolder:
         )
 
     def _store_config(self, config: JobConfig, head: str) -> None:
-        """Write ``.hydra/config.yaml``, with a resume's changes, and the job's overrides."""
         stored = make_folder(self.path / ".hydra") / "config.yaml"
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
         replace_file(stored, head + settings)

@@ -32,17 +32,7 @@ class Guard:
     def call(
         self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Call a function of a part.
-
-        Args:
-            part: what the user calls it: ``wandb``.
-            function: not called once its part has failed.
-            args: its arguments.
-            kwargs: its arguments.
-
-        Returns:
-            What it returns; None where its part has failed.
-        """
+        """What a function of a part returns; None where its part has failed, now or before."""
         if part in self._failed:
             return None
         try:
@@ -56,13 +46,7 @@ class Guard:
         return part in self._failed
 
     def failed(self, part: str, error: Exception, instead: str | None = None) -> None:
-        """Tell and note a failure, once per part.
-
-        Args:
-            part: what failed.
-            error: why.
-            instead: what klrl does now, if not the usual.
-        """
+        """Tell and note a failure, once per part; ``instead`` is what klrl does now."""
         with self._lock:
             if part in self._failed:
                 return

@@ -64,7 +64,7 @@ class Opened:
 
 @contextmanager
 def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
-    """The chosen logger, and those of ``logger.also``."""
+    """The chosen logger, and those of ``logger.also``, which have default settings."""
     with ExitStack() as stack:
         loggers: list[Logger] = []
         for each in (config, *(_beside(name) for name in config.also)):
@@ -102,13 +102,8 @@ def csv_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
 def _in_folder(
     written: str, make: type[_TensorboardLogger | _CSVLogger], opened: Opened
 ) -> Iterator[Sequence[Logger]]:
-    """A logger of TorchRL's that writes into the run folder.
-
-    TorchRL's cannot take back the rows that a resumed run trains again. So the files that it has
-    ``written`` are made anew from ``metrics.jsonl``, which was cut at the checkpoint; that may also
-    be of a run that had no such logger before.
-    """
-
+    # TorchRL's cannot take back the rows that a resumed run trains again: its files are made anew
+    # from metrics.jsonl, which was cut at the checkpoint.
     def begin() -> _TorchRLLogger:
         make_folder(opened.folder / make.part)
         if opened.rows is not None:
@@ -128,12 +123,7 @@ def _in_folder(
 
 
 class _TorchRLLogger:
-    """A logger of TorchRL's, one scalar per metric.
-
-    Args:
-        logger: TorchRL's.
-        axis: the metric that is the x-axis.
-    """
+    """A logger of TorchRL's, one scalar per metric."""
 
     part: str
 

@@ -112,12 +112,7 @@ def check_machine(
     """Refuse a job that this machine cannot run.
 
     A resumed run loads its reference and its weights from its own checkpoint, and needs no other
-    folder.
-
-    Args:
-        config: the checked job.
-        overridden: the keys that the user gave.
-        resumed: whether the run resumes from its own checkpoint.
+    folder. ``overridden`` holds the keys that the user gave.
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)

@@ -74,12 +74,7 @@ class Metric:
         )
 
     def show(self, value: float, *, signed: bool = False) -> str:
-        """A value as text, a KL of rounding size as 0; for a score call :meth:`of` first.
-
-        Args:
-            value: of this metric.
-            signed: with a plus if it is above 0, as for a difference.
-        """
+        """A value as text, a KL of rounding size as 0; for a score call :meth:`of` first."""
         assert self.digits is not None, f"{self.name}: call of(domain) first"
         small = self.unit.startswith("nats") or self.name in ("kl/ref/penalty", "loss/kl_ref")
         return number(
@@ -415,7 +410,7 @@ def metric_of(name: str, domain: Domain) -> Metric:
 
 
 def require_declared(names: Iterable[str]) -> None:
-    """Check that metrics have a declaration."""
+    """Refuse metrics that have no declaration."""
     unknown = sorted(name for name in set(names) - set(METRICS) if not name.startswith(PART))
     if unknown:
         raise ConfigError(f"metric {unknown[0]}: is not declared; add it to klrl/runs/metrics.py")

@@ -22,10 +22,8 @@ _OPEN = ("env.kwargs", "env.args")
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     """The settings of a run with another task in place of its own.
 
-    Args:
-        run: the run folder.
-        overrides: ``key=value``. Control: ``env.id``, which clears ``env.kwargs``, and
-            ``env.kwargs.*``. Language: the reward and the lengths or data of its prompts.
+    Control: ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``. Language: the reward and
+    the lengths or data of its prompts.
     """
     NAMED.update(overrides)
     own = stored_config(run)
@@ -35,7 +33,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """The overrides, ``env.id`` first."""
+    """The overrides, ``env.id`` first; all must be of ``keys`` or below one."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

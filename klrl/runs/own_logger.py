@@ -31,7 +31,7 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Iterator[Sequence[
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
-    """Refuse a class that takes no rows; made it is when the run opens."""
+    """Refuse a class that takes no rows, before the run opens and makes it."""
     target = find_target("logger", config)
     if isinstance(target, type) and not callable(getattr(target, "log", None)):
         raise ConfigError(
@@ -41,11 +41,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
 
 
 class OwnLogger:
-    """Calls the user's logger; what it has no method for is left out.
-
-    Args:
-        logger: with ``log(row)``; ``log_samples``, ``log_video`` and ``close`` if it wants them.
-    """
+    """Calls the user's logger; what it has no method for is left out."""
 
     part = "logger"
 

@@ -157,9 +157,6 @@ def _refuse_links(run: Path) -> None:
 class Claim:
     """A run folder that this process owns, until :meth:`release`.
 
-    Args:
-        run: the folder.
-
     Raises:
         OwnedElsewhere: another process owns it.
         OSError: it cannot be written.
@@ -252,7 +249,6 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 def _locked(run: Path) -> int:
-    """Open and lock the owner file."""
     path = run / OWNER_FILE
     while True:
         descriptor = in_place(path, os.O_RDWR)

@@ -55,15 +55,7 @@ class Progress:
     """A live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
 
     While no row comes, the line tells the phase: on a terminal every second, elsewhere once.
-
-    Args:
-        frames: the run's total.
-        domain: names the axis and the metrics that the line shows.
-        done: frames done before a resume.
-        stream: where to write; default stdout.
-        every: seconds between plain lines, which come only while the run moves on.
-        guard: prints; default: one that notes failures nowhere.
-        phases: of the run.
+    ``done`` frames came before a resume.
     """
 
     def __init__(
@@ -142,13 +134,11 @@ class Progress:
                 self._show_phase()
 
     def _show(self) -> None:
-        """Show the newest row, once."""
         if self._row is not (self._shown or (None,))[0]:
             self._shown = self._row, ""
             self._write(self.line)
 
     def _show_phase(self) -> None:
-        """Show what a slow iteration is at."""
         now = self._row, self._phases.name
         if self._line.live or now != self._shown:
             self._shown = now

@@ -63,7 +63,6 @@ def _complete(files: RunFolder, config: JobConfig, counters: Counters) -> bool:
 
 
 def _draw(files: RunFolder, config: JobConfig, status: str) -> None:
-    """Draw the run's curves."""
     title = f"{config.title}  {files.path.name}  {status}"
     rows = read_rows(files.metrics, say=_silent) if files.metrics.exists() else []
     if rows:
@@ -75,17 +74,7 @@ def _silent(line: str) -> None:
 
 
 class Recorder:
-    """Writes the rows and samples of an open run.
-
-    Args:
-        files: the run folder.
-        metrics: ``metrics.jsonl``.
-        samples: ``samples.jsonl``.
-        loggers: those of the logger group.
-        progress: the printed progress.
-        guard: calls loggers and progress.
-        run: the run's id.
-    """
+    """Writes the rows and samples of an open run."""
 
     def __init__(
         self,

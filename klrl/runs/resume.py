@@ -32,12 +32,7 @@ CHANGEABLE = (
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
-    """The folder and the settings of a run to resume.
-
-    Args:
-        path: the run folder.
-        overrides: ``key=value``; only keys of :data:`CHANGEABLE`.
-    """
+    """The folder and the settings of a run to resume; ``overrides`` are of :data:`CHANGEABLE`."""
     run = find_run(path, "resume")
     check_not_running(run)
     return run, stored_config(run, overrides)
@@ -48,10 +43,7 @@ def stored_config(
 ) -> JobConfig:
     """The typed settings of a run, from its ``.hydra/config.yaml``.
 
-    Args:
-        run: the run folder.
-        overrides: ``key=value``.
-        changeable: the keys that they may set, with all keys below them.
+    ``overrides`` may set the keys of ``changeable`` and all keys below them.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(
@@ -79,7 +71,6 @@ def stored_config(
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    """The settings as stored."""
     try:
         stored = OmegaConf.load(StringIO(settings_text(run)))
         settings = OmegaConf.to_container(stored)

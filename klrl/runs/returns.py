@@ -21,11 +21,9 @@ def last_recorded(rows: Iterable[Row]) -> Row:
 
 
 def final_return(last: Mapping[str, float]) -> float | None:
-    """The final return of a run; None if it recorded none.
+    """The final return, from the last value of each metric; None if none was recorded.
 
-    Args:
-        last: the last value of each metric. The return is that of the evaluation, else of the
-            episodes of training, else the mean reward.
+    It is that of the evaluation, else of the episodes of training, else the mean reward.
     """
     return next((float(last[name]) for name in _RETURNS if name in last), None)
 
@@ -44,14 +42,7 @@ def penalty_share(rows: Sequence[Row]) -> float:
 
 
 def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """What an evaluation scored, for a person to read.
-
-    Args:
-        row: with its ``eval/...``.
-        domain: of the policy.
-        how: it was played: deterministic, greedy, or sampled at a temperature.
-        seconds: that it took.
-    """
+    """What an evaluation scored, for a person to read; ``how`` it was played, as greedy."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         return f"no {domain.score}: none of {cut} {domain.episode}s ended ({how})"

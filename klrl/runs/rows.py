@@ -100,12 +100,7 @@ def each_row(
 
     Left out are a line that is no row, one of another run than the manifest next to it, and one
     that does not come after the row before it. Without a word also a last one that has no end: it
-    is being written, or a kill cut it.
-
-    Args:
-        lines: of the file.
-        path: the file.
-        say: takes a line for each kind that names those left out.
+    is being written, or a kill cut it. ``say`` takes a line for each kind.
     """
     run, last = run_id(path.parent), -1.0
     bad, other = [], []

@@ -83,9 +83,6 @@ def run_in_folder(
         setting: the folder's name in error messages.
         argv: the command line that started it; default: that of the overrides.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
-
-    Returns:
-        The folder.
     """
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
     if folder.holds_run:

@@ -26,15 +26,10 @@ DTYPES = {
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
-    """A state as JSON values; its tensors are put aside.
+    """A state as JSON values; its tensors are put aside, by the keys to them, joined by ``/``.
 
     Numbers, strings, True, False and None stand for themselves; all else is a mapping with a
     ``kind``.
-
-    Args:
-        value: the state, or a part of it.
-        tensors: takes the tensors, by the keys that lead to them, joined by ``/``.
-        path: the keys that led here.
     """
     if isinstance(value, Tensor):
         name = "/".join(path)

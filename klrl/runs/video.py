@@ -42,12 +42,7 @@ def draw_without_display() -> None:
 
 
 class Camera:
-    """Writes pictures, uint8 [height, width, 3], as they come.
-
-    Args:
-        mp4: where the film goes.
-        gif: where the GIF goes.
-    """
+    """Writes pictures, uint8 [height, width, 3], as they come."""
 
     def __init__(self, mp4: Path, gif: Path) -> None:
         self._mp4, self._gif = mp4, gif
@@ -62,11 +57,7 @@ class Camera:
         return width, height
 
     def start(self, speed: float) -> None:
-        """Open the film.
-
-        Args:
-            speed: pictures per second.
-        """
+        """Open the film, of ``speed`` pictures per second."""
         import imageio
 
         self._film = imageio.get_writer(

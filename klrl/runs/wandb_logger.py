@@ -20,12 +20,7 @@ _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 
 class WandbLogger:
-    """Rows against the domain's axis in a wandb run.
-
-    Args:
-        run: wandb's.
-        axis: the metric that is the x-axis.
-    """
+    """Rows against the domain's axis in a wandb run."""
 
     part = "wandb"
 
@@ -61,13 +56,11 @@ def _cell(value: Any) -> Any:
 
 
 def _define(run: Any, domain: Domain) -> None:
-    """Set the x-axis of every metric, and hide the charts of counts, which are straight lines.
-
-    The last line is for what klrl does not declare, as the table of responses.
-    """
+    """Set the x-axis of every metric, and hide the charts of counts, which are straight lines."""
     for metric in metrics_of(domain).values():
         step = None if metric.name == domain.axis else domain.axis
         run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
+    # What klrl does not declare, as the table of responses.
     run.define_metric("*", step_metric=domain.axis)
 
 
@@ -76,10 +69,6 @@ def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]
     """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
 
     Without a server the run is logged offline; where wandb fails altogether, nowhere.
-
-    Args:
-        config: the logger group.
-        opened: the run; wandb writes below ``wandb/`` in its folder.
     """
     run = opened.guard.call(WandbLogger.part, _open_run, config, opened)
     # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
@@ -143,10 +132,7 @@ def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
 
 
 def _let_go() -> None:
-    """End wandb's service, or what is left of it.
-
-    Else it keeps the run's id, and at exit wandb prints a traceback if its service was killed.
-    """
+    """End wandb's service, which keeps the run's id, and would print a traceback at exit."""
     import wandb
 
     with suppress(Exception):
