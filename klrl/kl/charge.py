@@ -26,7 +26,7 @@ class ReferenceKL(nn.Module):
         coef: reward per nat, at the start; or where a transform keeps it, that module and the name
             of its buffer.
         estimator: what is charged: k1, k2, k3, exact or a function of the log-ratio.
-        placement: where: reward, loss or split.
+        placement: reward, loss or split.
         transform: charges the reward of a batch or of an environment's steps; None where nothing
             is charged there, or another function does it.
         online: whether the environment applies the transform at every step.
@@ -91,12 +91,7 @@ def sampled_kl(
 ) -> Tensor:
     """KL(pi_old || pi_ref) of every step of a rollout, in nats; 0 outside the mask.
 
-    Args:
-        estimator: k1, k2, k3, exact or a function of the log-ratio.
-        log_prob: log pi_old of what was done, any shape.
-        ref_log_prob: log pi_ref of it, the same shape.
-        exact: the closed form, the same shape; ``exact`` needs it.
-        mask: the same shape, bool or 0 and 1, where steps are real; None: everywhere.
+    All have one shape. ``exact`` is the closed form, for the estimator of that name.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
@@ -106,15 +101,7 @@ def sampled_kl(
 
 
 def on_last(score: Tensor, mask: Tensor) -> Tensor:
-    """The reward per token of responses that are scored as a whole: the score on the last token.
-
-    Args:
-        score: one per response [B].
-        mask: bool [B, R], at least one token in every row.
-
-    Returns:
-        [B, R] of the score's dtype, 0 elsewhere.
-    """
+    """Scores [B] of responses as a reward per token [B, R]: on the last real one, else 0."""
     last = mask.sum(1, keepdim=True) - 1
     return torch.zeros(mask.shape, dtype=score.dtype, device=score.device).scatter(
         1, last, score[:, None]
@@ -122,13 +109,7 @@ def on_last(score: Tensor, mask: Tensor) -> Tensor:
 
 
 def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
-    """Reward - coef * KL. An advantage is charged in the same way, with the KL to go.
-
-    Args:
-        reward: any shape.
-        kl: the same shape.
-        coef: one number.
-    """
+    """Reward - coef * KL, of one shape. An advantage is charged so, with the KL to go."""
     if reward.shape != kl.shape:
         raise ValueError(
             f"reward {tuple(reward.shape)} and KL {tuple(kl.shape)}: shapes must match"
@@ -137,29 +118,16 @@ def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
 
 
 def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
-    """Gain - coef * KL, what a loss maximises: one operation, with a gradient through both.
-
-    Args:
-        gain: [B].
-        kl: KL(policy||reference) as the loss charges it [B].
-        coef: a scalar.
-    """
+    """Gain [B] - coef * KL [B], what a loss maximises: one operation, a gradient through both."""
     return torch.addcmul(gain, kl, coef, value=-1)
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """The KL that the choice at each step is charged with, for episodes without a critic.
+    """The KL that the choice at each step is charged with, for episodes without a critic, [B, T].
 
     ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the own step stands in the loss and
-    its exact KL in the reward depends on the state alone; ``loss``: 0.
-
-    Args:
-        kl: of every step of whole episodes [B, T].
-        mask: bool [B, T], where steps are real; the others count nowhere, whatever they hold.
-        placement: reward, loss or split.
-
-    Returns:
-        [B, T], 0 outside the mask.
+    its exact KL in the reward depends on the state alone; ``loss``: 0. Where ``mask`` [B, T] does
+    not hold, a step counts nowhere, and has 0.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -175,11 +143,5 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
 
 
 def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
-    """``advantage.reward_weight`` * reward - penalty, which the learner sees; the record does not.
-
-    Args:
-        charged: reward - penalty, any shape; returned as it is for a weight of 1.
-        raw: the reward, the same shape.
-        weight: 0 leaves the penalty alone.
-    """
+    """``advantage.reward_weight`` * reward - penalty, for the learner; the record is unweighted."""
     return charged if weight == 1.0 else charged + (weight - 1) * raw

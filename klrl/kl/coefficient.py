@@ -20,12 +20,7 @@ else:
 
 
 def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
-    """A coefficient as a tensor of its own: float64 [], on the CPU.
-
-    Args:
-        value: reward per nat; a number, or a tensor of one.
-        name: of the argument, for errors.
-    """
+    """A coefficient, reward per nat, as a tensor of its own: float64 [], on the CPU."""
     if not isinstance(value, Real | Tensor):
         raise TypeError(f"{name}={value!r}: give a number >= 0")
     if isinstance(value, Tensor) and value.numel() != 1:
@@ -48,10 +43,7 @@ def one_spelling(
 ) -> float | Tensor:
     """What was given as ``coef``, or as its alias ``coeff``.
 
-    Args:
-        coef: :data:`ZERO` or :data:`ONE` where it was not given.
-        coeff: None where it was not given.
-        name: of the argument; that of the alias has an f more.
+    ``coef`` is :data:`ZERO` or :data:`ONE` where it was not given, ``coeff`` None.
     """
     if coeff is None:
         return coef
@@ -69,7 +61,7 @@ class KeepsCoefficient(_Module):
     coefficient_name = "coef"  # of the buffer; that of the alias has an f more
 
     def keep_coefficient(self, value: float | Tensor) -> None:
-        """Register the buffer; errors as :func:`coefficient`."""
+        """Register the buffer."""
         self.register_buffer(self.coefficient_name, coefficient(value, self.coefficient_name))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,8 +91,7 @@ class KeepsCoefficient(_Module):
 def coefficient_of_part(read: type = Tensor) -> property:
     """The coefficient of the first transform of a Compose that keeps one; may be set.
 
-    Args:
-        read: float for a number; else the buffer itself.
+    ``read=float`` gives a number, else it is the buffer itself.
     """
 
     def part(self: Any) -> Any:

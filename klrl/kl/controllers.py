@@ -63,14 +63,11 @@ class FixedKLController:
         self._keeper.coef = value
 
     def update(self, kl: float, n: int = 1) -> float:
-        """Take one iteration's result.
+        """Take one iteration's result; returns the coefficient for the next rollout.
 
         Args:
             kl: mean KL(policy||reference) of the rollout, nats, per step or in the target's unit.
-            n: frames (samples for language) since the last call.
-
-        Returns:
-            The coefficient for the next rollout.
+            n: frames (samples for language) since the last call, > 0.
         """
         if not 0 < n < math.inf:
             raise ValueError(f"n={n}: give the frames since the last update, > 0")
@@ -94,14 +91,7 @@ class FixedKLController:
 
 
 class ScheduledKLController(FixedKLController):
-    """coef goes from its first value to ``end`` over ``frames``, along a line or half a cosine.
-
-    Args:
-        coef: at frame 0.
-        end: at frame ``frames`` and after.
-        frames: how long it takes.
-        shape: linear or cosine.
-    """
+    """coef goes to ``end`` over ``frames``, along a line or half a cosine (``shape``)."""
 
     def __init__(self, coef: Coef, end: float, frames: int, shape: str = "linear") -> None:
         super().__init__(coef)
@@ -182,15 +172,7 @@ class AdaptiveKLController(_MultipliedKLController):
 
 
 class DualKLController(_MultipliedKLController):
-    """log coef += lr (KL / target - 1): ascent on the multiplier of KL <= target.
-
-    Args:
-        coef: the first coefficient, > 0.
-        target: nats per step.
-        lr: step per update.
-        coef_min: lower bound, > 0.
-        coef_max: upper bound.
-    """
+    """log coef += lr (KL / target - 1): ascent on the multiplier of KL <= target, nats per step."""
 
     def __init__(
         self,

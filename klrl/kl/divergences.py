@@ -83,18 +83,11 @@ def expected(log_p: Tensor, value: Tensor) -> Tensor:
 
 
 def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Unbiased estimates of the js, one for each pair of draws.
+    """Unbiased estimates of the js, nats, one for each pair of draws, all [..., S].
 
     With l = log pi - log pi_ref: log pi / m = log 2 - softplus(-l) at a draw of pi, and
     log pi_ref / m = log 2 - softplus(l) at one of pi_ref; the js is the mean of both. Where the
     draws of pi are reparametrised, the gradient is unbiased too.
-
-    Args:
-        at_policys: l at draws of pi, [..., S].
-        at_references: l at draws of pi_ref, [..., S].
-
-    Returns:
-        [..., S], nats.
     """
     return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
 

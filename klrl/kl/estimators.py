@@ -59,9 +59,6 @@ def estimate_kl(
         ref_log_prob: log pi_ref(a|s), the same shape.
         estimator: k1, k2, k3 or a function of the log-ratio.
         mask: the same shape, bool or 0 and 1; False positions give 0, whatever they hold.
-
-    Returns:
-        The estimate, same shape, nats.
     """
     function = function_of(estimator)
     if log_prob.shape != ref_log_prob.shape:
@@ -78,12 +75,7 @@ def estimate_kl(
 
 
 def as_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """A mask as bool; tokenizers give int64.
-
-    Args:
-        mask: bool or 0 and 1.
-        value: what it masks.
-    """
+    """A mask as bool, of the values' shape; tokenizers give int64."""
     if mask.shape != value.shape:
         raise ValueError(
             f"mask {tuple(mask.shape)} and values {tuple(value.shape)}: shapes must match"
@@ -94,38 +86,24 @@ def as_mask(mask: Tensor, value: Tensor) -> Tensor:
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
     """Mean over the positions where ``mask`` holds, 0 where none do; padding counts nowhere.
 
-    Args:
-        value: per-step or per-token numbers, any shape.
-        mask: the same shape, bool or 0 and 1.
+    ``mask`` has the shape of ``value``, bool or 0 and 1.
     """
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.sum().clamp_min(1)
 
 
 def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over the steps of a row where ``mask`` holds, mean over rows: long rows weigh more.
-
-    Args:
-        value: numbers [B, T].
-        mask: [B, T], bool or 0 and 1.
-    """
+    """Sum over a row's steps [B, T] where ``mask`` holds, mean over rows: long rows weigh more."""
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 
 
 def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
-    """KL(dist || ref_dist) in closed form, event dimensions summed.
+    """KL(dist || ref_dist) in closed form, nats, event dimensions summed: ``dist.batch_shape``.
 
     Normal, IndependentNormal, TanhNormal, Categorical, OneHotCategorical, masked categoricals,
     Bernoulli, whatever else torch knows a closed form for, and CompositeDistribution (the sum over
-    its heads).
-
-    Args:
-        dist: the policy's distribution.
-        ref_dist: the reference's; TanhNormals must have the same bounds, composites the same heads.
-
-    Returns:
-        Shape ``dist.batch_shape``, nats.
+    its heads). TanhNormals must have the same bounds, composites the same heads.
 
     Raises:
         NotImplementedError: no closed form is known; both types are named.

@@ -13,16 +13,14 @@ from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 @torch.no_grad()
 def mean_kl(exact: Tensor, log_ratio: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-    """Mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats.
+    """Mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats, by metric.
+
+    With a mask also ``kl/ref/exact_seq`` and so on: sums over a row, means over rows.
 
     Args:
         exact: the closed form of every step, [N, T] or [B, R].
         log_ratio: log pi_theta - log pi_ref of what was done, the same shape.
         mask: bool, where steps are real; None: everywhere.
-
-    Returns:
-        ``kl/ref/exact`` and ``kl/ref/`` with each estimator's name, means over steps. With a mask
-        also ``kl/ref/exact_seq`` and so on: sums over a row, means over rows.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
@@ -46,13 +44,10 @@ def mean_charged(
 
     Args:
         charged: of every step, [N, T] or [B, R].
-        mask: bool, where steps are real; None: everywhere.
-        error: its standard error at every step [N, T], where it was sampled.
-
-    Returns:
-        ``div/ref/charged``, the mean over steps; with a mask also ``div/ref/charged_seq``, the sum
-        over a row, mean over rows; with an error ``div/ref/charged_error``, that of the mean over
-        steps, which are sampled independently.
+        mask: bool, where steps are real; None: everywhere. With one also the sum over a row, mean
+            over rows.
+        error: its standard error at every step [N, T], where it was sampled. With one also that of
+            the mean over steps, which are sampled independently.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
@@ -76,15 +71,10 @@ def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
-    """What a controller is given, in the unit of its target: the divergence that is charged.
+    """What a controller is given, nats per ``unit``: the divergence that is charged.
 
-    Args:
-        measured: of :func:`mean_kl`, and of :func:`mean_charged` where that is not the exact KL.
-        unit: step or token: the mean over them; sequence: the sum over a row, mean over rows; None:
-            as step or token.
-
-    Returns:
-        nats per unit.
+    Per step or token (None: either) it is the mean over them; per sequence the sum over a row, mean
+    over rows.
     """
     name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

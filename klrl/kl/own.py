@@ -30,13 +30,13 @@ _ZERO = 1e-6
 
 
 def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
-    """``kl.estimator``; errors as :func:`_tried`."""
+    """``kl.estimator``."""
     own = config.estimator == OWN
     return _tried("kl.own_estimator", config.own_estimator) if own else config.estimator
 
 
 def chosen_divergence(config: RetrieveKLConfig) -> Which:
-    """``kl.divergence``; errors as :func:`_tried`."""
+    """``kl.divergence``."""
     own = config.divergence == OWN
     return _tried("kl.own_divergence", config.own_divergence) if own else config.divergence
 

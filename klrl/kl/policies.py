@@ -38,10 +38,7 @@ def score(
     tanh in the transition (:func:`keep_pre_tanh`). An environment on the CPU may ask a policy on a
     GPU. The copy is shallow: the model writes its parameters into what it is given.
 
-    Args:
-        model: a policy.
-        tensordict: the transition.
-        keys: where the policy that sampled wrote its log-probs; default where ``model`` does.
+    ``keys`` are where the policy that sampled wrote its log-probs; default where ``model`` does.
     """
     keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
@@ -65,10 +62,7 @@ def keep_pre_tanh(
 ) -> None:
     """:func:`klrl.kl.saturated.draw`, where a transition holds the parameters that sampled it.
 
-    Args:
-        model: a policy of the family that sampled.
-        tensordict: the transition; changed where an action is saturated.
-        keys: where that policy wrote its log-probs; default where ``model`` does.
+    ``model`` is of the family that sampled; ``keys`` as in :func:`score`.
     """
     if (
         isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)
@@ -88,14 +82,13 @@ def where_kept(
 ) -> Any:
     """A log-prob, read from the samples before tanh where a transition holds them.
 
+    With a warning where an action is saturated and nothing is known of it.
+
     Args:
         model: whose log-prob it is.
         tensordict: the transition, into which the model has not written.
         dist: the model's distribution there.
         log_prob: of the action, [...]; or a TensorDict of those of a composite's heads.
-
-    Returns:
-        As ``log_prob``; with a warning where an action is saturated and nothing is known of it.
     """
     key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:

@@ -27,10 +27,6 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
 
     The copy holds its own observation normaliser, so it stays the function that it is now while
     the live policy's statistics move on.
-
-    Args:
-        actor: the policy to copy.
-        requires_grad: keep the copy differentiable.
     """
     return deepcopy(actor).requires_grad_(requires_grad).eval()
 
@@ -166,8 +162,7 @@ THE_POLICY, OTHER_RUN, NO_ADAPTERS = "policy", "run", "adapters"
 class ReferenceRule:
     """How the reference moves after an iteration: here not at all.
 
-    Args:
-        source: what it starts as: :data:`THE_POLICY`, :data:`OTHER_RUN` or :data:`NO_ADAPTERS`.
+    ``source`` is what it starts as: :data:`THE_POLICY`, :data:`OTHER_RUN` or :data:`NO_ADAPTERS`.
     """
 
     #: Whether it ever changes the reference.
@@ -177,13 +172,7 @@ class ReferenceRule:
         self.source = source
 
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
-        """Change the reference in place.
-
-        Args:
-            reference: the frozen policy.
-            actor: the live policy, after the iteration.
-            iteration: iterations done.
-        """
+        """Change the frozen policy in place; ``actor`` is the live one after so many iterations."""
 
 
 class EMAReference(ReferenceRule):
@@ -191,9 +180,6 @@ class EMAReference(ReferenceRule):
 
     Parameters and the normaliser's mean and standard deviation alike: an average of weights that
     were trained under one normaliser means little under another.
-
-    Args:
-        decay: share of the old reference that stays.
     """
 
     moves = True
@@ -214,11 +200,7 @@ class EMAReference(ReferenceRule):
 
 
 class PeriodicReference(ReferenceRule):
-    """ref <- policy, every ``every`` iterations.
-
-    Args:
-        every: iterations between two resets.
-    """
+    """ref <- policy, every ``every`` iterations."""
 
     moves = True
 
@@ -294,13 +276,9 @@ class FrozenReference(FrozenPolicy):
         *,
         checkpointed: bool = True,
     ) -> Self:
-        """The reference as its rule says that it starts.
+        """The reference of a live policy as its rule says that it starts.
 
-        Args:
-            rule: of the choice of ``reference``.
-            policy: the live one, as it starts.
-            load_other: another run's policy, called where the rule asks for one.
-            checkpointed: whether a checkpoint must hold it.
+        ``load_other`` gives another run's policy, where the rule asks for one.
         """
         if rule.source == NO_ADAPTERS:
             return cls(rule, policy, own=False, checkpointed=checkpointed)
@@ -311,7 +289,7 @@ class FrozenReference(FrozenPolicy):
         return cls(rule, freeze(policy), checkpointed=checkpointed)
 
     def move(self, actor: nn.Module, iteration: int) -> None:
-        """Move it by its rule after an iteration; arguments as :meth:`ReferenceRule.update`."""
+        """Move it by its rule after an iteration."""
         self.rule.update(self.module, actor, iteration)
 
     @property

@@ -94,13 +94,7 @@ def log_probs(
 ) -> dict[ActionKey, Tensor]:
     """log pi(a|s) of every head, from the sample before tanh where the batch holds one.
 
-    Args:
-        dist: of pi.
-        batch: its actions.
-        action_key: of the action; a composite's heads name theirs.
-
-    Returns:
-        A head's log-prob, shaped as its distribution does, under its action's key + ``_log_prob``.
+    It is shaped as the head's distribution does, under its action's key + ``_log_prob``.
     """
     each = {}
     for key, head in _heads(dist, action_key):
@@ -167,14 +161,10 @@ def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
 def _beyond_the_cut(
     dist: TanhNormal, action: Tensor, stored: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """u [..., A], where saturated a draw of N(m, s) beyond the cut c, else TorchRL's inverse.
-
-    With alpha = (c - m) / s and v uniform: u = m + s z, z = -Phi^-1(v Phi(-alpha)), in float64;
-    NaN where alpha is out of reach. ``n`` numbers the head.
-
-    Returns:
-        u; and how far log-probs of such draws, const + 2 s z - z^2 / 2, can be apart (else 0).
-    """
+    """u [..., A], where saturated a draw; and how far apart log-probs of such draws can be."""
+    # Where saturated a draw of N(m, s) beyond the cut c, else TorchRL's inverse. With
+    # alpha = (c - m) / s and v uniform: u = m + s z, z = -Phi^-1(v Phi(-alpha)), in float64; NaN
+    # where alpha is out of reach. Log-probs of such draws are const + 2 s z - z^2 / 2.
     t, least, ulp = _squashed(dist, action)
     # What is above the middle between two numbers is rounded up.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
@@ -222,10 +212,8 @@ def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
 
 
 def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tanh(u) as the action gives it, the least that is saturated, and its rounding below 1.
-
-    TorchRL keeps tanh(u) a ``resolution`` away from 1; the action has its bounds' rounding too.
-    """
+    """tanh(u) as the action gives it, the least that is saturated, and its rounding below 1."""
+    # TorchRL keeps tanh(u) a resolution away from 1; the action has its bounds' rounding too.
     low, high = (torch.as_tensor(bound).to(action) for bound in (dist.low, dist.high))
     half = 0.5 * (high - low)
     info = torch.finfo(action.dtype)

@@ -18,12 +18,7 @@ from klrl.kl.estimators import sum_beyond
 
 
 def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
-    """The batch shape of a reward: without its last dimension, which is 1.
-
-    Args:
-        reward: the reward's shape, [*B, 1], [*B, N, 1], or [*B].
-        batch_dims: the number of dimensions B.
-    """
+    """The batch shape of a reward [*B, 1], [*B, N, 1] or [*B]: without its last dimension, 1."""
     if len(reward) <= batch_dims:
         return reward
     if reward[-1] != 1:
@@ -35,17 +30,7 @@ def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
 
 
 def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """A log-prob or KL in the reward's batch shape: what is beyond it is summed.
-
-    Args:
-        name: what ``value`` is called in an error.
-        value: begins with the reward's batch shape, nats.
-        reward: [*B, 1] or [*B, N, 1].
-        batch_dims: the number of dimensions B.
-
-    Returns:
-        [*B] or [*B, N].
-    """
+    """A log-prob or KL in the reward's batch shape [*B] or [*B, N]: what is beyond is summed."""
     shape = reward_shape(reward.shape, batch_dims)
     if value.shape[: len(shape)] != shape:
         raise ValueError(

@@ -67,13 +67,7 @@ def reference_kl(
 
     With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: w r for k1 and w k3(r) with w
     differentiable, w.detach() r^2 / 2 for k2. Without w, k1 has gradient 0 and k3 that of the
-    forward KL (docs/kl.md).
-
-    Args:
-        estimator: k1, k2 or k3; or a function f of r: w f(r), whose gradient is that of E_pi[f].
-        log_prob: log pi_theta(a|s) [B].
-        old_log_prob: log pi_old(a|s) [B].
-        ref_log_prob: log pi_ref(a|s) [B].
+    forward KL (docs/kl.md). For a function f of r it is w f(r), whose gradient is that of E_pi[f].
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
@@ -84,17 +78,10 @@ def reference_kl(
 def critic_loss(
     value: Tensor, target: Tensor, old_value: Tensor, kind: str, clip_value: float | None
 ) -> Tensor:
-    """Distance of the value to its target, [B].
+    """Distance of V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
 
     With ``clip_value``, the larger of that and the distance of a value that moved at most
     ``clip_value`` from the rollout's (TorchRL's pessimistic clipping).
-
-    Args:
-        value: V_theta(s) [B].
-        target: the rollout's return estimate [B].
-        old_value: V(s) during the rollout [B].
-        kind: l1, l2 (no factor 1/2) or smooth_l1.
-        clip_value: the largest move, or None.
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")

@@ -33,7 +33,7 @@ def search(
     target: float,
     most: float,
 ) -> tuple[float, float]:
-    """Scale the step of the actor's parameters in place.
+    """Scale the step of the actor's parameters in place; the final alpha and KL(old||new).
 
     Args:
         parameters: the actor's, after the update.
@@ -42,9 +42,6 @@ def search(
         kl: the same after the full step.
         target: dtarg.
         most: the longest alpha; 1 or more.
-
-    Returns:
-        The final alpha and KL(old||new), after at most six evaluations.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]
     last_alpha, last_kl = 1.0, kl

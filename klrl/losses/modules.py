@@ -245,11 +245,10 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._add_reference_kl(out, tensordict)
 
     def update_beta(self, kl: float | Tensor) -> float:
-        """Move beta by the documented rule, on the KL(old||new) of one iteration; returns it.
+        """Move beta by the documented rule; returns it.
 
-        Args:
-            kl: mean over the whole rollout after the update, nats per frame. One that is not finite
-                is ignored with a warning.
+        ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
+        frame. One that is not finite is ignored with a warning.
         """
         if not moves_beta(float(kl), float(self.beta)):
             return float(self.beta)
@@ -367,10 +366,8 @@ class BetaHook:
 
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Hold beta in TorchRL's forward, which would move it between loss and gradient.
-
-    No KL is above or below NaN, so the buffer is not touched: torch.compile refuses a change.
-    """
+    """Hold beta in TorchRL's forward, which would move it between loss and gradient."""
+    # No KL is above or below NaN, so the buffer is not touched: torch.compile refuses a change.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
@@ -379,7 +376,6 @@ def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
 
 
 def _listed(keys: Any) -> list[Any]:
-    """A key, or several of them, as a list."""
     return list(keys) if isinstance(keys, list) else [keys]
 
 

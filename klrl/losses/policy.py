@@ -176,14 +176,10 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """What the loss of some rows counts in the loss of their minibatch, which is the sum.
+        """What the loss of some rows [B] counts in the loss of their minibatch, which is the sum.
 
         A mean over them has their number below it, and the minibatch's mean has its own; any
         reduction that adds up numbers with weights is told from what it makes of ones.
-
-        Args:
-            rows: [B] bool, which.
-            mask: [B, R], of :class:`Scored`.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
@@ -218,12 +214,7 @@ class PolicyLoss(ABC):
         )
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """Means over minibatches, the terms of the loss as they were minimised.
-
-        Args:
-            means: of :meth:`measure`, by name.
-            kl_coef: the coefficient of KL(policy||reference).
-        """
+        """Means over minibatches, the terms of the loss as they were minimised."""
         weights = self.weights(kl_coef)
         # + 0.0: no -0.0 without a bonus
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
@@ -255,13 +246,7 @@ class PolicyLoss(ABC):
 
     @abstractmethod
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """What the policy gains at each position.
-
-        Args:
-            scored: zeros at padding.
-            advantage: normalised where the loss normalises it.
-            beta: of KL(old||new), a scalar.
-        """
+        """What the policy gains at each position; ``scored`` has zeros at padding."""
 
 
 class KLPENLoss(PolicyLoss):

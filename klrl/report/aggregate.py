@@ -80,12 +80,7 @@ class Aggregate:
 
 
 def aggregates(tasks: Mapping[str, Sequence[Line]], scale: Scale) -> list[Aggregate]:
-    """The settings that every task has, by name, each over all tasks.
-
-    Args:
-        tasks: task -> its lines.
-        scale: for each of them.
-    """
+    """The settings that every task has, by name, each over all tasks."""
     by_name = [
         {line.setting.name: _normalised(line, *scale[task]) for line in lines}
         for task, lines in tasks.items()

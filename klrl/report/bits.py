@@ -18,12 +18,7 @@ _COMPARED = ("agent", "reference", "optimizer")
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
     """Compare every row, times aside, and the parameters of the last checkpoints.
 
-    Args:
-        first: a run folder.
-        second: another.
-
-    Returns:
-        Whether they are equal, and the first difference or what is equal, in a line.
+    Returns whether they are equal, and the first difference or what is equal, in a line.
     """
     rows = _rows(first), _rows(second)
     difference = next(_differences(*rows), None)

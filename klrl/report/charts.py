@@ -110,11 +110,7 @@ def _digits(x: Metric, y: Metric) -> tuple[int, int]:
 
 
 def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
-    """A tenth of the tenth percentile, as the lowest start of a logarithmic axis.
-
-    The KL to the reference starts at rounding error, 1e-9; an axis from there would flatten the
-    rest.
-    """
+    """A tenth of the tenth percentile, the lowest start of a log axis: a KL starts at rounding."""
     values = [point.y.value for points in series.values() for point in points if point.y.value > 0]
     return float(np.quantile(values, 0.1)) / 10 if values else None
 
@@ -125,10 +121,7 @@ def _series(lines: Sequence[Line], metric: str) -> dict[int, list[Point]]:
 
 
 def _ends(line: Line, metric: str) -> list[float]:
-    """What each failed run counts as from its end on; NaN for the others.
-
-    For a score it is what it counts as in the table.
-    """
+    """What each failed run counts as from its end on, as in the table; NaN for the others."""
     runs = line.setting.runs
     key = _SCORE_KEYS.get(metric)
     values = line.values.get(key or "")
@@ -141,12 +134,7 @@ def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) ->
     """Mean and interval over seeds along the x-axis; empty if no seed recorded the metric.
 
     At each point a seed has the mean of its rows since the point before, or else its last value. A
-    seed that ended earlier is left out.
-
-    Args:
-        setting: whose runs.
-        metric: of their rows.
-        ends: a value per run that it has after its end; NaN: none.
+    seed that ended earlier is left out, or has its value of ``ends`` there.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
@@ -205,10 +193,6 @@ def against_kl(
     A reward that is not the gold score is a proxy. It is over-optimised where the gold score falls
     with growing KL while the reward still rises. The x-axis is that of Gao, Schulman and Hilton
     2022, "Scaling laws for reward model overoptimization".
-
-    Args:
-        lines: of one task.
-        differences: by measure; they decide which settings are on the front.
     """
     runs = [run for line in lines for run in line.setting.runs]
     score = heading(runs[0].domain.score)

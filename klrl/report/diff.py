@@ -37,7 +37,7 @@ def compare(first: Run, second: Run) -> list[Part]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """The settings, without the version of the arithmetic, which is among the circumstances."""
+    """All but the version of the arithmetic, which is among the circumstances."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 

@@ -42,14 +42,10 @@ class Difference:
 
 
 def differences_of(lines: Sequence[Line], key: str = "return") -> list[Difference]:
-    """Every pair of settings of :data:`ENOUGH` seeds or more, p adjusted over all of them.
+    """Every pair of settings of :data:`ENOUGH` seeds or more of a task, in one measure.
 
-    All pairs are adjusted for even where only those against the best are shown: the best is chosen
-    by the same numbers.
-
-    Args:
-        lines: of one task.
-        key: the measure.
+    p is adjusted over all pairs even where only those against the best are shown: the best is
+    chosen by the same numbers.
     """
     pairs = [
         (a, b, *compared)
@@ -79,10 +75,7 @@ def _seeds(line: Line, key: str) -> Array:
 
 
 def _compared(a: Line, b: Line, key: str) -> tuple[Weighted, bool] | None:
-    """What makes the difference of two settings, and whether it is over pairs.
-
-    None with too few seeds.
-    """
+    """What makes the difference of two settings, and whether over pairs; None with few seeds."""
     of_a, of_b = _seeds(a, key), _seeds(b, key)
     if min(len(of_a), len(of_b)) < ENOUGH:
         return None
@@ -126,14 +119,6 @@ def front(lines: Sequence[Line], differences: Sequence[Difference], key: str) ->
 
     A setting is off the front if another has significantly more of the measure at no more KL, by
     their mean KLs. Settings of too few seeds are not on it: nothing can be said of them.
-
-    Args:
-        lines: of one task.
-        differences: of the same measure, from :func:`differences_of`.
-        key: the measure.
-
-    Returns:
-        Indices; empty if no two settings can be compared.
     """
     if not differences:
         return []

@@ -36,13 +36,7 @@ def told_apart(tasks: Sequence[str]) -> bool:
 
 
 def dots(settings: Sequence[Aggregate], tasks: Sequence[str], score: str = "return") -> str:
-    """The figure: of each setting its mean over tasks with the interval, and the mean of each task.
-
-    Args:
-        settings: at least one.
-        tasks: in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
-        score: the name of a return.
-    """
+    """The figure: of each setting its mean over tasks with the interval, and the mean of each task."""
     axis = _Axis(_ends(settings))
     below = _TOP + _STRIP * len(settings)
     key, rows = _key(tasks, below + _BOTTOM)
@@ -73,11 +67,7 @@ def _ends(settings: Iterable[Aggregate]) -> tuple[float, float]:
 
 
 class _Axis:
-    """Normalised returns -> pixels.
-
-    Args:
-        ends: the least and the most that is drawn.
-    """
+    """Normalised returns, from the least to the most that is drawn -> pixels."""
 
     def __init__(self, ends: tuple[float, float]) -> None:
         low, high = ends

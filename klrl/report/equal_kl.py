@@ -28,14 +28,11 @@ class EqualKL:
 
 
 def equal_kl(lines: Sequence[Line]) -> EqualKL:
-    """Compare families of settings at equal KLs; a family's settings differ in :data:`KNOBS` alone.
+    """Compare a task's families at equal KLs; their settings differ in :data:`KNOBS` alone.
 
     Per seed, the final return is interpolated linearly in sqrt(KL) between the family's runs. The
     levels divide the range that every seed of every family covers into quarters: a level that only
     some seeds reach would compare seeds, not families.
-
-    Args:
-        lines: those of one task.
     """
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}

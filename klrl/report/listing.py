@@ -146,12 +146,6 @@ def _run(folder: Path) -> Entry:
 
 
 def _read_run(folder: Path) -> Entry:
-    """One run.
-
-    Raises:
-        BrokenRun: one of its files is broken; the message names the file.
-        OSError: one of its files cannot be read.
-    """
     run = RunFolder(folder)
     manifest, state = run.manifest, run.status
     settings = read_settings(folder)
@@ -200,14 +194,10 @@ def _evaluated_every(evals: Mapping[str, Any]) -> int:
 
 
 def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> dict[str, float]:
-    """The last row of a ``metrics.jsonl``, with the last returns before it.
+    """The last row of a ``metrics.jsonl``, with the last returns before it; empty without the file.
 
-    A row has a return only if an episode ended in its rollout, or if it was evaluated.
-
-    Args:
-        path: the file; without it the result is empty.
-        every: iterations between evaluations; 0 if there are none.
-        say: takes a line on those that are no rows.
+    A row has a return only if an episode ended in its rollout, or if it was evaluated: every
+    ``every`` iterations, 0 for never.
     """
     if not path.is_file():
         return {}

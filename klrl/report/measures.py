@@ -190,10 +190,8 @@ class Line:
 def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Line]:
     """One line per setting of one task.
 
-    Args:
-        settings: of one task.
-        failed: ``worst`` counts a failed run's scores as the lowest of any run of the task. A
-            failed run that recorded none counts so in any case.
+    ``failed=worst`` counts a failed run's scores as the lowest of any run of the task; one that
+    recorded none counts so in any case.
     """
     columns = measures([run for setting in settings for run in setting.runs])
     every = [{m.key: _values(m, setting) for m in columns} for setting in settings]

@@ -32,15 +32,10 @@ class Counted:
 
 
 def count_runs(runs: Sequence[Run], *, failed: str = "last", unfinished: bool = False) -> Counted:
-    """The settings of the runs that count.
+    """The settings of the runs that count; ``failed`` is of :data:`FAILED`.
 
     Finished and failed runs count: a seed that diverged is an outcome. Interrupted and running ones
-    are none yet. A failed run counts even if it recorded nothing.
-
-    Args:
-        runs: all.
-        failed: how a failed run counts, of :data:`FAILED`.
-        unfinished: whether interrupted and running runs count too.
+    are none yet, unless asked for. A failed run counts even if it recorded nothing.
     """
     counted = [run for run in runs if run.failed or (run.rows and _is_outcome(run, unfinished))]
     settings, replaced = group_runs(counted, names_of(runs))

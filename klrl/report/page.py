@@ -124,14 +124,7 @@ class Task:
 def make_page(
     tasks: Sequence[Task], jobs: Sequence[Job], inventory: Inventory, together: str = ""
 ) -> str:
-    """The page's HTML.
-
-    Args:
-        tasks: one section each.
-        jobs: those that are failed, interrupted, running, waiting or repeated.
-        inventory: all runs and sweeps, for their commands.
-        together: the section of all tasks, as HTML; empty if there is none.
-    """
+    """The page's HTML; ``together`` is the section of all tasks, empty if there is none."""
     scripts, style = [_file("chart.js"), _file("page.js")], _file("page.css")
     links = [f'<a href="#task-{i}">{escape(task.name)}</a>' for i, task in enumerate(tasks)]
     links += ['<a href="#tasks">All tasks</a>'] if together else []

@@ -38,7 +38,7 @@ def draw_charts(
     shown: Sequence[int],
     stem: Path,
 ) -> list[str]:
-    """Draw charts side by side into a PNG and an SVG; returns their names.
+    """Draw charts side by side into a PNG and an SVG at ``stem``; returns their names.
 
     Args:
         charts: those to draw.
@@ -65,14 +65,7 @@ def draw_charts(
 def draw_tasks(
     settings: Sequence[Aggregate], tasks: Sequence[str], score: str, stem: Path
 ) -> list[str]:
-    """Draw the settings over all tasks into a PNG and an SVG; returns their names.
-
-    Args:
-        settings: at least one.
-        tasks: in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
-        score: the name of a return.
-        stem: the pictures' path, without suffix.
-    """
+    """Draw the settings over all tasks into a PNG and an SVG at ``stem``; returns their names."""
     apart = told_apart(tasks)
     in_row = _legend_columns(["mean and 95 % interval", *tasks], 6.5) if apart else 2
     legend_rows = -(-(1 + len(tasks) * apart) // in_row)
@@ -247,10 +240,7 @@ def _draw_line(
     failed: Sequence[float | None],
     label: str | None,
 ) -> None:
-    """A setting's learning curve, its interval and its seeds.
-
-    A logarithmic axis leaves out values <= 0.
-    """
+    """A setting's learning curve, its interval and its seeds; a log axis has no values <= 0."""
     points = [point for point in points if not chart.log or point.y.value > 0]
     if not points:
         return

@@ -171,13 +171,10 @@ def _read_run(folder: Path) -> Run:
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Choices whose typed name says more than the stored one.
-
-    A preset is named after the choice that it sets up: klpen_held is klpen. What is not may be of a
-    start that a resume has overruled.
-    """
+    """Choices whose typed name says more than the stored one, as klpen_held of klpen."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
+    # Another name may be of a start that a resume has overruled.
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 

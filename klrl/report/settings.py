@@ -40,11 +40,7 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
     """Settings in the order of their names (numbers by size), and the runs that were replaced.
 
     A job that was run twice is no second seed: the run that started last replaces the others, and
-    a finished one those that are not.
-
-    Args:
-        runs: those that count.
-        names: from :func:`names_of`, for these runs and possibly others.
+    a finished one those that are not. ``names`` are of :func:`names_of`.
     """
     groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
     replaced = []
@@ -162,14 +158,7 @@ class Job:
 def other_jobs(
     inventory: Inventory, counted: Sequence[Run], replaced: Sequence[Run], names: Mapping[str, str]
 ) -> list[Job]:
-    """All jobs but the finished runs that are counted, by state.
-
-    Args:
-        inventory: all runs and sweeps.
-        counted: the runs that may be counted.
-        replaced: those that a later run of the same job replaced.
-        names: from :func:`names_of`, for all runs.
-    """
+    """All jobs but the finished runs that are counted, by state; ``names`` are of all runs."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
     errors = {job.folder.resolve(): job.error for job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}

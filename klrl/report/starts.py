@@ -24,10 +24,6 @@ def mark_own_seeds(
     Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
     equal settings. A path is left as it is where its run is among as many seeds without the mark:
     those that all start from ``outputs/base/seed=0`` are one setting already.
-
-    Args:
-        settings: of each run, by the keys of the command line.
-        seeds: of each run.
     """
     choices = [[own, *_marked(own, seed)] for own, seed in zip(settings, seeds, strict=True)]
     if all(len(each) == 1 for each in choices):

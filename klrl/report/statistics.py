@@ -58,16 +58,11 @@ Weighted = tuple[Sequence[Array], Sequence[float]]
 
 
 def welch(samples: Sequence[Array], weights: Sequence[float], level: float = LEVEL) -> Contrast:
-    """sum_j w_j mean(x_j), with its interval by Student's t.
+    """sum_j w_j mean(x_j) of independent samples of two values or more, with its interval.
 
     se^2 = sum_j v_j, v_j = w_j^2 s_j^2 / n_j, with se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of
     freedom (Welch and Satterthwaite): exact for one normal sample, close for several of unequal
     spreads. It assumes that the samples show what may happen: no rare bad seeds.
-
-    Args:
-        samples: independent, each of two values or more.
-        weights: one per sample, as (1, -1) for a difference.
-        level: coverage, 0.95 for 95 %.
     """
     return welch_all([(samples, weights)], level)[0]
 
@@ -115,12 +110,7 @@ def chance_of_more(a: Array, b: Array) -> float:
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
-    """Interquartile mean: floor(n / 4) values are left out at either end.
-
-    Args:
-        values: any shape, finite.
-        axis: the axis of length n, which is dropped.
-    """
+    """Interquartile mean along an axis: floor(n / 4) values are left out at either end."""
     ordered = np.sort(values, axis=axis)
     n = ordered.shape[axis]
     cut = n // 4
@@ -134,7 +124,7 @@ def bootstrap_interval(
     level: float = 0.95,
     rng: np.random.Generator | None = None,
 ) -> tuple[Array, Array]:
-    """Both ends of the stratified percentile-bootstrap interval of the IQM.
+    """Both ends of the stratified percentile-bootstrap interval of the IQM, each [points] or [].
 
     Runs are resampled with replacement within each task, so that every resample has as many runs of
     each task as the data.
@@ -144,9 +134,6 @@ def bootstrap_interval(
         resamples: how many.
         level: coverage, 0.95 for 95 %.
         rng: default: seeded with 0, so that reports are reproducible.
-
-    Returns:
-        Two arrays of shape [points], or [] for two-dimensional scores.
     """
     rng = np.random.default_rng(0) if rng is None else rng
     runs, tasks = scores.shape[:2]
@@ -175,16 +162,11 @@ def iqm_interval(scores: Array) -> tuple[Array, Array]:
 
 
 def expanded_level(runs: int, tasks: int, level: float = LEVEL) -> float:
-    """The level at which a percentile bootstrap covers ``level``.
+    """The level at which a percentile bootstrap covers ``level``, with n runs of each task.
 
     1 - 2 Phi(-sqrt(n / (n - 1)) t), t of tasks (n - 1) degrees of freedom: the bootstrap divides by
     n where s^2 divides by n - 1, and takes the spread for known (Hesterberg 2015, "What Teachers
     Should Know About the Bootstrap", the expanded percentile interval).
-
-    Args:
-        runs: n, of each task; 2 or more.
-        tasks: how many.
-        level: coverage, 0.95 for 95 %.
     """
     t = float(quantile(level, tasks * (runs - 1)))
     return math.erf(math.sqrt(runs / (runs - 1)) * t / math.sqrt(2))
@@ -196,11 +178,7 @@ def estimate(values: Array) -> Estimate | None:
 
 
 def estimate_curve(values: Array) -> list[Estimate | None]:
-    """:func:`estimate` at every point of a curve.
-
-    Args:
-        values: [seeds, points]; NaN where a seed has no value.
-    """
+    """:func:`estimate` at every point of a curve [seeds, points]; NaN where a seed has no value."""
     recorded = np.isfinite(values)
     estimates: list[Estimate | None] = [None] * values.shape[1]
     # Points with the same seeds are estimated together. There are few such groups.
@@ -239,12 +217,6 @@ def _estimates(seeds: Array) -> list[Estimate]:
 
 
 def at_equal_cost(cost: Array, gain: Array, levels: Array) -> Array:
-    """Gain at given costs, interpolated linearly between points; NaN outside their range.
-
-    Args:
-        cost: [points], in any order.
-        gain: [points].
-        levels: [levels].
-    """
+    """Gain at given costs, interpolated linearly between points; NaN outside their range."""
     order = np.argsort(cost, kind="stable")
     return np.interp(levels, cost[order], gain[order], left=np.nan, right=np.nan)

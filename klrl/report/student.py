@@ -18,9 +18,7 @@ _lgamma = np.vectorize(math.lgamma, otypes=[float])
 def two_sided(t: ArrayLike, df: ArrayLike) -> Array:
     """P(|T| >= |t|) of Student's t: I_x(df / 2, 1 / 2) at x = df / (df + t^2).
 
-    Args:
-        t: any shape; infinite is allowed.
-        df: degrees of freedom, > 0, need not be whole; broadcast with ``t``.
+    Degrees of freedom > 0 need not be whole; t may be infinite.
     """
     t, df = np.broadcast_arrays(np.asarray(t, float), np.asarray(df, float))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -30,12 +28,7 @@ def two_sided(t: ArrayLike, df: ArrayLike) -> Array:
 
 
 def quantile(level: float, df: ArrayLike) -> Array:
-    """The t with P(|T| <= t) = level: half the width of an interval, in standard errors.
-
-    Args:
-        level: coverage, 0.95 for 95 %.
-        df: degrees of freedom, > 0, any shape.
-    """
+    """The t with P(|T| <= t) = level: half the width of an interval, in standard errors."""
     df = np.asarray(df, float)
     t = np.ones_like(df)
     while (short := two_sided(2 * t, df) > 1 - level).any():
@@ -59,13 +52,7 @@ def incomplete_beta(a: Array, b: Array, x: Array, rest: Array) -> Array:
     """The regularised incomplete beta function I_x(a, b), all of one shape.
 
     The continued fraction DLMF 8.17.22 converges fast for x < (a + 1) / (a + b + 2); elsewhere
-    I_x(a, b) = 1 - I_{1-x}(b, a).
-
-    Args:
-        a: > 0.
-        b: > 0.
-        x: in [0, 1].
-        rest: 1 - x, given apart since it may be far smaller than the rounding of x.
+    I_x(a, b) = 1 - I_{1-x}(b, a). ``rest`` is 1 - x, which may be far smaller than x's rounding.
     """
     turned = x > (a + 1) / (a + b + 2)
     a, b = np.where(turned, b, a), np.where(turned, a, b)

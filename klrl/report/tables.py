@@ -62,10 +62,7 @@ def result_table(
 ) -> str:
     """Scores and KL of every setting: mean and interval, interquartile mean, worst seed.
 
-    Args:
-        lines: of one task.
-        measures: those that have a value.
-        short: index of a setting -> how many of its runs ended early.
+    ``short``: index of a setting -> how many of its runs ended early.
     """
     head = ["setting", "seeds<small>finished</small>"]
     chosen = [measure for measure in measures if measure.key in RESULTS]
@@ -161,10 +158,7 @@ def _estimate(value: Estimate | None) -> str:
 
 
 def _shown(value: Estimate) -> tuple[str, str]:
-    """What comes first, and the smaller print below it.
-
-    The mean and its interval; below five seeds the range and the mean, and no interval.
-    """
+    """The mean, and below it its interval; below five seeds the range, and below it the mean."""
     decimals = places(value.value, value.error)
     mean = show_number(value.value, decimals)
     # No interval with one seed, or where all seeds agree, as on a fixed coefficient.
@@ -228,14 +222,7 @@ def show_p(p: float) -> str:
 def aggregate_section(
     settings: Sequence[Aggregate], scale: Scale, score: str, pictures: Sequence[str]
 ) -> str:
-    """The section of the settings over all tasks.
-
-    Args:
-        settings: those that every task has.
-        scale: of every task, in the order of :attr:`klrl.report.aggregate.Aggregate.scores`.
-        score: the name of a return.
-        pictures: names of the pictures beside the page.
-    """
+    """The section of the settings over all tasks, with links to the pictures beside the page."""
     title = '<section id="tasks"><h2>All tasks</h2>'
     ends = ", ".join(
         f"{escape(t)} {low:g} = 0 and {high:g} = 1" for t, (low, high) in scale.items()
