@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
+from klrl.config.placement import SAMPLED
 
 
 def k1(log_ratio: Tensor) -> Tensor:
@@ -32,7 +33,17 @@ def k3(log_ratio: Tensor) -> Tensor:
     return torch.expm1(-log_ratio) + log_ratio
 
 
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+def _declared(*functions: Callable[[Tensor], Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
+    named = {function.__name__: function for function in functions}
+    for name in sorted(named.keys() ^ SAMPLED.keys()):
+        raise ConfigError(
+            f"kl.estimator={name}: needs a function in klrl/kl/estimators.py, and its gradient in "
+            "SAMPLED of klrl/config/placement.py"
+        )
+    return named
+
+
+ESTIMATORS = _declared(k1, k2, k3)
 #: One of them by name, ``exact``, or a function of the user's: r -> nats, elementwise.
 Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
 

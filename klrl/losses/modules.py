@@ -24,8 +24,9 @@ from tensordict.nn import (
 )
 from torch import Tensor
 
+from klrl.config.placement import ESTIMATORS
 from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
-from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
+from klrl.kl.estimators import exact_kl, sum_beyond
 from klrl.kl.policies import (
     as_key,
     keep_pre_tanh,
@@ -66,8 +67,8 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         coeff: float | Tensor | None,
         estimator: str,
     ) -> None:
-        if estimator not in ("exact", *ESTIMATORS):
-            raise ValueError(f"ref_kl_estimator={estimator}: choose exact, k1, k2 or k3")
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"ref_kl_estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
         if reference is not None:
             require_policy("reference", reference)
             require_reference("reference", reference)
