@@ -263,7 +263,10 @@ def resolve(path: str) -> Callable[..., Any]:
     """Import the object at ``module:name``."""
     module, _, name = path.partition(":")
     with collection_paused():
-        return getattr(importlib.import_module(module), name)
+        found: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise ConfigError(f"{path}: klrl/config/choices.py names it, and it is not there; add it")
+    return found
 
 
 def choices_for(group: str, domain: str) -> list[str]:
