@@ -17,9 +17,14 @@ def find_run(path: str, setting: str) -> Path:
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
-    if not any(run.glob("checkpoints/*/*/manifest.json")):
+    if not (_has_checkpoint(run, "last") or _has_checkpoint(run, "best")):
         raise ConfigError(f"{setting}={path}: the run wrote no checkpoint; give another run")
     return run
+
+
+def _has_checkpoint(run: Path, which: str) -> bool:
+    # Not checkpoints/*: what a run that goes on is staging there may vanish while it is listed.
+    return any(run.glob(f"checkpoints/{which}/*/manifest.json"))
 
 
 def find_manifest(path: str, setting: str) -> Path:
@@ -45,7 +50,7 @@ def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
         sources.append(("actor.init", config.actor.init, "last"))
     for setting, path, which in sources:
         run = find_run(path, setting)
-        if not any(run.glob(f"checkpoints/{which}/*/manifest.json")):
+        if not _has_checkpoint(run, which):
             raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
         runs.append((setting, path, run))
     return runs
