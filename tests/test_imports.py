@@ -30,7 +30,8 @@ FLOORS = (
     {"base"},
     {"config", ""},  # "" is klrl/__init__.py
     {"domains", "kl"},
-    {"losses", "runs", "transforms"},
+    {"runs", "transforms"},
+    {"losses"},
     {"train"},
     {"control", "language"},
     {"doctor", "sweep"},

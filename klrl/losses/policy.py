@@ -21,6 +21,7 @@ from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
+from klrl.runs.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class PolicyLoss(ABC):
         self.config, self.reference_estimator = config, reference_estimator
         self.divergence, self.reward_scale = divergence, reward_scale
         self._reduce = terms.REDUCTIONS[config.reduction]
+        self._charged = frozenset(name for name, each in METRICS.items() if each.charged)
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
@@ -186,7 +188,7 @@ class PolicyLoss(ABC):
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
-        """Each term's factor in what is minimised; a metric without one is only observed."""
+        """Factors of charged metrics in what is minimised, where they are not 1."""
         return {
             "loss/objective": -1.0,
             "loss/critic": self.config.critic_coeff,
@@ -197,21 +199,12 @@ class PolicyLoss(ABC):
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """One number for each of :attr:`measures`, of a minibatch.
 
-        What the loss charges is reduced as the loss reduces; what is only observed, to its mean.
-
-        Args:
-            measured: of :class:`LossTerms`.
-            mask: of :class:`Scored`.
+        What a metric's declaration says is charged is reduced as the loss is, the rest to a mean.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
-        charged = self.weights(0.0)
-        return torch.stack(
-            [
-                (self._reduce if name in charged else terms.mean)(value, mask)
-                for name, value in measured.items()
-            ]
-        )
+        ways = {True: self._reduce, False: terms.mean}
+        return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
         """Means over minibatches, the terms of the loss as they were minimised."""

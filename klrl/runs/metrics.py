@@ -61,6 +61,7 @@ class Metric:
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
     domain: str | None = None  # the name of the only domain that records it; None if all do
+    charged: bool = False  # a term of the loss, reduced as the loss is; else observed: a mean
 
     def of(self, domain: Domain) -> Metric:
         """The metric with the domain's terms in its texts, and the domain's digits."""
@@ -327,10 +328,17 @@ _DECLARED = (
         "penalty in the loss",
         "reward per {unit}",
         f"kl.coef times {_KL_REF} (or kl.divergence) in the loss (placement loss or split)",
+        charged=True,
     ),
-    Metric("loss/objective", "objective", "", "minus the policy's gain, penalty included"),
-    Metric("loss/critic", "critic loss", "", "the critic's loss, weighted"),
-    Metric("loss/entropy", "entropy loss", "", "minus the weighted entropy bonus"),
+    Metric(
+        "loss/objective",
+        "objective",
+        "",
+        "minus the policy's gain, penalty included",
+        charged=True,
+    ),
+    Metric("loss/critic", "critic loss", "", "the critic's loss, weighted", charged=True),
+    Metric("loss/entropy", "entropy loss", "", "minus the weighted entropy bonus", charged=True),
     Metric(
         "policy/entropy",
         "entropy",

@@ -9,6 +9,7 @@ import torch
 
 from klrl.losses import functional as terms
 from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored
+from klrl.runs.metrics import METRICS, Metric
 from tests.losses.test_functional import CLIP, KLPEN
 
 BETA, COEF = torch.tensor(0.7, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
@@ -127,6 +128,16 @@ def test_the_total_is_its_weighted_measures() -> None:
             parts = loss.weighted(means, float(COEF))
             total = sum(parts[name] for name in loss.weights(0.0))
             torch.testing.assert_close(total, found.total)
+
+
+def test_a_metric_is_reduced_as_its_declaration_says(monkeypatch) -> None:
+    """Charged: a mean over two rows of the sums, 3 and 1. Observed: the mean over four steps."""
+    mine = Metric("loss/mine", "mine", "", "mine", charged=True)
+    monkeypatch.setitem(METRICS, mine.name, mine)
+    loss = loss_of("clip", None, reduction="sequence")
+    mask = torch.arange(STEPS) < torch.tensor([[3], [1]])
+    ones = torch.ones(2, STEPS)
+    assert loss.measure({"loss/mine": ones, "policy/entropy": ones}, mask).tolist() == [2.0, 1.0]
 
 
 @pytest.mark.parametrize("masked", [False, True])
