@@ -36,7 +36,7 @@ def told_apart(tasks: Sequence[str]) -> bool:
 
 
 def dots(settings: Sequence[Aggregate], tasks: Sequence[str], score: str = "return") -> str:
-    """The figure: of each setting its mean over tasks with the interval, and the mean of each task."""
+    """The figure: each setting's mean over tasks with its interval, and the mean of each task."""
     axis = _Axis(_ends(settings))
     below = _TOP + _STRIP * len(settings)
     key, rows = _key(tasks, below + _BOTTOM)

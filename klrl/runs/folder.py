@@ -44,10 +44,6 @@ _PACKAGES = (
 _LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
 
 
-#: A run on another machine that has written nothing for this many seconds counts as interrupted.
-_SILENT = 600
-
-
 #: Entries of the manifest that are read, and what they are.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
