@@ -78,7 +78,12 @@ class Checkpoints:
         staging = self._staging()
         try:
             write_entry(staging, chosen, step, metadata)
-            self._publish(staging, destination)
+            make_folder(destination.parent)
+            if destination.exists():
+                self._remove(destination)
+            staging.rename(destination)
+            sync(destination.parent)  # the disk then holds it by that name
+            sync(self._folder)
             self._own.add(destination)
             self._prune(destination)
         except OSError as error:
@@ -103,15 +108,6 @@ class Checkpoints:
     def _staging(self) -> Path:
         # Not in last or best, where checkpoints/*/*/manifest.json would match it.
         return self._folder / f"{STAGING}{uuid4().hex}"
-
-    def _publish(self, staging: Path, destination: Path) -> None:
-        """Give an entry its name; the disk then holds it by that name."""
-        make_folder(destination.parent)
-        if destination.exists():
-            self._remove(destination)
-        staging.rename(destination)
-        sync(destination.parent)
-        sync(self._folder)
 
     def _prune(self, written: Path) -> None:
         """Remove what is older than the entries that are kept, and what was refused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
-Points = list[tuple[float, float]]
 
 
 def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
@@ -51,7 +49,7 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
         axes.set_title(name, parse_math=False)
         axes.set_xlabel(domain.axis)
         axes.grid(alpha=0.3)
-        _draw(axes, panel, {m: _points(rows, domain.axis, m, panel) for m in metrics})
+        _draw(axes, panel, metrics, rows, domain.axis)
     figure.suptitle(title, parse_math=False)
     # Fixed margins: a constrained layout would draw everything twice to compute them.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
@@ -66,16 +64,14 @@ def _png(figure: Figure) -> bytes:
     return image.getvalue()
 
 
-def _points(rows: Sequence[Row], axis: str, metric: Metric, panel: Panel) -> Points:
-    """The recorded points of a metric; a logarithmic panel leaves out values <= 0."""
-    points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]
-    return [(x, y) for x, y in points if y > 0] if panel.log else points
-
-
-def _draw(axes: Any, panel: Panel, series: Mapping[Metric, Points]) -> None:
+def _draw(
+    axes: Any, panel: Panel, metrics: Sequence[Metric], rows: Sequence[Row], axis: str
+) -> None:
     """Draw a line per recorded metric; its colour follows from its place in the panel."""
     units = []
-    for i, (metric, points) in enumerate(series.items()):
+    for i, metric in enumerate(metrics):
+        points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]
+        points = [(x, y) for x, y in points if y > 0 or not panel.log]
         if not points:
             continue
         marker = "o" if metric.name.startswith("eval") or len(points) == 1 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,9 @@ class Entry:
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(MANIFEST):
-            raw = manifest_bytes(path)
+            if (path / MANIFEST).exists() and not (path / MANIFEST).is_file():
+                raise ValueError("it is no plain file")
+            raw = (path / MANIFEST).read_bytes()
             manifest = json.loads(raw)
             if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):
                 raise ValueError("its format is another version's of klrl")
@@ -119,12 +121,31 @@ class Entry:
         Raises:
             DamagedEntry: a file is missing, superfluous, or not the one that was written.
         """
-        present = lengths(self.path, self._files, _OURS)
+        present = self._lengths()
         for name, (length, digest) in self._files.items():
-            check_length(name, present[name], length)
+            if present[name] != length:  # it was cut, or grew
+                raise DamagedEntry(f"{name}: has {present[name]:,} bytes, not {length:,}")
             with reading(name), (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise ValueError("its SHA-256 is another")
+
+    def _lengths(self) -> dict[str, int]:
+        """Name -> bytes of the files, which must be those that the manifest lists, itself aside."""
+        present = {}
+        with reading(self.path.name):
+            for path in self.path.rglob("*"):
+                if path.is_dir() and not path.is_symlink():
+                    continue
+                name = path.relative_to(self.path).as_posix()
+                if not path.is_file() or (name not in self._files and name != MANIFEST):
+                    raise DamagedEntry(f"{name}: is not in its manifest, and is not opened")
+                present[name] = path.stat().st_size
+        for name in self._files:
+            if not _OURS.fullmatch(name):
+                raise DamagedEntry(f"{name}: is no file that klrl writes, and is not opened")
+            if name not in present:
+                raise DamagedEntry(f"{name}: is missing")
+        return present
 
     def digests(self, components: Iterable[str]) -> dict[str, str]:
         """SHA-256 of the components' tensors, as :meth:`check` found them."""
@@ -160,59 +181,6 @@ def reading(name: str) -> Iterator[None]:
         raise DamagedEntry(f"{name}: has no {error}") from error
     except _UNREADABLE as error:
         raise DamagedEntry(f"{name}: {first_line(error)}") from error
-
-
-def manifest_bytes(folder: Path) -> bytes:
-    """The manifest of an entry of any format.
-
-    Raises:
-        OSError, ValueError: there is none, or it is no plain file.
-    """
-    path = folder / MANIFEST
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no plain file")
-    return path.read_bytes()
-
-
-def lengths(folder: Path, names: Collection[str], ours: re.Pattern[str]) -> dict[str, int]:
-    """The files of an entry, which must be those that its manifest lists, the manifest aside.
-
-    Args:
-        folder: of the entry.
-        names: as the manifest lists them, below the folder.
-        ours: the names that klrl opens.
-
-    Returns:
-        Name -> bytes.
-
-    Raises:
-        DamagedEntry: a file is superfluous, of another kind (as a pickle), or missing.
-    """
-    present = {}
-    with reading(folder.name):
-        for path in folder.rglob("*"):
-            if path.is_dir() and not path.is_symlink():
-                continue
-            name = path.relative_to(folder).as_posix()
-            if not path.is_file() or (name not in names and name != MANIFEST):
-                raise DamagedEntry(f"{name}: is not in its manifest, and is not opened")
-            present[name] = path.stat().st_size
-    for name in names:
-        if not ours.fullmatch(name):
-            raise DamagedEntry(f"{name}: is no file that klrl writes, and is not opened")
-        if name not in present:
-            raise DamagedEntry(f"{name}: is missing")
-    return present
-
-
-def check_length(name: str, length: int, expected: int) -> None:
-    """Refuse a file that was cut or grew.
-
-    Raises:
-        DamagedEntry: it did.
-    """
-    if length != expected:
-        raise DamagedEntry(f"{name}: has {length:,} bytes, not {expected:,}")
 
 
 def _digest(content: bytes) -> str:

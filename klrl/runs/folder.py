@@ -30,19 +30,11 @@ from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, owning, process_start, read_owner
 
+#: What a manifest has the versions of; the last three are of the extra ``language``.
 _PACKAGES = (
-    "torch",
-    "torchrl",
-    "tensordict",
-    "gymnasium",
-    "mujoco",
-    "hydra-core",
-    "wandb",
-    "numpy",
+    *("torch", "torchrl", "tensordict", "gymnasium", "mujoco", "hydra-core", "wandb", "numpy"),
+    *("transformers", "tokenizers", "peft"),
 )
-#: Of the extra ``language``, which an install may lack.
-_LANGUAGE_PACKAGES = ("transformers", "tokenizers", "peft")
-
 
 #: Entries of the manifest that are read, and what they are.
 _KINDS: dict[str, tuple[type, str]] = {
@@ -223,7 +215,14 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         self._store_config(config, f"# run {run}\n")
-        start = {"time": _now(), "klrl": __version__, "argv": self._argv()}
+        argv = self._given_argv
+        if argv is None and self._overrides is not None:
+            argv = ["python", "-m", "klrl", *self._overrides]
+        start = {
+            "time": _now(),
+            "klrl": __version__,
+            "argv": list(sys.orig_argv if argv is None else argv),
+        }
         manifest = {
             "id": run,
             "klrl": before.get("klrl", __version__),
@@ -269,13 +268,6 @@ class RunFolder:
         failure = {"part": part, "error": error, "when": _now()}
         self.update(side_failures=[*self._written.get("side_failures", []), failure])
 
-    def _argv(self) -> list[str]:
-        if self._given_argv is not None:
-            return list(self._given_argv)
-        return (
-            sys.orig_argv if self._overrides is None else ["python", "-m", "klrl", *self._overrides]
-        )
-
     def _store_config(self, config: JobConfig, head: str) -> None:
         stored = make_folder(self.path / ".hydra") / "config.yaml"
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
@@ -310,8 +302,8 @@ def new_path(suffix: str = "") -> Path:
 
 
 def _versions() -> dict[str, str]:
-    versions = {name: version(name) for name in _PACKAGES}
-    for name in _LANGUAGE_PACKAGES:
+    versions = {}
+    for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from klrl.base.files import make_folder
 from klrl.config import LoggerConfig, choice_of, factory
@@ -67,15 +67,11 @@ def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logg
     """The chosen logger, and those of ``logger.also``, which have default settings."""
     with ExitStack() as stack:
         loggers: list[Logger] = []
-        for each in (config, *(_beside(name) for name in config.also)):
+        also = (choice_of("logger", name).schema(name=name) for name in config.also)
+        for each in (config, *also):
             run = factory("logger", each, opened.domain.name)
             loggers += stack.enter_context(run(each, opened))
         yield loggers
-
-
-def _beside(name: str) -> LoggerConfig:
-    """The settings of a logger of ``logger.also``, which has none of its own."""
-    return cast("LoggerConfig", choice_of("logger", name).schema(name=name))
 
 
 @contextmanager

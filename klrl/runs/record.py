@@ -37,7 +37,9 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
             status, text = "failed", in_one_line(error, limit=None)
         # A second signal may come while a run that is complete closes its files.
         else:
-            complete, text = _complete(files, config, counters), None
+            # Complete is a run whose last iteration has its row and its checkpoint.
+            last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
+            complete, text = counters.iteration >= config.iterations and last.is_dir(), None
             status = "finished" if complete else "interrupted"
         with suppress(OSError):  # the first error is the one to tell
             files.close(status, **{axis: counters.frames}, error=text)
@@ -54,12 +56,6 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
         raise
     files.close("finished", **{axis: counters.frames}, error=None)
     files.guard.call("curves.png", _draw, files, config, "finished")
-
-
-def _complete(files: RunFolder, config: JobConfig, counters: Counters) -> bool:
-    """Whether the last iteration's row and checkpoint are written."""
-    last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
-    return counters.iteration >= config.iterations and last.is_dir()
 
 
 def _draw(files: RunFolder, config: JobConfig, status: str) -> None:

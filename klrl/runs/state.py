@@ -52,14 +52,12 @@ def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that :func:`encode` gave, or ``torchrl.checkpoint`` in format 1."""
+    """The state that :func:`encode` gave."""
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise TypeError("a state has a list without a kind")
         return value
     kind = value["kind"]
-    if kind == "value":  # as format 1 writes numbers and strings
-        return value["value"]
     if kind == "tensor":
         return tensors[value["key"]]
     if kind in ("dict", "ordered_dict"):

@@ -68,9 +68,12 @@ class Camera:
 
     def take(self, picture: np.ndarray) -> None:
         """Add a picture."""
+        import numpy as np
         from PIL import Image
 
-        self._film.append_data(_even(picture))
+        # No film may have an odd number of rows or columns: the last is there once more.
+        odd = ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0))
+        self._film.append_data(np.pad(picture, odd, mode="edge"))
         if self._taken % self._every == 0:
             image = Image.fromarray(picture)
             image.thumbnail((_WIDTH, _WIDTH))
@@ -89,14 +92,6 @@ class Camera:
         """End the encoder."""
         if self._film is not None:
             self._film.close()
-
-
-def _even(picture: np.ndarray) -> np.ndarray:
-    """With the last row and column once more where their number is odd, as no film may have it."""
-    import numpy as np
-
-    height, width, _ = picture.shape
-    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
 
 @contextmanager

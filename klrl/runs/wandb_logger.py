@@ -10,7 +10,6 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.files import refuse_link
 from klrl.config import WandbConfig
-from klrl.domains import Domain
 from klrl.runs.loggers import Logger, Opened, Samples, Video
 from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import Row, metrics_of
@@ -38,7 +37,11 @@ class WandbLogger:
         import wandb
 
         names = list(samples[0])
-        rows = [[_cell(sample[name]) for name in names] for sample in samples]
+        # Lists become text: a column has one type.
+        rows = [
+            [json.dumps(x) if isinstance(x := sample[n], list | dict) else x for n in names]
+            for sample in samples
+        ]
         self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
 
     def log_video(self, video: Video, at: int) -> None:
@@ -48,20 +51,6 @@ class WandbLogger:
         film = video.mp4 or video.gif
         shown = wandb.Video(str(film), format=film.suffix[1:])
         self._run.log({self._axis: at, video.name: shown})
-
-
-def _cell(value: Any) -> Any:
-    """A table's cell; lists become text, since a column has one type."""
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _define(run: Any, domain: Domain) -> None:
-    """Set the x-axis of every metric, and hide the charts of counts, which are straight lines."""
-    for metric in metrics_of(domain).values():
-        step = None if metric.name == domain.axis else domain.axis
-        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
-    # What klrl does not declare, as the table of responses.
-    run.define_metric("*", step_metric=domain.axis)
 
 
 @contextmanager
@@ -99,7 +88,12 @@ def _open_run(config: WandbConfig, opened: Opened) -> Any:
         run = _init(config, opened, "offline")
     if opened.note is not None and run.id != opened.run_id:  # a wandb agent gives its own
         opened.note(wandb_id=run.id)
-    _define(run, opened.domain)
+    axis = opened.domain.axis
+    for metric in metrics_of(opened.domain).values():
+        step = None if metric.name == axis else axis
+        # The charts of counts are straight lines.
+        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
+    run.define_metric("*", step_metric=axis)  # what klrl does not declare: the table of responses
     return run
 
 
