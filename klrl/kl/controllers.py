@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -238,18 +238,14 @@ class HeldKLController(_MultipliedKLController):
 
     def move(self, kl: float, n: int) -> None:
         """A step of the PI law, once the KL has risen."""
-        before, self.error = self.error, self._error(kl)
+        x = math.log(kl / self.target) if kl > 0 else -math.inf
+        before, self.error = self.error, _clip(x, -self.limit, self.limit)
         if self.frozen:
             before = self.error if self.updates == 0 else before
             self.frozen = not self._released(kl)
         if not self.frozen:
             step = self.integral * self.error + self.proportional * (self.error - before)
             self._multiply(math.exp(step))
-
-    def _error(self, kl: float) -> float:
-        if kl <= 0:
-            return -self.limit
-        return _clip(math.log(kl / self.target), -self.limit, self.limit)
 
     def _released(self, kl: float) -> bool:
         """Whether the KL got near its target, or stopped rising towards it."""
@@ -280,9 +276,8 @@ def schedule(config: ScheduleControllerConfig, coef: Coef, frames: int) -> Sched
 
 def adaptive(config: AdaptiveControllerConfig, coef: Coef, frames: int) -> AdaptiveKLController:
     """``controller=adaptive``."""
-    return AdaptiveKLController(
-        coef, config.target, config.horizon, config.coef_min, config.coef_max
-    )
+    c = config
+    return AdaptiveKLController(coef, c.target, c.horizon, c.coef_min, c.coef_max)
 
 
 def dual(config: DualControllerConfig, coef: Coef, frames: int) -> DualKLController:
@@ -292,15 +287,9 @@ def dual(config: DualControllerConfig, coef: Coef, frames: int) -> DualKLControl
 
 def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLController:
     """``controller=held``."""
-    return HeldKLController(
-        coef,
-        config.target,
-        config.integral,
-        config.proportional,
-        config.limit,
-        config.coef_min,
-        config.coef_max,
-    )
+    c = config
+    gains = (c.integral, c.proportional, c.limit)
+    return HeldKLController(coef, c.target, *gains, c.coef_min, c.coef_max)
 
 
 def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
@@ -315,18 +304,28 @@ def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLCo
         )
 
     trial = made(Number(start))
-    with told("controller", config):
-        saved = ["_keeper", *trial.state_dict()]
+    forgets = tried("controller", config, trial, "kl.coef", [0.01, 1.0], saved=["_keeper"])
+    controller = made(coef)
+    controller.forgets = forgets
+    return controller
+
+
+def tried(
+    setting: str, part: Any, trial: Any, name: str, kls: Sequence[float], saved: Sequence[str] = ()
+) -> bool:
+    """Whether a user's part that moves a coefficient has state which its state_dict does not hold.
+
+    ``trial`` is updated with these KLs, in nats, and must give a number >= 0 after the first.
+    """
+    with told(setting, part):
+        saved = [*saved, *trial.state_dict()]
         before = unsaved(trial, saved=saved)
-        moved = trial.update(0.01)
-        trial.update(1.0)
+        moved, *_ = [trial.update(kl) for kl in kls]
         forgets = unsaved(trial, saved=saved) != before
         trial.load_state_dict(trial.state_dict())
     if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
         raise ConfigError(
-            f"controller.target={config.target}: kl.coef={moved!r} after a KL of .01 nats; give a "
-            "number >= 0"
+            f"{setting}.target={part.target}: {name}={moved!r} after a KL of {kls[0]:g} nats; give "
+            "a number >= 0"
         )
-    controller = made(coef)
-    controller.forgets = forgets
-    return controller
+    return forgets

@@ -16,6 +16,7 @@ from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
 from klrl.config.placement import SAMPLED
+from klrl.kl.divergences import over_actions
 
 
 def k1(log_ratio: Tensor) -> Tensor:
@@ -126,7 +127,8 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
         # A KL is invariant under a shared bijection: it is that of the Gaussians before tanh.
         dist, ref_dist = dist.base_dist, ref_dist.base_dist
     if isinstance(dist, _DISCRETE) and isinstance(ref_dist, _DISCRETE):
-        return _categorical(dist.logits, ref_dist.logits)
+        log_p, log_q = dist.logits.log_softmax(-1), ref_dist.logits.log_softmax(-1)
+        return over_actions("reverse", log_p, log_q)
     try:
         return torch.distributions.kl_divergence(dist, ref_dist)
     except NotImplementedError as error:
@@ -136,15 +138,6 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
 
 
 _DISCRETE = (torch.distributions.Categorical, torch.distributions.OneHotCategorical)
-
-
-def _categorical(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """sum_a p(a) (log p(a) - log q(a)); an action that p forbids adds 0, to the gradient too."""
-    log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    allowed = log_p > -torch.inf
-    zero = log_p.new_zeros(())
-    log_p, log_q = torch.where(allowed, log_p, zero), torch.where(allowed, log_q, zero)
-    return torch.where(allowed, log_p.exp() * (log_p - log_q), zero).sum(-1)
 
 
 def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> Tensor:

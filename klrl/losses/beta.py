@@ -9,9 +9,9 @@ import math
 import warnings
 from collections.abc import Callable
 
-from klrl.base.errors import ConfigError
 from klrl.config import KLPENConfig
-from klrl.config.own import make_own, require, told, unsaved
+from klrl.config.own import make_own, require
+from klrl.kl.controllers import tried
 
 
 class BetaRule:
@@ -57,7 +57,7 @@ class DoublingBeta(BetaRule):
 
     def factor(self, kl: float) -> float:
         """The factor on beta."""
-        return step(kl, self.dtarg, self.config)
+        return factor(kl, self.dtarg, self.config.increment, self.config.decrement)
 
 
 class ProportionalBeta(DoublingBeta):
@@ -69,7 +69,7 @@ class ProportionalBeta(DoublingBeta):
         return math.exp(min(max(log_factor, -math.log(4)), math.log(4)))
 
 
-class ForwardBeta(BetaRule):
+class ForwardBeta(DoublingBeta):
     """TorchRL's rule, for comparison only: the same factors in every forward, without bounds.
 
     TorchRL 0.14's ``KLPENPPOLoss.forward`` moves beta on each minibatch's KL, evaluation included;
@@ -78,13 +78,9 @@ class ForwardBeta(BetaRule):
 
     every_forward = True
 
-    def __init__(self, config: KLPENConfig) -> None:
-        super().__init__(config.beta, config.dtarg)
-        self.config = config
-
     def update(self, kl: float) -> float:
         """Move beta by a minibatch's KL."""
-        self.beta *= step(kl, self.dtarg, self.config)
+        self.beta *= self.factor(kl)
         return self.beta
 
 
@@ -105,11 +101,6 @@ def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float
     return 1.0
 
 
-def step(kl: float, dtarg: float, config: KLPENConfig) -> float:
-    """:func:`factor` with the settings of the loss group."""
-    return factor(kl, dtarg, config.increment, config.decrement)
-
-
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
     """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once on a copy."""
     setting, part = "loss.own_beta_rule", config.own_beta_rule
@@ -119,17 +110,7 @@ def own_beta_rule(config: KLPENConfig) -> BetaRule:
     def made() -> BetaRule:
         return require(setting, part, make_own(setting, part, given), BetaRule, what)
 
-    trial = made()
-    with told(setting, part):
-        before = unsaved(trial, saved=[*trial.state_dict()])
-        moved = trial.update(2 * config.dtarg)
-        forgets = unsaved(trial, saved=[*trial.state_dict()]) != before
-        trial.load_state_dict(trial.state_dict())
-    if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
-        raise ConfigError(
-            f"{setting}.target={part.target}: beta={moved!r} after a KL of 2 loss.dtarg; give a "
-            "number >= 0"
-        )
+    forgets = tried(setting, part, made(), "beta", [2 * config.dtarg])
     rule = made()
     rule.forgets = forgets
     return rule

@@ -293,16 +293,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     """TorchRL's clipped PPO, with KL(policy||reference) as a further term where it is asked for.
 
-    Args:
-        actor_network: the policy.
-        critic_network: the critic.
-        reference: a policy to stay near; copied and frozen. A
-            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
-        ref_kl_coef: weight of KL(policy||reference), per nat, beside the advantage that the loss
-            sees (``normalize_advantage`` does not divide it, as in TorchRL); may be moved.
-        ref_kl_coeff: the other spelling of it.
-        ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
-        **kwargs: as TorchRL's ClipPPOLoss; old spellings are taken.
+    ``reference`` and ``ref_kl_*`` are those of :class:`KLPENPPOLoss`; all else is TorchRL's, old
+    spellings included.
     """
 
     def __init__(

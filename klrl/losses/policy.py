@@ -98,6 +98,7 @@ class PolicyLoss(ABC):
             divides by: ``kl.coef`` is reward per nat wherever the KL is charged.
     """
 
+    of_settings: tuple[str, ...] = ()  # those of the next that are settings of its group
     #: KL(old||new) of a minibatch: exact; sampled, an estimate with its gradient; or measured,
     #: outside the graph, since nothing is charged for it.
     kl_old: str = "measured"
@@ -116,6 +117,8 @@ class PolicyLoss(ABC):
         reward_scale: float = 1.0,
     ) -> None:
         self.config, self.reference_estimator = config, reference_estimator
+        for name in self.of_settings:
+            setattr(self, name, getattr(config, name))
         self.divergence, self.reward_scale = divergence, reward_scale
         self._reduce = terms.REDUCTIONS[config.reduction]
         self._charged = frozenset(name for name, each in METRICS.items() if each.charged)
@@ -247,17 +250,7 @@ class KLPENLoss(PolicyLoss):
 
     config: KLPENConfig
 
-    def __init__(
-        self,
-        config: KLPENConfig,
-        reference_estimator: Estimator | None = None,
-        divergence: Divergence = REVERSE,
-        reward_scale: float = 1.0,
-    ) -> None:
-        super().__init__(config, reference_estimator, divergence, reward_scale)
-        self.kl_old = config.kl_old
-        self.line_search, self.max_alpha = config.line_search, config.max_alpha
-        self.dtarg, self.dtarg_end, self.unit = config.dtarg, config.dtarg_end, config.unit
+    of_settings = ("kl_old", "line_search", "max_alpha", "dtarg", "dtarg_end", "unit")
 
     def beta_rule(self) -> BetaRule:
         """The rule of ``loss.beta_rule``."""
@@ -274,15 +267,7 @@ class ClipLoss(PolicyLoss):
 
     config: ClipConfig
 
-    def __init__(
-        self,
-        config: ClipConfig,
-        reference_estimator: Estimator | None = None,
-        divergence: Divergence = REVERSE,
-        reward_scale: float = 1.0,
-    ) -> None:
-        super().__init__(config, reference_estimator, divergence, reward_scale)
-        self.target_kl, self.unit = config.target_kl, config.unit
+    of_settings = ("target_kl", "unit")
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """The clipped surrogate."""
