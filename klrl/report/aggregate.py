@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,17 +82,13 @@ class Aggregate:
 def aggregates(tasks: Mapping[str, Sequence[Line]], scale: Scale) -> list[Aggregate]:
     """The settings that every task has, by name, each over all tasks."""
     by_name = [
-        {line.setting.name: _normalised(line, *scale[task]) for line in lines}
+        # (return - low) / (high - low) of each seed
+        {line.setting.name: (line.seeds("return") - low) / (high - low) for line in lines}
         for task, lines in tasks.items()
+        for low, high in [scale[task]]
     ]
     names = [name for name in by_name[0] if all(len(each.get(name, ())) for each in by_name)]
     return [_aggregate(name, [each[name] for each in by_name]) for name in names]
-
-
-def _normalised(line: Line, low: float, high: float) -> Array:
-    """(return - low) / (high - low) of each seed."""
-    values = line.values["return"]
-    return (values[np.isfinite(values)] - low) / (high - low)
 
 
 def _aggregate(name: str, scores: list[Array]) -> Aggregate:
@@ -103,11 +99,10 @@ def _aggregate(name: str, scores: list[Array]) -> Aggregate:
     else:
         mean = Contrast(float(np.mean([each.mean() for each in scores])), *[math.nan] * 3)
     middle = float(iqm(np.concatenate(scores)))
-    known = Aggregate(name, scores, mean, middle, None, None)
-    if seeds < ENOUGH or not known.equal_seeds:
-        return known
+    if seeds < ENOUGH or len(set(map(len, scores))) > 1:
+        return Aggregate(name, scores, mean, middle, None, None)
     low, high = map(float, iqm_interval(np.stack(scores, axis=1)))
-    return replace(known, iqm_low=low, iqm_high=high)
+    return Aggregate(name, scores, mean, middle, low, high)
 
 
 @dataclass(frozen=True)

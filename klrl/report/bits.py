@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.runs.metrics import TIMES, Row
@@ -45,15 +44,10 @@ def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
             yield f"row {number}: only the {runs[0]} run has it, the {runs[1]} has {count}"
             return
         for name in [*mine, *(name for name in other if name not in mine)]:
-            values = [_shown(row, name) for row in (mine, other)]
+            values = [repr(row[name]) if name in row else "not there" for row in (mine, other)]
             if name not in TIMES and values[0] != values[1]:
                 where = f"iteration {mine.get('iteration', number)}"
                 yield f"{where}: {name} is {values[0]} and {values[1]}"
-
-
-def _shown(row: Row, name: str) -> str:
-    """A value with all its digits."""
-    return repr(row[name]) if name in row else "not there"
 
 
 def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
@@ -69,8 +63,4 @@ def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
     for name in _COMPARED:
         if mine.get(name) != theirs.get(name):
             return False, f"rows are equal, the {name} of the last checkpoints ({frames:,}) is not"
-    return True, f"parameters at {frames:,}, SHA-256 {_short(mine)}"
-
-
-def _short(digests: dict[str, Any]) -> str:
-    return str(digests.get("agent", "-"))[:12]
+    return True, f"parameters at {frames:,}, SHA-256 {mine.get('agent', '-')[:12]}"

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-import numpy as np
-
 from klrl.domains import LANGUAGE
 from klrl.report.measures import Line, line_value
 from klrl.report.runs import Run
-from klrl.report.statistics import ENOUGH, LEVEL, Array, Weighted, chance_of_more, holm, welch_all
+from klrl.report.statistics import ENOUGH, LEVEL, Weighted, chance_of_more, holm, welch_all
 
 #: Up to so many settings every pair is shown; of more, each against the best.
 ALL_PAIRS = 4
@@ -47,41 +45,22 @@ def differences_of(lines: Sequence[Line], key: str = "return") -> list[Differenc
     p is adjusted over all pairs even where only those against the best are shown: the best is
     chosen by the same numbers.
     """
-    pairs = [
-        (a, b, *compared)
-        for a, b in combinations(range(len(lines)), 2)
-        if (compared := _compared(lines[a], lines[b], key))
-    ]
-    contrasts = welch_all([weighted for _, _, weighted, _ in pairs])
+    pairs: list[tuple[int, int, float, bool]] = []
+    sums: list[Weighted] = []
+    for a, b in combinations(range(len(lines)), 2):
+        of_a, of_b = lines[a].seeds(key), lines[b].seeds(key)
+        if min(len(of_a), len(of_b)) < ENOUGH:
+            continue
+        whole = len(of_a) == len(of_b) == len(lines[a].setting.runs)
+        paired = whole and shares_starts(lines[a], lines[b])
+        sums.append(([of_a - of_b], [1.0]) if paired else ([of_a, of_b], [1.0, -1.0]))
+        pairs.append((a, b, chance_of_more(of_a, of_b), paired))
+    contrasts = welch_all(sums)
     adjusted = holm([contrast.p for contrast in contrasts])
     return [
-        Difference(
-            a,
-            b,
-            contrast.value,
-            contrast.low,
-            contrast.high,
-            p,
-            chance_of_more(_seeds(lines[a], key), _seeds(lines[b], key)),
-            paired,
-        )
-        for (a, b, _, paired), contrast, p in zip(pairs, contrasts, adjusted, strict=True)
+        Difference(a, b, c.value, c.low, c.high, p, more, paired)
+        for (a, b, more, paired), c, p in zip(pairs, contrasts, adjusted, strict=True)
     ]
-
-
-def _seeds(line: Line, key: str) -> Array:
-    values = line.values.get(key, np.zeros(0))
-    return values[np.isfinite(values)]
-
-
-def _compared(a: Line, b: Line, key: str) -> tuple[Weighted, bool] | None:
-    """What makes the difference of two settings, and whether over pairs; None with few seeds."""
-    of_a, of_b = _seeds(a, key), _seeds(b, key)
-    if min(len(of_a), len(of_b)) < ENOUGH:
-        return None
-    if shares_starts(a, b) and len(of_a) == len(of_b) == len(a.setting.runs):
-        return ([of_a - of_b], [1.0]), True
-    return ([of_a, of_b], [1.0, -1.0]), False
 
 
 def shares_starts(a: Line, b: Line) -> bool:

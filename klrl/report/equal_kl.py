@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from klrl.report.measures import Line, kl_metric, reward_metric
-from klrl.report.runs import Run
 from klrl.report.settings import identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve
 from klrl.runs.metrics import Metric, metric_of
@@ -37,7 +36,10 @@ def equal_kl(lines: Sequence[Line]) -> EqualKL:
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}
     kl, reward = (metric_of(each(runs), runs[0].domain) for each in (kl_metric, reward_metric))
-    stripped = [_without_knobs(run) for run in runs]
+    stripped = [
+        replace(run, settings={k: v for k, v in run.settings.items() if k not in KNOBS})
+        for run in runs
+    ]
     titles = names_of(stripped)
     values = [np.concatenate([line.values[key] for line in lines]) for key in ("kl_ref", "return")]
     roots = np.sqrt(np.maximum(values[0], 0.0))
@@ -63,8 +65,3 @@ def equal_kl(lines: Sequence[Line]) -> EqualKL:
         for name, seeds in usable.items()
     }
     return EqualKL([float(root**2) for root in levels], estimates, kl, reward)
-
-
-def _without_knobs(run: Run) -> Run:
-    kept = {key: value for key, value in run.settings.items() if key not in KNOBS}
-    return replace(run, settings=kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -150,7 +150,10 @@ def _read_run(folder: Path) -> Entry:
     manifest, state = run.manifest, run.status
     settings = read_settings(folder)
     notes = [str(manifest.get("error") or "").partition("\n")[0]]
-    every = _evaluated_every(settings.get("eval") or {})
+    evals = settings.get("eval") or {}
+    every = _SCHEDULED if evals.get("evaluations") else 0
+    if evals.get("every") is not None:
+        every = int(evals["every"])
     row = last_values(run.metrics, every, say=notes.append)
     notes += _foreign_end(run.metrics, manifest.get("id"))
     domain = recorded_domain(manifest)
@@ -186,13 +189,6 @@ def _foreign_end(path: Path, run: str | None) -> list[str]:
     return [f"{path.name}: rows near its end {each}" for each in told]
 
 
-def _evaluated_every(evals: Mapping[str, Any]) -> int:
-    """Within how many rows there is an evaluation; 0 if there are none."""
-    if evals.get("every") is not None:
-        return int(evals["every"])
-    return _SCHEDULED if evals.get("evaluations") else 0
-
-
 def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> dict[str, float]:
     """The last row of a ``metrics.jsonl``, with the last returns before it; empty without the file.
 
@@ -210,7 +206,8 @@ def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> di
         if not last or any(f'"{name}"'.encode() in line for name in wanted):
             row = parse_row(line) or {}
             last = last or row
-            returns = {name: row[name] for name in _with_errors(wanted, row)} | returns
+            found = [each for name in wanted if name in row for each in (name, f"{name}_se")]
+            returns = {name: row[name] for name in found if name in row} | returns
             wanted = [name for name in wanted if name not in returns]
         else:
             row = {} if line[:1] + line[-1:] != b"{}" else last
@@ -220,11 +217,6 @@ def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> di
     if bad:
         say(f"{path.name}: lines that are no rows near its end: {bad}")
     return {**last, **returns}
-
-
-def _with_errors(names: Iterable[str], row: Mapping[str, float]) -> list[str]:
-    """Those of the row, and their standard errors in it."""
-    return [each for name in names if name in row for each in (name, f"{name}_se") if each in row]
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:

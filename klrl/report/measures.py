@@ -92,17 +92,14 @@ def seconds(run: Run) -> float:
 
 def speed(run: Run) -> float:
     """Median throughput of the iterations, on the run's axis."""
-    values = column(run, _speed_metric(run))
+    values = column(run, f"time/{run.axis}_per_second")
     return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
-
-
-def _speed_metric(run: Run) -> str:
-    return f"time/{run.axis}_per_second"
 
 
 def measures(runs: Sequence[Run]) -> list[Measure]:
     """The columns of the table for runs of one task, the score first."""
-    reward, kl, rate = reward_metric(runs), kl_metric(runs), _speed_metric(runs[0])
+    reward, kl, domain = reward_metric(runs), kl_metric(runs), runs[0].domain
+    rate = metric_of(f"time/{domain.axis}_per_second", domain)
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
@@ -116,8 +113,8 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
         _of("coef", "kl/ref/coef", "last", runs),
         _of("beta", "kl/old/beta", "last", runs),
         Measure("in_band", _IN_BAND, "", in_band),
-        Measure("speed", metric_of(rate, runs[0].domain), "median", speed),
-        Measure("seconds", metric_of("time/iteration", runs[0].domain), "sum", seconds),
+        Measure("speed", rate, "median", speed),
+        Measure("seconds", metric_of("time/iteration", domain), "sum", seconds),
     ]
     recorded = {name for run in runs for name in run.columns}
     unused = set() if recorded & {"reward/gold", "eval/gold"} else {"gold", "eval_gold"}
@@ -180,6 +177,11 @@ class Line:
     values: dict[str, Array]  # by Measure.key, a number per run; NaN where it has none
     estimates: dict[str, Estimate | None]  # by key; None if no seed has the number
 
+    def seeds(self, key: str) -> Array:
+        """The numbers of the runs that have one."""
+        values = self.values.get(key, np.zeros(0))
+        return values[np.isfinite(values)]
+
     @property
     def worst(self) -> float | None:
         """The lowest final return among its seeds."""
@@ -194,7 +196,10 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
     recorded none counts so in any case.
     """
     columns = measures([run for setting in settings for run in setting.runs])
-    every = [{m.key: _values(m, setting) for m in columns} for setting in settings]
+    every = [
+        {m.key: np.array([m.of(run) for run in setting.runs], float) for m in columns}
+        for setting in settings
+    ]
     for measure in columns:
         if measure.score:
             each = [values[measure.key] for values in every]
@@ -203,10 +208,6 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
         Line(setting, values, {key: estimate(each) for key, each in values.items()})
         for setting, values in zip(settings, every, strict=True)
     ]
-
-
-def _values(measure: Measure, setting: Setting) -> Array:
-    return np.array([measure.of(run) for run in setting.runs], float)
 
 
 def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], failed: str) -> None:

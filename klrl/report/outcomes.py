@@ -37,17 +37,15 @@ def count_runs(runs: Sequence[Run], *, failed: str = "last", unfinished: bool = 
     Finished and failed runs count: a seed that diverged is an outcome. Interrupted and running ones
     are none yet, unless asked for. A failed run counts even if it recorded nothing.
     """
-    counted = [run for run in runs if run.failed or (run.rows and _is_outcome(run, unfinished))]
+    counted = [
+        run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
+    ]
     settings, replaced = group_runs(counted, names_of(runs))
     if failed == "drop":
         settings = [setting.without_failed() for setting in settings]
     # A task without one recorded row has nothing to compare.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
     return Counted([each for each in settings if each.task in recorded], replaced, failed)
-
-
-def _is_outcome(run: Run, unfinished: bool) -> bool:
-    return run.status == "finished" or unfinished
 
 
 def seeds_text(setting: Setting) -> str:
@@ -91,7 +89,9 @@ def coinciding(settings: Sequence[Setting]) -> list[list[str]]:
     """
     groups: dict[tuple[tuple[int, str], ...], list[str]] = {}
     for setting in settings:
-        key = tuple((run.seed, _digest(run)) for run in setting.runs if _trained(run))
+        # Those with rows of iterations, beside an evaluation before the first.
+        trained = [r for r in setting.runs if (r.columns.get("iteration", np.zeros(0)) > 0).any()]
+        key = tuple((run.seed, _digest(run)) for run in trained)
         if key:
             groups.setdefault(key, []).append(setting.name)
     return [names for names in groups.values() if len(names) > 1]
@@ -99,11 +99,6 @@ def coinciding(settings: Sequence[Setting]) -> list[list[str]]:
 
 #: Returns can agree where policies do not: a sparse reward that nobody finds.
 _ALIKE = ("reward/raw", "reward/episode", "eval/return", "kl/old/exact", "policy/entropy")
-
-
-def _trained(run: Run) -> bool:
-    """Whether it has rows of iterations, beside an evaluation before the first."""
-    return bool((run.columns.get("iteration", np.zeros(0)) > 0).any())
 
 
 def _digest(run: Run) -> str:

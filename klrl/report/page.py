@@ -137,13 +137,14 @@ def make_page(
     left_out = [job for job in jobs if not job.counted]
     runs += f" ({count_states(left_out)})" if left_out else ""
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
+    reading = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _READING)
     body = [
         "<h1>klrl report</h1>",
         f"<p>{escape(runs)}; klrl {escape(', '.join(versions))}; "
         '<a href="summary.csv">summary.csv</a>, '
         '<a href="differences.csv">differences.csv</a></p>',
         f'<nav aria-label="Parts">{"".join(links)}</nav>',
-        _reading(),
+        f"<details><summary>How to read this page</summary><dl>{reading}</dl></details>",
         "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>",
         "" if tasks else _nothing(jobs),
         *(_section(i, task) for i, task in enumerate(tasks)),
@@ -163,11 +164,6 @@ def make_page(
         f'<link rel="icon" href="data:,"><style>{style}</style></head>'
     )
     return f"{head}<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
-
-
-def _reading() -> str:
-    rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in _READING)
-    return f"<details><summary>How to read this page</summary><dl>{rows}</dl></details>"
 
 
 def _nothing(jobs: Sequence[Job]) -> str:

@@ -157,6 +157,9 @@ def _read_run(folder: Path) -> Run:
     settings["numerics"] = manifest["numerics"]
     metrics = folder / "metrics.jsonl"
     columns = read_columns(metrics) if metrics.is_file() else {}
+    domain = recorded_domain(manifest)
+    if columns and domain.axis not in columns:
+        raise Unreadable(f"{metrics}: its rows have no {domain.axis}")
     return Run(
         path=folder,
         status=RunFolder(folder).status,
@@ -165,7 +168,7 @@ def _read_run(folder: Path) -> Run:
         columns=columns,
         command=command_line(manifest.get("argv", [])),
         manifest=manifest,
-        domain=_domain(folder, manifest, columns),
+        domain=domain,
         typed=_presets(manifest.get("argv", []), settings),
     )
 
@@ -183,13 +186,6 @@ def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = by_dotted_key(dict(config))
     choices = {f"{group}.{NAME}": group for group in CHOICES}
     return {choices.get(key, key): value for key, value in flat.items()}
-
-
-def _domain(folder: Path, manifest: dict[str, Any], columns: dict[str, Any]) -> Domain:
-    domain = recorded_domain(manifest)
-    if columns and domain.axis not in columns:
-        raise Unreadable(f"{folder / 'metrics.jsonl'}: its rows have no {domain.axis}")
-    return domain
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:

@@ -44,7 +44,10 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
     """
     groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
     replaced = []
-    for run in sorted(runs, key=_by_outcome):
+    by_outcome = sorted(
+        runs, key=lambda run: (run.status == "finished", str(run.manifest.get("started", "")))
+    )
+    for run in by_outcome:
         seeds = groups[identity(run)]
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
@@ -54,10 +57,6 @@ def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Sett
         members = [seeds[seed] for seed in sorted(seeds)]
         settings.append(Setting(names[key], members, members[0].settings))
     return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
-
-
-def _by_outcome(run: Run) -> tuple[bool, str]:
-    return run.status == "finished", str(run.manifest.get("started", ""))
 
 
 def _by_size(name: str) -> list[str | float]:
@@ -94,14 +93,10 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
         for key in keys
         if len({json.dumps(each[key], default=str) if key in each else "" for each in settings}) > 1
     ]
+    choices = {*CHOICES, "env.id"}
     return sorted(
-        unequal, key=lambda key: (not _is_choice(key), any(key not in s for s in settings))
+        unequal, key=lambda key: (key not in choices, any(key not in s for s in settings))
     )
-
-
-def _is_choice(key: str) -> bool:
-    """Whether a key is a group's choice or ``env.id``; these come first in a setting's name."""
-    return key in CHOICES or key == "env.id"
 
 
 def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -168,16 +163,13 @@ def other_jobs(
         counts = id(run) in among and id(run) not in again
         if not counts or run.status != "finished":
             error = str(run.manifest.get("error") or errors.get(run.path.resolve(), ""))
-            state = "run again later" if id(run) in again else _state(run)
+            state = run.status if run.rows or run.status != "finished" else "finished, without rows"
+            state = "run again later" if id(run) in again else state
             name = f"{run.task}: " * several + names[identity(run)]
             place, seed, rows = str(run.path), str(run.seed), str(run.rows)
             jobs.append(Job(place, state, name, seed, rows, error, counts))
     jobs += [_never_begun(job) for job in planned if not job.begun]
     return sorted(jobs, key=_rank)
-
-
-def _state(run: Run) -> str:
-    return run.status if run.rows or run.status != "finished" else "finished, without rows"
 
 
 def _never_begun(job: Planned) -> Job:

@@ -64,10 +64,8 @@ def result_table(
 
     ``short``: index of a setting -> how many of its runs ended early.
     """
-    head = ["setting", "seeds<small>finished</small>"]
     chosen = [measure for measure in measures if measure.key in RESULTS]
-    for measure in chosen:
-        head.append(_head(measure.metric.title, measure))
+    head = ["setting", "seeds<small>finished</small>", *map(_head, chosen)]
     # Of one seed they would say the same again.
     several = any(len(line.setting.runs) > 1 for line in lines)
     beside = several and bool(chosen) and chosen[0].key == "return"
@@ -76,26 +74,22 @@ def result_table(
     rows = []
     for i, line in enumerate(lines):
         cells = [_cell(line, each.key) for each in chosen]
-        if beside:
-            cells[1:1] = _beside(line.estimates["return"])
+        score = line.estimates["return"]
+        if beside and score is not None:
+            decimals = places(score.value, score.error)
+            cells[1:1] = [show_number(each, decimals) for each in (score.iqm, score.least)]
+        elif beside:
+            cells[1:1] = ["", ""]
         below = (f"{short[i]} short" if i in short else "", returns_text(line))
         seeds = seeds_text(line.setting) + "".join(f"<small>{b}</small>" for b in below if b)
         rows.append([escape(line.setting.name), seeds, *cells])
     return _table("Results", head, rows)
 
 
-def _beside(score: Estimate | None) -> list[str]:
-    """Interquartile mean and worst seed."""
-    if score is None:
-        return ["", ""]
-    decimals = places(score.value, score.error)
-    return [show_number(score.iqm, decimals), show_number(score.least, decimals)]
-
-
 def other_numbers(lines: Sequence[Line], measures: Sequence[Measure]) -> str:
     """The measures that are no results: coefficients, trust region, speed."""
     chosen = [measure for measure in measures if measure.key not in RESULTS]
-    head = ["setting", *(_head(measure.metric.title, measure) for measure in chosen)]
+    head = ["setting", *map(_head, chosen)]
     rows = [
         [escape(line.setting.name), *(_cell(line, each.key) for each in chosen)] for line in lines
     ]
@@ -134,10 +128,10 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     return [escape(line.setting.name), str(run.seed), state, score, *cells]
 
 
-def _head(title: str, measure: Measure) -> str:
+def _head(measure: Measure) -> str:
     """Title, unit, and reduction over iterations, below each other."""
     below = (f"<small>{escape(text)}</small>" for text in (measure.metric.unit, measure.how))
-    return escape(title) + "".join(below)
+    return escape(measure.metric.title) + "".join(below)
 
 
 def _cell(line: Line, key: str) -> str:
@@ -151,22 +145,17 @@ def _cell(line: Line, key: str) -> str:
 
 
 def _estimate(value: Estimate | None) -> str:
+    """The mean, and below it its interval; below five seeds the range, and below it the mean."""
     if value is None:
         return ""
-    first, below = _shown(value)
-    return f"{first}<small>{below}</small>" if below else first
-
-
-def _shown(value: Estimate) -> tuple[str, str]:
-    """The mean, and below it its interval; below five seeds the range, and below it the mean."""
     decimals = places(value.value, value.error)
     mean = show_number(value.value, decimals)
     # No interval with one seed, or where all seeds agree, as on a fixed coefficient.
     if value.least == value.most:
-        return mean, ""
+        return mean
     if value.low is None or value.high is None:
-        return span(value.least, value.most, decimals), f"mean {mean}"
-    return mean, span(value.low, value.high, decimals)
+        return f"{span(value.least, value.most, decimals)}<small>mean {mean}</small>"
+    return f"{mean}<small>{span(value.low, value.high, decimals)}</small>"
 
 
 def differences_table(lines: Sequence[Line], differences: Sequence[Difference]) -> str:
@@ -178,14 +167,8 @@ def differences_table(lines: Sequence[Line], differences: Sequence[Difference]) 
         text = f"Needs two settings of {ENOUGH} seeds. With fewer, look at the points and ranges."
         return f'{title}<p class="soft">{text}</p>'
     names = [escape(line.setting.name) for line in lines]
-    head = [
-        "A",
-        "B",
-        "A - B<small>95 % interval</small>",
-        "p<small>Holm</small>",
-        "P(A &gt; B)",
-        "seeds",
-    ]
+    head = ["A", "B", "A - B<small>95 % interval</small>", "p<small>Holm</small>"]
+    head += ["P(A &gt; B)", "seeds"]
     rows = [_difference_row(each, names) for each in shown(differences, lines)]
     kind = "Every pair" if len(lines) <= ALL_PAIRS else "Each setting against the best"
     note = (
@@ -242,12 +225,12 @@ def aggregate_section(
         compared = [
             [
                 escape(each.name),
-                f"{each.difference.value:+.3f}<small>{each.difference.low:.3f} to "
-                f"{each.difference.high:.3f}</small>",
+                f"{d.value:+.3f}<small>{d.low:.3f} to {d.high:.3f}</small>",
                 show_p(each.p),
                 f"{each.more:.2f}",
             ]
             for each in others
+            for d in [each.difference]
         ]
         top = ["other", "best - other<small>95 % interval</small>", "p<small>Holm</small>"]
         table = _table("Best against others", [*top, "P(best &gt; other)"], compared)
@@ -290,31 +273,27 @@ def settings_table(settings: Sequence[Setting]) -> str:
     keys = differing([setting.settings for setting in settings])
     if not keys:
         return '<h3>What differs</h3><p class="soft">Nothing but the seed.</p>'
-    rows = [[escape(each.name), *(_value(each, key) for key in keys)] for each in settings]
+    rows = []
+    for each in settings:
+        shown = {key: escape(show(value)) for key, value in each.settings.items()}
+        cells = (f'<span class="value">{shown[k]}</span>' if k in shown else "" for k in keys)
+        rows.append([escape(each.name), *cells])
     return f"<h3>What differs</h3>{_table('What differs', ['setting', *map(escape, keys)], rows)}"
-
-
-def _value(setting: Setting, key: str) -> str:
-    if key not in setting.settings:
-        return ""
-    return f'<span class="value">{escape(show(setting.settings[key]))}</span>'
 
 
 def _table(title: str, head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
     """A table of HTML cells; the first of each row is its header."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    lines = [f"<tr>{_row(list(row))}</tr>\n" for row in rows]
+    lines = []
+    for first, *rest in rows:
+        cells = "".join(f"<td>{cell}</td>" for cell in rest)
+        lines.append(f'<tr><th scope="row">{first}</th>{cells}</tr>\n')
     body, tall = "".join(lines), " tall" * (len(lines) > TALL)
     table = f"<table{kind}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}</tbody></table>"
     # tabindex lets the keyboard scroll a table that is wider than the window.
     return (
         f'<div class="scroll{tall}" role="region" aria-label="{title}" tabindex="0">{table}</div>'
     )
-
-
-def _row(cells: Sequence[str]) -> str:
-    first, *rest = cells
-    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest)
 
 
 def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
@@ -333,10 +312,8 @@ def jobs_table(jobs: Sequence[Job], skipped: Sequence[str]) -> str:
 
 
 def _job_row(job: Job) -> Iterable[str]:
-    state, *rest = map(
-        escape,
-        (job.state, job.setting, job.seed, job.iterations, job.error, job.folder),
-    )
+    told = (job.state, job.setting, job.seed, job.iterations, job.error, job.folder)
+    state, *rest = map(escape, told)
     bad = ' class="bad"' * job.state.startswith(("failed", "refused"))
     return [f"<span{bad}>{state}</span>{'; counted' * job.counted}", *rest]
 

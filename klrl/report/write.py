@@ -14,7 +14,7 @@ from klrl.report.aggregate import Scale, aggregates, check_scale
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
 from klrl.report.equal_kl import equal_kl
-from klrl.report.measures import Line, measures, summary_lines
+from klrl.report.measures import measures, summary_lines
 from klrl.report.outcomes import Counted, count_runs, remarks, returns_text, seeds_text, short_runs
 from klrl.report.page import Task, make_page
 from klrl.report.pictures import draw_charts, draw_tasks
@@ -92,12 +92,13 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
     lines = summary_lines(members, counted.failed)
     keys = [key for key in ("return", "gold") if key in lines[0].values]
     differences: dict[str, list[Difference]] = {key: differences_of(lines, key) for key in keys}
-    curves, fronts, shown = (
-        learning_curves(lines),
-        against_kl(lines, differences),
-        first_shown(lines),
-    )
-    titles = [_label(line) for line in lines]
+    curves, fronts = learning_curves(lines), against_kl(lines, differences)
+    shown = first_shown(lines)
+    titles = []  # with how many seeds finished, or have a return, if not all
+    for line in lines:
+        seeds, name = seeds_text(line.setting), line.setting.name
+        told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
+        titles.append(f"{name} ({told})" if told else name)
     pictures = []
     for what, charts in (
         ("curves", [chart for chart in curves if chart.result]),
@@ -124,13 +125,6 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
         short_runs(members),
         titles,
     )
-
-
-def _label(line: Line) -> str:
-    """A setting's name in a legend; with how many seeds finished, or have a return, if not all."""
-    seeds = seeds_text(line.setting)
-    told = ", ".join(each for each in (seeds if "of" in seeds else "", returns_text(line)) if each)
-    return f"{line.setting.name} ({told})" if told else line.setting.name
 
 
 def _write_summary(tasks: Sequence[Task], path: Path) -> None:
