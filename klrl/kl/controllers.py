@@ -21,6 +21,7 @@ from klrl.config import (
     DualControllerConfig,
     HeldControllerConfig,
     ScheduleControllerConfig,
+    TargetControllerConfig,
 )
 from klrl.config.own import make_own, require, told, unsaved
 
@@ -274,22 +275,24 @@ def schedule(config: ScheduleControllerConfig, coef: Coef, frames: int) -> Sched
     return ScheduledKLController(coef, config.end, config.frames or frames, config.shape)
 
 
+def _settings(config: TargetControllerConfig) -> dict[str, Any]:
+    # The unit is of the KL that the loop measures.
+    return {name: value for name, value in vars(config).items() if name not in ("name", "unit")}
+
+
 def adaptive(config: AdaptiveControllerConfig, coef: Coef, frames: int) -> AdaptiveKLController:
     """``controller=adaptive``."""
-    c = config
-    return AdaptiveKLController(coef, c.target, c.horizon, c.coef_min, c.coef_max)
+    return AdaptiveKLController(coef, **_settings(config))
 
 
 def dual(config: DualControllerConfig, coef: Coef, frames: int) -> DualKLController:
     """``controller=dual``."""
-    return DualKLController(coef, config.target, config.lr, config.coef_min, config.coef_max)
+    return DualKLController(coef, **_settings(config))
 
 
 def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLController:
     """``controller=held``."""
-    c = config
-    gains = (c.integral, c.proportional, c.limit)
-    return HeldKLController(coef, c.target, *gains, c.coef_min, c.coef_max)
+    return HeldKLController(coef, **_settings(config))
 
 
 def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:

@@ -109,16 +109,6 @@ def _digest(run: Run) -> str:
     return digest.hexdigest()
 
 
-def _evaluations(runs: Sequence[Run]) -> list[str]:
-    """Which evaluations are sampled, where some are and some are not."""
-    evaluated = [run for run in runs if "eval/return" in run.columns]
-    sampled = sum(run.domain.evaluation.startswith("sampled") for run in evaluated)
-    if sampled in (0, len(evaluated)):
-        return []
-    others = f"{runs[0].domain.mode} in {len(evaluated) - sampled}"
-    return [f"Evaluations are sampled in {count(sampled, 'run')} and {others}."]
-
-
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """What a reader must know before comparing these settings of one task, a sentence each."""
     told = []
@@ -139,5 +129,9 @@ def remarks(settings: Sequence[Setting]) -> list[str]:
             f"In {count(without, 'run')} no {domain.episode} ended, so that all are compared by "
             f"the reward per {domain.unit}."
         )
-    told += _evaluations(runs)
+    evaluated = [run for run in runs if "eval/return" in run.columns]
+    sampled = sum(run.domain.evaluation.startswith("sampled") for run in evaluated)
+    if 0 < sampled < len(evaluated):
+        others = f"{runs[0].domain.mode} in {len(evaluated) - sampled}"
+        told.append(f"Evaluations are sampled in {count(sampled, 'run')} and {others}.")
     return told

@@ -57,22 +57,22 @@ class Contrast:
 Weighted = tuple[Sequence[Array], Sequence[float]]
 
 
-def welch(samples: Sequence[Array], weights: Sequence[float], level: float = LEVEL) -> Contrast:
+def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
     """sum_j w_j mean(x_j) of independent samples of two values or more, with its interval.
 
     se^2 = sum_j v_j, v_j = w_j^2 s_j^2 / n_j, with se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of
     freedom (Welch and Satterthwaite): exact for one normal sample, close for several of unequal
     spreads. It assumes that the samples show what may happen: no rare bad seeds.
     """
-    return welch_all([(samples, weights)], level)[0]
+    return welch_all([(samples, weights)])[0]
 
 
-def welch_all(sums: Sequence[Weighted], level: float = LEVEL) -> list[Contrast]:
+def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
     """:func:`welch` of many, in the time of a few."""
     if not sums:
         return []
     value, error, df = np.array([_moments(*each) for each in sums]).T
-    reach = quantile(level, df) * error
+    reach = quantile(LEVEL, df) * error
     # Without any spread every difference is certain.
     t = np.divide(value, error, out=np.where(value == 0, 0.0, np.inf), where=error > 0)
     columns = np.stack([value, value - reach, value + reach, two_sided(t, df)])
@@ -118,11 +118,7 @@ def iqm(values: Array, axis: int = 0) -> Array:
 
 
 def bootstrap_interval(
-    scores: Array,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = 0.95,
-    rng: np.random.Generator | None = None,
+    scores: Array, *, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> tuple[Array, Array]:
     """Both ends of the stratified percentile-bootstrap interval of the IQM, each [points] or [].
 
@@ -133,9 +129,8 @@ def bootstrap_interval(
         scores: [runs, tasks] or [runs, tasks, points]; one interval per point.
         resamples: how many.
         level: coverage, 0.95 for 95 %.
-        rng: default: seeded with 0, so that reports are reproducible.
     """
-    rng = np.random.default_rng(0) if rng is None else rng
+    rng = np.random.default_rng(0)  # so that reports are reproducible
     runs, tasks = scores.shape[:2]
     points = scores.reshape(runs, tasks, -1)
     block = max(1, _BLOCK // points.size)
@@ -161,14 +156,14 @@ def iqm_interval(scores: Array) -> tuple[Array, Array]:
     return bootstrap_interval(scores, level=expanded_level(runs, tasks))
 
 
-def expanded_level(runs: int, tasks: int, level: float = LEVEL) -> float:
-    """The level at which a percentile bootstrap covers ``level``, with n runs of each task.
+def expanded_level(runs: int, tasks: int) -> float:
+    """The level at which a percentile bootstrap covers :data:`LEVEL`, with n runs of each task.
 
     1 - 2 Phi(-sqrt(n / (n - 1)) t), t of tasks (n - 1) degrees of freedom: the bootstrap divides by
     n where s^2 divides by n - 1, and takes the spread for known (Hesterberg 2015, "What Teachers
     Should Know About the Bootstrap", the expanded percentile interval).
     """
-    t = float(quantile(level, tasks * (runs - 1)))
+    t = float(quantile(LEVEL, tasks * (runs - 1)))
     return math.erf(math.sqrt(runs / (runs - 1)) * t / math.sqrt(2))
 
 
