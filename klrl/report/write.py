@@ -96,9 +96,9 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
     shown = first_shown(lines)
     titles = []  # with how many seeds finished, or have a return, if not all
     for line in lines:
-        seeds, name = seeds_text(line.setting), line.setting.name
+        seeds, setting = seeds_text(line.setting), line.setting.name
         told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
-        titles.append(f"{name} ({told})" if told else name)
+        titles.append(f"{setting} ({told})" if told else setting)
     pictures = []
     for what, charts in (
         ("curves", [chart for chart in curves if chart.result]),
