@@ -23,7 +23,7 @@ def custom(
     divergence: Divergence = REVERSE,
     reward_scale: float = 1.0,
 ) -> PolicyLoss:
-    """The user's :class:`PolicyLoss`; arguments as its own."""
+    """The user's :class:`PolicyLoss`."""
     given = {
         "config": config,
         "reference_estimator": reference_estimator,

@@ -54,19 +54,15 @@ def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The state that :func:`encode` gave."""
     if not isinstance(value, dict):
-        if isinstance(value, list):
-            raise TypeError("a state has a list without a kind")
         return value
     kind = value["kind"]
     if kind == "tensor":
         return tensors[value["key"]]
     if kind in ("dict", "ordered_dict"):
-        pairs = [(decode(k, tensors), decode(item, tensors)) for k, item in value["items"]]
+        state = OrderedDict((key, decode(item, tensors)) for key, item in value["items"])
         if kind == "dict":
-            return dict(pairs)
-        state = OrderedDict(pairs)
-        if "metadata" in value:
-            state._metadata = decode(value["metadata"], {})  # type: ignore[attr-defined]
+            return dict(state)
+        state._metadata = decode(value["metadata"], {})  # type: ignore[attr-defined]
         return state
     if kind in ("tuple", "list"):
         items = [decode(item, tensors) for item in value["items"]]
