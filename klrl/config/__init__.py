@@ -1,4 +1,4 @@
-"""The schema of every setting; ``combinations`` checks settings against each other.
+"""The schema of every setting; ``rules`` checks settings against each other.
 
 Values are in ``conf/`` (one YAML per choice); types and ranges are here. Nothing in here imports
 torch or gymnasium, so that ``--help`` and config errors print at once.

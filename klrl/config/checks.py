@@ -1,7 +1,7 @@
 """Types and checks a composed config: one typed job, or an error in one line.
 
-No torch in here. A setting's range is declared with its field; ``combinations.py`` lists the
-checks of settings against each other, ``rules/unread.py`` the settings that a job never reads.
+No torch in here. A setting's range is declared with its field; ``rules/`` holds the checks of
+settings against each other, ``rules/unread.py`` the settings that a job never reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from klrl.config import (
     choices_for,
 )
 from klrl.config.choices import ALL_CHOICES, NAME
-from klrl.config.combinations import CHECKS
+from klrl.config.rules import rules_of
 from klrl.config.stored import check_plain
 
 
@@ -292,7 +292,7 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
 def _check_together(config: JobConfig) -> None:
     """Refuse combinations of values that are allowed one by one."""
     check_plain(f"env={config.env.name}", asdict(config))
-    for check in CHECKS[config.domain]:
+    for check in rules_of(config.domain):
         check(config)
     check_device_name(config.device)
 
