@@ -39,16 +39,10 @@ class NoValueError(ConfigError):
 
 
 def to_config(cfg: DictConfig) -> JobConfig:
-    """Type and check one composed config; its ``env`` decides the domain.
-
-    Args:
-        cfg: as Hydra composed it, without the ``hydra`` node.
-
-    Returns:
-        The same settings as dataclasses.
+    """Type and check what Hydra composed, without its ``hydra`` node; ``env`` decides the domain.
 
     Raises:
-        ConfigError: a value is missing, out of range, or in conflict with another one.
+        NoValueError: a value is missing.
     """
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
@@ -71,14 +65,7 @@ _NUMBERS = ("frames", "seed", "device", "threads")
 
 
 def check_config(config: JobConfig) -> JobConfig:
-    """Check typed settings that were made or changed in Python.
-
-    Returns:
-        The same settings, with whole floats as ints where the setting is an int.
-
-    Raises:
-        ConfigError: a value has the wrong type, is out of range, or conflicts with another one.
-    """
+    """Check typed settings that were made in Python; whole floats become ints where they must."""
     parts: dict[str, Any] = {}
     for group in GROUPS:
         value = getattr(config, group)
@@ -97,7 +84,12 @@ def check_config(config: JobConfig) -> JobConfig:
         parts[name] = _retyped(name, value)
     root = OmegaConf.structured(RootConfig)
     for name in _NUMBERS:
-        parts[name] = _root_value(name, getattr(config, name), root)
+        value = getattr(config, name)
+        try:
+            root[name] = value
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
+        parts[name] = checked_value(name, root[name], _ROOT[name].metadata)
     checked = type(config)(**parts)
     _check_together(checked)
     return checked
@@ -112,25 +104,12 @@ def _retyped(path: str, value: Any) -> Any:
         raise ConfigError(f"{key}: {first_line(error)}") from error
 
 
-def _root_value(name: str, value: Any, root: DictConfig) -> Any:
-    """:func:`_retyped` for a setting outside any group."""
-    try:
-        root[name] = value
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
-    return checked_value(name, root[name], _ROOT[name].metadata)
-
-
 #: env -> the experiment that it is a part of
 _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
 
 
 def _domain(parts: Mapping[str, Any]) -> str:
-    """The domain of the chosen ``env``, which every other choice must support.
-
-    Raises:
-        ConfigError: a choice does not; names those that do.
-    """
+    """The domain of the chosen ``env``, which every other choice must support."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
     for group in GROUPS:
@@ -145,11 +124,7 @@ def _domain(parts: Mapping[str, Any]) -> str:
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
-    """Type and check some groups of a composed config.
-
-    Raises:
-        ConfigError: a value is missing or out of range.
-    """
+    """Type and check some groups of a composed config."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
         _check_registered(group, value)
@@ -207,11 +182,8 @@ def _check_fields(path: str, value: Any) -> None:
             # An interpolation, as ${kl}, may stand for anything.
             raise ConfigError(f"{path}.{f.name}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
-            home = f.metadata.get("home", "")
-            parts = [
-                _own_part(f"{path}.{f.name}[{i}]", each, home) for i, each in enumerate(setting)
-            ]
-            setattr(value, f.name, parts)
+            home, keys = f.metadata.get("home", ""), f"{path}.{f.name}[{{}}]".format
+            setattr(value, f.name, [_own_part(keys(i), x, home) for i, x in enumerate(setting)])
         elif f.metadata.get("own"):
             setattr(value, f.name, _own_part(f"{path}.{f.name}", setting))
         elif is_dataclass(setting):
@@ -221,13 +193,7 @@ def _check_fields(path: str, value: Any) -> None:
 
 
 def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
-    """A part of the user's own: from its target, or from its settings.
-
-    Args:
-        key: its setting.
-        value: target, or a mapping of it and ``args``.
-        home: the module of a target that names none.
-    """
+    """A custom part: from its target, or from its settings; ``home``: the default module."""
     if value is None or isinstance(value, OwnPart):
         return value
     settings: Any = {"target": value} if isinstance(value, str) else value
@@ -250,15 +216,9 @@ _TOO_LARGE = 2**63
 
 
 def checked_value(key: str, value: Any, rule: Any) -> Any:
-    """A value that keeps its rule, a whole float as an int.
+    """A value that keeps the rule of :func:`klrl.config.fields.number` or ``choice``.
 
-    Args:
-        key: the setting.
-        value: its value.
-        rule: as :func:`klrl.config.fields.number` or ``choice`` declares it.
-
-    Raises:
-        ConfigError: it breaks the rule.
+    A whole float becomes an int where the rule says so.
     """
     if not rule or (value is None and rule.get("optional", True)):
         return value
@@ -314,11 +274,7 @@ def check_device_name(device: str) -> None:
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
-    """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files.
-
-    Raises:
-        ConfigError: with the choice to make instead.
-    """
+    """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files."""
     for key in overridden:
         group, _, name = key.partition(".")
         found = name.rpartition(".")[2] in ("source", "version") or name.startswith("sources")

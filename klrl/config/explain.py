@@ -22,8 +22,6 @@ from klrl.config.catalogue import (
     settings,
 )
 
-__all__ = ["choices", "explain", "help_text", "not_an_override"]
-
 USAGE = """\
 klrl: KL-regularised reinforcement learning on TorchRL
 
@@ -79,17 +77,11 @@ def _summary(path: Path) -> str:
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """Turn an exception of Hydra or OmegaConf into a line with setting, value and remedy.
-
-    Args:
-        error: the exception of ``hydra.compose``.
-        overrides: those of the command line.
-        config_dir: the user's own ``--config-dir``, if any.
-    """
+    """Turn an exception of ``hydra.compose`` into a line with setting, value and remedy."""
     text = str(error)
     if isinstance(error, RecursionError):
         return ConfigError(
-            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; mend it"
+            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; fix it"
         )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
@@ -199,9 +191,10 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     group = key.partition(".")[0]
     current = chosen(group, overrides, config_dir)
     if key in known and (having := readers(known[key], config_dir)):
+        they = " and ".join(f"{group}={name}" for name in having)
+        they += " does" if len(having) == 1 else " do"
         return ConfigError(
-            f"{value}: {group}={current} never reads it; {_listed(group, having)} "
-            f"{'does' if len(having) == 1 else 'do'}; drop it or change the choice"
+            f"{value}: {group}={current} never reads it; {they}; drop it or change the choice"
         )
     hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
     hint = hint or _elsewhere(key, overrides, config_dir)
@@ -210,7 +203,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
-#: The choice of a part of the user's own, whose settings nobody means by a wrong word.
+#: The choice of a custom part, whose settings nobody means by a wrong word.
 _OWN = "custom"
 
 
@@ -239,16 +232,8 @@ def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: st
     return f"{setting.key} ({setting.group}={listed})"
 
 
-def _listed(group: str, names: Sequence[str]) -> str:
-    return " and ".join(f"{group}={name}" for name in names)
-
-
 def check_one_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win.
-
-    Raises:
-        ConfigError: with the choice to make instead.
-    """
+    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win."""
     for override in overrides:
         group, _, value = override.lstrip("+").partition("=")
         first, *others = [each.strip() for each in value.strip("[]").split(",")]

@@ -1,6 +1,6 @@
-"""The ``args`` of a part of the user's own: typed, complete, in their ranges.
+"""The ``args`` of a custom part: typed, complete, in their ranges.
 
-By the dataclass ``NameConfig`` beside Name, else by Name's own arguments.
+By the dataclass ``NameConfig`` next to Name, else by Name's own arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _INDEX = re.compile(r"\[\d+\]$")
 
 
 def typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict[str, Any]:
-    """The args of a part, typed and complete.
-
-    Raises:
-        ConfigError: an unknown, missing or wrong one.
-    """
+    """The args of a part, typed and complete."""
     text, given = named(setting, part), GIVEN[_INDEX.sub("", setting)]
     takes, rest = arguments(text, target)
     any_name = rest and not inspect.isclass(target)  # the rest of a class's is klrl's alone
@@ -102,16 +98,13 @@ _Field = tuple[str, Any, Any]
 
 def _fields_of_schema(schema: type) -> list[_Field]:
     hints = _hints(schema)
-    fields = [f for f in dataclasses.fields(schema) if f.init]
-    return [(f.name, hints.get(f.name, Any), _copied(f)) for f in fields]
-
-
-def _copied(f: dataclasses.Field[Any]) -> Any:
-    """A field like another; a dataclass takes no field of another one."""
-    default = {"default": f.default} if f.default is not dataclasses.MISSING else {}
-    if f.default_factory is not dataclasses.MISSING:
-        default = {"default_factory": f.default_factory}
-    return dataclasses.field(**default, metadata=dict(f.metadata))
+    fields: list[_Field] = []
+    for f in dataclasses.fields(schema):
+        # A dataclass takes no field of another one.
+        again = {name: getattr(f, name) for name in ("default", "default_factory", "metadata")}
+        if f.init:
+            fields.append((f.name, hints.get(f.name, Any), dataclasses.field(**again)))
+    return fields
 
 
 def _fields_of_arguments(
