@@ -61,9 +61,6 @@ class Interrupted(BaseException):
     """The run was asked to stop by a signal, wrote its checkpoint and ended cleanly.
 
     Not an ``Exception``, so that a sweep does not start its next job.
-
-    Args:
-        signum: the signal's number; the exit code is 128 + signum.
     """
 
     def __init__(self, signum: int) -> None:

@@ -62,13 +62,10 @@ class StopRequest:
 
     The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters are
     consistent. Outside the main thread use :meth:`request`.
-
-    Attributes:
-        signum: the signal that came; None before.
     """
 
     def __init__(self) -> None:
-        self.signum: int | None = None
+        self.signum: int | None = None  # the signal that came
 
     def __enter__(self) -> StopRequest:
         self._signals = stop_signals(self._ask)

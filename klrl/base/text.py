@@ -47,8 +47,12 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         right: the columns that are right-aligned, counted from 0.
         indent: spaces before each line.
     """
+
+    def printable(cell: str) -> str:
+        return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
+
     count = max(map(len, rows), default=0)
-    filled = [[*map(_printable, row), *[""] * (count - len(row))] for row in rows]
+    filled = [[*map(printable, row), *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in filled) for i in range(count)]
     return "\n".join(
         " " * indent
@@ -58,10 +62,6 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         ).rstrip()
         for row in filled
     )
-
-
-def _printable(cell: str) -> str:
-    return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
 
 
 def _fitting(text: str, width: int) -> str:
@@ -77,18 +77,13 @@ def _fitting(text: str, width: int) -> str:
 class LiveLine:
     """The last line of a stream; replaced on a terminal and in a notebook, elsewhere a new line.
 
-    Args:
-        stream: where to write.
-        every: seconds between the lines of :meth:`show` where a line cannot be replaced.
-
-    Attributes:
-        live: whether the stream can replace a line.
+    ``every``: seconds between the lines of :meth:`show` where a line cannot be replaced.
     """
 
     def __init__(self, stream: TextIO, every: float = 0.0) -> None:
         self._stream = stream
         self._notebook = type(stream).__module__.startswith("ipykernel")
-        self.live = self._notebook or stream.isatty()
+        self.live = self._notebook or stream.isatty()  # whether it can replace a line
         self._pause = (_NOTEBOOK_SECONDS if self._notebook else 0.0) if self.live else every
         self._shown = self._latest = ""
         self._last = time.monotonic()
