@@ -57,12 +57,6 @@ _composing = threading.Lock()
 class Run(os.PathLike[str]):
     """A run folder, read on access.
 
-    Args:
-        folder: the run's.
-
-    Attributes:
-        folder: the same.
-
     Raises:
         ConfigError: there is no run in it.
     """
@@ -125,7 +119,7 @@ class Run(os.PathLike[str]):
         return load_policy(self.folder, which, device)
 
     def evaluate(self, episodes: int | None = None, *overrides: str, **how: Any) -> Evaluation:
-        """Play the policy; arguments as :func:`klrl.train.evaluate.evaluate_run`.
+        """Play the policy, as ``klrl evaluate`` does.
 
         Args:
             episodes: how many; None: the default of ``klrl evaluate``.
@@ -229,11 +223,7 @@ def _is_config(given: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _typed(settings: Mapping[str, Any]) -> JobConfig:
-    """A config that Hydra composed or a run stored, typed.
-
-    Raises:
-        ConfigError: a value is refused.
-    """
+    """A config that Hydra composed or a run stored, typed."""
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
@@ -261,11 +251,7 @@ def _check_callbacks(callbacks: Any) -> None:
 
 
 def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
-    """Overrides in Hydra's grammar.
-
-    Raises:
-        ConfigError: something else than a string, or no setting of a single job.
-    """
+    """Overrides of a single job in Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(

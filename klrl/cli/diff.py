@@ -8,11 +8,7 @@ from klrl.cli.wrapper import Parser, execute
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; returns the exit code, 0 whether they differ or not.
-
-    Raises:
-        ConfigError: a folder holds no readable run.
-    """
+    """Print what differs between two runs; returns 0 whether they differ or not."""
     args = parser().parse_args(argv)
 
     if args.bits:

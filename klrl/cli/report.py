@@ -12,12 +12,7 @@ from klrl.cli.wrapper import Parser, execute
 
 
 def report_command(argv: list[str]) -> int:
-    """Write a report; returns the exit code.
-
-    Raises:
-        ConfigError: no run can be read, a normalisation is wrong or lacks a task, or the report
-            cannot be written.
-    """
+    """Write a report; returns the exit code."""
     args = parser().parse_args(argv)
 
     from klrl.report.aggregate import parse_scale

@@ -32,15 +32,9 @@ _GLOBAL = ""
 
 
 def show_job(overrides: list[str], args: argparse.Namespace) -> str:
-    """The text that ``--cfg job`` prints.
+    """The text that ``--cfg job`` prints; a job that only lacks values has ``???`` in their place.
 
-    Args:
-        overrides: the job's.
-        args: Hydra's flags: ``config_dir``, ``config_name``, ``package``, ``resolve``.
-
-    Raises:
-        ConfigError: the job is refused, or does not have the part that ``--package`` names. One
-            that only lacks values is shown with ``???`` in their place.
+    Of ``args`` it reads Hydra's flags ``config_dir``, ``config_name``, ``package``, ``resolve``.
     """
     config = None
     with suppress(NoValueError):
@@ -129,16 +123,13 @@ def annotated(text: str, notes: dict[str, str]) -> str:
 
 
 def _places(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    """Each setting of a YAML with the line and column after which its comment goes.
-
-    A text over several lines has none. The comment after ``actor: {init_std: 0.5}`` belongs to
-    ``actor.init_std``.
-    """
+    """Each setting of a YAML with the line and column after which its comment goes."""
     if not isinstance(node, yaml.MappingNode):
         return
     for name, value in node.value:
         key, line = f"{prefix}{name.value}", name.start_mark.line
         if value.end_mark.line == line:
+            # The comment after actor: {init_std: 0.5} belongs to actor.init_std.
             leaves = list(_leaves(value, key))
             yield (leaves[0] if len(leaves) == 1 else key), line, value.end_mark.column
         elif isinstance(value, yaml.CollectionNode) and not value.flow_style:

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print how far the record is off; returns 1 if that is beyond the bounds.
-
-    Raises:
-        ConfigError: no such run, a control run, or nothing that can be verified.
-    """
+    """Print how far the record is off; returns 1 if that is beyond the bounds."""
     args = parser().parse_args(argv)
     check_language_run(args.run)
 

@@ -33,11 +33,7 @@ class Parser(argparse.ArgumentParser):
     """An argument list that raises its errors as ConfigError."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse the command line."""
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
@@ -58,15 +54,7 @@ _IMPORTING = ("run", "evaluate", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command; exits the process unless the exit code is 0.
-
-    Args:
-        name: the command, as ``evaluate``.
-        argv: its arguments; None: those of this process.
-
-    Raises:
-        SystemExit: with the exit code, if it is not 0.
-    """
+    """Run a command of this process's arguments; exits the process unless the exit code is 0."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
     if code != DONE:
