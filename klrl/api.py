@@ -24,14 +24,8 @@ from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, to_config
-from klrl.config.compose import (
-    allow_env_kwargs,
-    check_config_dir,
-    check_overrides,
-    job_config,
-    keys,
-)
-from klrl.config.overrides import is_own, key_of, quote_paths, value_of
+from klrl.config.compose import job_config, keys, prepared
+from klrl.config.overrides import is_own, key_of, value_of
 from klrl.config.own import complete
 from klrl.config.stored import check_plain, typed
 from klrl.domains import domain_of, recorded_domain
@@ -258,11 +252,8 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
                 f"{_shown(each)}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
-    overrides = [str(each) for each in given]
-    folder = str(config_dir) if config_dir else None
-    check_config_dir(folder)
-    check_overrides(overrides, folder)
-    for override in overrides:
+    overrides = prepared(given, str(config_dir) if config_dir else None)
+    for override in given:
         key = key_of(override)
         if key == "resume" and value_of(override) != "null":
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
@@ -270,7 +261,7 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
             raise ConfigError(
                 f"{override}: only the command line reads it; drop it, or see folder="
             )
-    return quote_paths(allow_env_kwargs(overrides))
+    return overrides
 
 
 def _shown(value: Any) -> str:

@@ -34,18 +34,15 @@ def stop_signals(handler: Handler) -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for each in (*_URGENT, *_NOTICES):
-            if each in _URGENT or _is_free(signal.getsignal(each)):
+            handled = signal.getsignal(each)
+            ours = str(getattr(handled, "__module__", "")).startswith("klrl.")
+            if each in _URGENT or handled is signal.SIG_DFL or ours:
                 before[each] = signal.signal(each, handler)
     try:
         yield
     finally:
-        for signum, handled in before.items():
-            signal.signal(signum, handled)
-
-
-def _is_free(handler: Any) -> bool:
-    own = str(getattr(handler, "__module__", "")).startswith("klrl.")
-    return handler is signal.SIG_DFL or own
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:

@@ -104,13 +104,11 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Write a line that stays; the live line follows it."""
-        self._stream.write(self._clear() + text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
 
     def clear(self) -> None:
         """Remove the live line."""
-        self._stream.write(self._clear())
-        self._stream.flush()
+        self._write("")
 
     def end(self) -> None:
         """Write the last text, if it was skipped, and continue on the next line."""
@@ -126,13 +124,13 @@ class LiveLine:
         if self.live and not self._notebook:
             # A wrapped line could not be replaced.
             text = _fitting(text, shutil.get_terminal_size().columns - 1)
-        self._stream.write(self._clear() + text + "\n" * (not self.live))
-        self._stream.flush()
+        self._write(text + "\n" * (not self.live))
         self._shown = self._latest
 
-    def _clear(self) -> str:
-        """The text that removes the line: a terminal's control code, or spaces over it."""
-        if not self.live:
-            return ""
-        before, self._shown = self._shown, ""
-        return f"\r{' ' * len(before)}\r" if self._notebook else "\r\x1b[2K"
+    def _write(self, text: str) -> None:
+        """Write in place of the line, which a control code removes, or spaces over it."""
+        if self.live:
+            text = (f"\r{' ' * len(self._shown)}\r" if self._notebook else "\r\x1b[2K") + text
+            self._shown = ""
+        self._stream.write(text)
+        self._stream.flush()

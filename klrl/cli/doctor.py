@@ -45,7 +45,7 @@ def _examine_loss(args: Namespace) -> int:
         raise ConfigError("--parity: not with --loss; give one of them")
 
     with redirect_stdout(sys.stderr):
-        from klrl.doctor.loss import examine_loss, report_json, report_text
+        from klrl.doctor.loss import COEF, examine_loss, report_text
         from klrl.doctor.user_code import settings_of
 
         report = examine_loss(
@@ -55,7 +55,10 @@ def _examine_loss(args: Namespace) -> int:
             settings=settings_of(args.settings),
             seeds=100 if args.seeds is None else args.seeds,
         )
-    print(json.dumps(report_json(report), indent=1) if args.json else report_text(report))
+    if args.json:
+        print(json.dumps({**asdict(report), "coef": COEF, "ok": report.ok}, indent=1))
+    else:
+        print(report_text(report))
     return DONE if report.ok else FAILED
 
 

@@ -76,10 +76,15 @@ def comments(
     given = keys(overrides)
     notes: dict[str, str] = {}
     for path, package in _files(overrides, config_dir, config_name):
-        for key, note in _noted(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for key, line, end in _places(yaml.compose(text, yaml.SafeLoader)):
+            note = lines[line][end:].strip()
+            if not note.startswith("#") or key.split(".")[0] in ("defaults", "hydra"):
+                continue
             dotted = f"{package}.{key}" if package else key
             if not (package == _GLOBAL and dotted in given and dotted in notes):
-                notes[dotted] = note
+                notes[dotted] = note.lstrip("# ")
     return notes
 
 
@@ -100,16 +105,6 @@ def _files(
         path = next((file for file in files if file.is_file()), None)
         if path is not None:
             yield path, each.package or _GLOBAL
-
-
-def _noted(text: str) -> Iterator[tuple[str, str]]:
-    """Each setting of a YAML that has a comment on its line, with the comment."""
-    lines = text.splitlines()
-    root = yaml.compose(text, yaml.SafeLoader)
-    for key, line, end in _places(root):
-        rest = lines[line][end:].strip()
-        if rest.startswith("#") and key.split(".")[0] not in ("defaults", "hydra"):
-            yield key, rest.lstrip("# ")
 
 
 def annotated(text: str, notes: dict[str, str]) -> str:

@@ -66,42 +66,30 @@ _NUMBERS = ("frames", "seed", "device", "threads")
 
 def check_config(config: JobConfig) -> JobConfig:
     """Check typed settings that were made in Python; whole floats become ints where they must."""
-    parts: dict[str, Any] = {}
-    for group in GROUPS:
-        value = getattr(config, group)
-        if not isinstance(value, ChoiceConfig):
-            raise ConfigError(f"{group}={value!r}: give the settings of a choice of klrl.config")
-        _check_registered(group, value)
-        parts[group] = _retyped(group, value)
-    if JOBS[_domain(parts)] is not type(config):
-        raise ConfigError(
-            f"env={config.env.name}: belongs to {_domain(parts)}, not to a {type(config).__name__}"
-        )
-    for name, schema in (("eval", EvalConfig), ("checkpoint", CheckpointConfig)):
+    schemas: dict[str, type] = dict.fromkeys(GROUPS, ChoiceConfig)
+    schemas |= {"eval": EvalConfig, "checkpoint": CheckpointConfig}
+    for name, schema in schemas.items():
         value = getattr(config, name)
         if not isinstance(value, schema):
-            raise ConfigError(f"{name}={value!r}: give a klrl.config.{schema.__name__}")
-        parts[name] = _retyped(name, value)
-    root = OmegaConf.structured(RootConfig)
-    for name in _NUMBERS:
+            some = "the settings of a choice of klrl.config"
+            one = some if name in GROUPS else f"a klrl.config.{schema.__name__}"
+            raise ConfigError(f"{name}={value!r}: give {one}")
+    check_plain(f"env={config.env.name}", asdict(config))
+    cfg = OmegaConf.structured(RootConfig)
+    for name in (*schemas, *_NUMBERS):
         value = getattr(config, name)
         try:
-            root[name] = value
+            cfg[name] = OmegaConf.structured(value) if name in schemas else value
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
-        parts[name] = checked_value(name, root[name], _ROOT[name].metadata)
-    checked = type(config)(**parts)
-    _check_together(checked)
+            below = f".{error.full_key}" if error.full_key else ""
+            key = name + (below if name in schemas else f"={value!r}")
+            raise ConfigError(f"{key}: {first_line(error)}") from error
+    checked = to_config(cfg)
+    if type(checked) is not type(config):
+        raise ConfigError(
+            f"env={config.env.name}: belongs to {checked.domain}, not to a {type(config).__name__}"
+        )
     return checked
-
-
-def _retyped(path: str, value: Any) -> Any:
-    """Settings made in Python, converted by their schema's types as composed ones are."""
-    try:
-        return _object(path, OmegaConf.structured(value))
-    except OmegaConfBaseException as error:
-        key = f"{path}.{error.full_key}" if error.full_key else path
-        raise ConfigError(f"{key}: {first_line(error)}") from error
 
 
 #: env -> the experiment that it is a part of

@@ -60,12 +60,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     if (args.package or args.resolve) and not (args.cfg or args.info):
         flag = f"--package {args.package}" if args.package else "--resolve"
         raise ConfigError(f"{flag}: only --cfg reads it; add --cfg job, or drop it")
-    check_overrides(args.overrides, args.config_dir)
-    check_no_second_choice(args.overrides)
-    check_config_dir(args.config_dir)
-    args.given = args.overrides
+    args.given, args.overrides = args.overrides, prepared(args.overrides, args.config_dir)
+    check_no_second_choice(args.given)
     args.flags = [each for each in argv if each not in args.given]
-    args.overrides = quote_paths(allow_env_kwargs(args.overrides))
     return args
 
 
@@ -76,18 +73,15 @@ def _without_dashes(argument: str) -> str:
     return setting if known and "=" in argument else argument
 
 
-def check_overrides(arguments: Sequence[str], config_dir: str | None = None) -> None:
-    """Refuse an argument that is no override."""
+def prepared(arguments: Sequence[str], config_dir: str | None) -> list[str]:
+    """Overrides in Hydra's grammar; refuses an argument that is none, and a missing folder."""
     bare = [each for each in arguments if "=" not in each and not each.startswith("~")]
     bare += [each for each in arguments if not key_of(each)]
     if bare:
         raise not_an_override(bare[0], config_dir)
-
-
-def check_config_dir(folder: str | None) -> None:
-    """Refuse a ``--config-dir`` that does not exist."""
-    if folder and not Path(folder).is_dir():
-        raise ConfigError(f"--config-dir {folder}: no such folder; give an existing one")
+    if config_dir and not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such folder; give an existing one")
+    return quote_paths(allow_env_kwargs(arguments))
 
 
 _OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own_\w+)[.=]")

@@ -62,16 +62,19 @@ def _per_response(summands: Summands) -> Summands:
     return lambda numbers: summands(numbers) / numbers.mask.sum(1, keepdim=True)
 
 
-def _in_reward(name: str) -> Known:
+def _sampled(name: str) -> Summands:
+    """An estimator at what was done."""
+    return lambda numbers: ESTIMATORS[name](_ratio(numbers))
+
+
+def _in_reward(name: str, estimate: Summands) -> Known:
     """An estimator other than k1 in the reward."""
     fault = Fault(
         f"{name}_in_reward",
         f"the KL's gradient is that of {name} charged in the reward, which is another one: charge "
         "k1 there",
     )
-    if name == "exact":
-        return Known(fault, lambda numbers: _charged(numbers, _exact(numbers)))
-    return Known(fault, lambda numbers: _charged(numbers, ESTIMATORS[name](_ratio(numbers))))
+    return Known(fault, lambda numbers: _charged(numbers, estimate(numbers)))
 
 
 _LENGTH = (
@@ -109,24 +112,21 @@ KNOWN_KL: tuple[Known, ...] = (
             _charged(numbers, _ratio(numbers)) + _charged(numbers, _ratio(numbers), "split")
         ),
     ),
-    _in_reward("exact"),
-    _in_reward("k2"),
-    _in_reward("k3"),
+    _in_reward("exact", _exact),
+    _in_reward("k2", _sampled("k2")),
+    _in_reward("k3", _sampled("k3")),
     Known(
         Fault("length", f"the KL: {_LENGTH}"),
         _per_response(lambda numbers: _charged(numbers, _ratio(numbers))),
     ),
-    Known(
-        Fault("length_own_step", f"{_OWN.words}; and {_LENGTH}"),
-        _per_response(lambda numbers: ESTIMATORS["k2"](_ratio(numbers))),
-    ),
+    Known(Fault("length_own_step", f"{_OWN.words}; and {_LENGTH}"), _per_response(_sampled("k2"))),
     Known(
         Fault(
             "length_forward_kl",
             "the KL's gradient is that of k3 in a loss without a ratio, a forward KL(ref||pi): "
             f"multiply by exp(log_probs - old_log_probs), or take k2; and {_LENGTH}",
         ),
-        _per_response(lambda numbers: ESTIMATORS["k3"](_ratio(numbers))),
+        _per_response(_sampled("k3")),
     ),
 )
 _RETURN_LENGTH = Fault("return_length", f"the return: {_LENGTH}")
@@ -163,7 +163,7 @@ UNKNOWN_RETURN = Fault(
 )
 
 
-def unbalanced(low: float, high: float) -> Fault:
+def _unbalanced(low: float, high: float) -> Fault:
     """The KL's part is longer or shorter than the return's."""
     if high - low <= TOLERANCE * high:
         words = f"coef acts as {high:.3g} times its value: look for a factor on one of the parts"
@@ -299,7 +299,7 @@ def diagnose(
     if of_kl is not None:
         ratios = [abs(f) / s for f, s in zip(of_kl.factors, scale, strict=True)]
         if max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
-            faults.append(unbalanced(min(ratios), max(ratios)))
+            faults.append(_unbalanced(min(ratios), max(ratios)))
     return Diagnosis(faults, scale)
 
 

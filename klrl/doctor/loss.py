@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from klrl.base.text import text_table
 from klrl.doctor.faults import PADDING, Fault, diagnose, mixture
 from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
 from klrl.doctor.user_code import load, make_network
-from klrl.doctor.user_loss import FunctionLoss, ModuleLoss, find_loss, gradient
+from klrl.doctor.user_loss import FunctionLoss, Loss, find_loss, gradient
 
 #: Reward per nat.
 COEF = 0.5
@@ -108,7 +108,7 @@ def examine_loss(
     make = tabular if actor is None else make_network(actor, load("--actor", actor))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        kinds = tuple(_examine_kind(loss, name, kind, make, placement, seeds) for kind in KINDS)
+        kinds = tuple(_examine_kind(loss, kind, make, seeds) for kind in KINDS)
     return LossReport(name, loss.described, placement, seeds, loss.has_return, kinds)
 
 
@@ -135,15 +135,8 @@ class _Case:
         return (without - self.whole) / COEF
 
 
-def _examine_kind(
-    loss: FunctionLoss | ModuleLoss,
-    name: str,
-    kind: Kind,
-    make: MakeNetwork,
-    placement: str,
-    seeds: int,
-) -> KindResult:
-    cases = [_case(loss, name, Problem(kind, seed, make), placement) for seed in range(seeds)]
+def _examine_kind(loss: Loss, kind: Kind, make: MakeNetwork, seeds: int) -> KindResult:
+    cases = [_case(loss, Problem(kind, seed, make)) for seed in range(seeds)]
     problems = [case.problem for case in cases]
     right = {"kl": [case.kl for case in cases], "return": [-case.returns for case in cases]}
     diagnosis = diagnose(
@@ -179,11 +172,11 @@ def _examine_kind(
     )
 
 
-def _case(loss: FunctionLoss | ModuleLoss, name: str, problem: Problem, placement: str) -> _Case:
-    every, charged = problem.everything, loss.on(problem, COEF, placement)
+def _case(loss: Loss, problem: Problem) -> _Case:
+    every, charged = problem.everything, loss.on(problem, COEF)
 
     def ascent(value: Tensor) -> Tensor:
-        return -gradient(name, value, problem)
+        return -gradient(loss.name, value, problem)
 
     whole = ascent(charged(every, False))
     padding = False
@@ -193,7 +186,7 @@ def _case(loss: FunctionLoss | ModuleLoss, name: str, problem: Problem, placemen
     returns, kl = problem.true_gradients()
     without = None
     if loss.has_return:
-        without = ascent(loss.on(problem, 0.0, placement)(every, False))
+        without = ascent(loss.on(problem, 0.0)(every, False))
     else:
         returns = torch.zeros_like(returns)
     sampled = ascent(charged(problem.sample(), False))
@@ -234,8 +227,3 @@ def report_text(report: LossReport) -> str:
             of_kinds.setdefault(fault, []).append(kind.name)
     lines += [f"WRONG ({', '.join(names)}): {fault.words}" for fault, names in of_kinds.items()]
     return "\n".join(lines)
-
-
-def report_json(report: LossReport) -> dict[str, Any]:
-    """The report as what json can write."""
-    return {**asdict(report), "coef": COEF, "ok": report.ok}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,13 +127,9 @@ class Numbers:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
             return torch.where(mask, x, 2 * x.detach() - 1)
 
-        return replace(
-            self,
-            logits=changed(self.logits),
-            ref_logits=changed(self.ref_logits),
-            old_log_probs=changed(self.old_log_probs),
-            advantages=changed(self.advantages),
-        )
+        names = ("logits", "ref_logits", "old_log_probs", "advantages")
+        others: dict[str, Any] = {name: changed(getattr(self, name)) for name in names}
+        return replace(self, **others)
 
 
 class Problem:

@@ -64,9 +64,10 @@ class FunctionLoss:
         name: str,
         function: Callable[..., Any],
         settings: Mapping[str, Any],
-        placement: str = "loss",
+        placement: str,
     ) -> None:
-        self._name, self._function, self._settings = name, function, settings
+        self.name, self._function, self._settings = name, function, settings
+        self.placement = placement
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
         free = _free(name, function, settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
@@ -79,33 +80,25 @@ class FunctionLoss:
         if placement == "reward":  # the loss has nothing to charge, unless it insists
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
-        self._given, self.takes = given, tuple(given.values())
-        if not {"log_probs", "logits"} & set(self.takes):
+        self._given, takes = given, given.values()
+        self.described = f"a function of {', '.join(takes)}"
+        self.has_return = bool({"rewards", "advantages"} & set(takes))  # else a penalty alone
+        if not {"log_probs", "logits"} & set(takes):
             raise ConfigError(
                 f"--loss {name}: takes neither log_probs nor logits, so it has no gradient; take "
                 "one of them, or an actor for a LossModule"
             )
-        if "coef" not in self.takes and placement != "reward":
+        if "coef" not in takes and placement != "reward":
             raise ConfigError(
                 f"--loss {name}: takes no coef; take it, or give --placement reward where the "
                 "rewards are charged with the KL before"
             )
 
-    @property
-    def has_return(self) -> bool:
-        """Whether it takes rewards or advantages; else it is a penalty alone."""
-        return bool({"rewards", "advantages"} & set(self.takes))
-
-    @property
-    def described(self) -> str:
-        """What it is, in words."""
-        return f"a function of {', '.join(self.takes)}"
-
-    def on(self, problem: Problem, coef: float, placement: str) -> LossOfBatch:
+    def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
 
         def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
-            numbers = problem.numbers(episodes, coef, placement)
+            numbers = problem.numbers(episodes, coef, self.placement)
             if other_padding:
                 numbers = numbers.other_padding()
             known = {"coef": coef, "actions": episodes.actions.clone()}
@@ -113,9 +106,9 @@ class FunctionLoss:
                 key: known[name] if name in known else getattr(numbers, name).clone()
                 for key, name in self._given.items()
             }
-            with told(f"--loss {self._name}"):
+            with told(f"--loss {self.name}"):
                 value = self._function(**values, **self._settings)
-            return _scalar(self._name, value)
+            return _scalar(self.name, value)
 
         return loss
 
@@ -133,9 +126,10 @@ class ModuleLoss:
         name: str,
         build: Callable[..., Any],
         settings: Mapping[str, Any],
-        placement: str = "loss",
+        placement: str,
     ) -> None:
-        self._name, self._build, self._settings = name, build, settings
+        self.name, self._build, self._settings = name, build, settings
+        self.placement = placement
         free = _free(name, build, settings, (*ACTORS, *REFERENCES, *COEFS))
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
@@ -172,7 +166,7 @@ class ModuleLoss:
             text += f"; not counted: {', '.join(self.left_out)}"
         return text
 
-    def on(self, problem: Problem, coef: float, placement: str) -> LossOfBatch:
+    def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
         given: dict[str, Any] = {str(self._actor): _actor(problem.policy)}
         if self._critic is not None:
@@ -181,12 +175,12 @@ class ModuleLoss:
             given[self._reference] = _actor(problem.ref)
         if self._coef is not None:
             given[self._coef] = coef
-        with told(f"--loss {self._name}"):
+        with told(f"--loss {self.name}"):
             module = self._build(**given, **self._settings)
 
         def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
-            data = _tensordict(problem, problem.numbers(episodes, coef, placement))
-            with told(f"--loss {self._name}"):
+            data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
+            with told(f"--loss {self.name}"):
                 out = module(data)
             return self._total(out)
 
@@ -194,21 +188,23 @@ class ModuleLoss:
 
     def _total(self, out: Any) -> Tensor:
         if not isinstance(out, TensorDictBase | Mapping):
-            return _scalar(self._name, out)
+            return _scalar(self.name, out)
         terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
         self.counted = [key for key in terms if key not in NOT_COUNTED]
         self.left_out = [key for key in terms if key in NOT_COUNTED]
         if not self.counted:
             raise ConfigError(
-                f"--loss {self._name}: returned no term whose name begins with loss_; name it so, "
+                f"--loss {self.name}: returned no term whose name begins with loss_; name it so, "
                 "as TorchRL's losses do"
             )
-        return torch.stack([_scalar(self._name, out[key], key) for key in self.counted]).sum()
+        return torch.stack([_scalar(self.name, out[key], key) for key in self.counted]).sum()
 
 
-def find_loss(
-    name: str, settings: Mapping[str, Any], placement: str = "loss"
-) -> FunctionLoss | ModuleLoss:
+#: By its convention.
+Loss = FunctionLoss | ModuleLoss
+
+
+def find_loss(name: str, settings: Mapping[str, Any], placement: str) -> Loss:
     """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
     parameters = _signature(name, value)

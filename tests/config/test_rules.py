@@ -17,7 +17,7 @@ from klrl.config.rules.unread import UNREAD
 #: These ask the command line too, and ``compose`` asks them.
 TYPED = {"unread", "objective"}
 FILES = sorted({each.name for each in iter_modules(rules.__path__)} - TYPED)
-KEYS = sorted({rule.key for several in UNREAD.values() for rule in several})
+KEYS = sorted({key for rules in UNREAD.values() for rule in rules for key in rule.keys.split()})
 
 
 @pytest.mark.parametrize("file", FILES)

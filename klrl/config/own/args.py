@@ -17,9 +17,10 @@ from typing import Any, Union
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config.checks import NoValueError, checked_value
+from klrl.config.explain import expected
 from klrl.config.fields import OPEN_RANGE, OwnPart
 from klrl.config.own.find import arguments, find_target, named, told
 from klrl.config.own.parts import GIVEN
@@ -48,21 +49,7 @@ def typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict[
                 )
         return _typed(setting, part, _fields_of_arguments(target, own), any_name)
     typed = _typed(setting, part, _fields_of_schema(schema), False)
-    _check_taken(text, schema, typed, takes, given, any_name)
-    with told(setting, part):
-        schema(**typed)  # it may have checks of its own
-    return typed
-
-
-def _check_taken(
-    text: str,
-    schema: type,
-    typed: Mapping[str, Any],
-    takes: Mapping[str, inspect.Parameter],
-    given: tuple[str, ...],
-    any_name: bool,
-) -> None:
-    """The dataclass beside a part and the part's own arguments must be the same."""
+    # The dataclass and the part's own arguments must be the same.
     for name in typed:
         if name not in takes and not any_name:
             raise ConfigError(f"{text}: {schema.__name__} has {name}, which it does not take")
@@ -71,6 +58,9 @@ def _check_taken(
             raise ConfigError(
                 f"{text}: asks for {name}, which neither klrl nor {schema.__name__} has"
             )
+    with told(setting, part):
+        schema(**typed)  # it may have checks of its own
+    return typed
 
 
 def schema_of(part: OwnPart, target: Callable[..., Any]) -> type | None:
@@ -114,13 +104,12 @@ def _fields_of_arguments(
     hints = _hints(target.__init__ if inspect.isclass(target) else target)
     fields: list[_Field] = []
     for name, p in takes.items():
+        default = dataclasses.field(default=MISSING, metadata={_LEFT_OUT: True})
         if p.default is p.empty:
-            fields.append((name, hints.get(name, Any), dataclasses.field()))
+            default = dataclasses.field()
         elif p.default is None or isinstance(p.default, bool | int | float | str):
-            fields.append((name, hints.get(name, Any), dataclasses.field(default=p.default)))
-        else:
-            unset = dataclasses.field(default=MISSING, metadata={_LEFT_OUT: True})
-            fields.append((name, hints.get(name, Any), unset))
+            default = dataclasses.field(default=p.default)
+        fields.append((name, hints.get(name, Any), default))
     return fields
 
 
@@ -168,7 +157,8 @@ def _typed(setting: str, part: OwnPart, fields: list[_Field], any_name: bool) ->
             try:
                 node[name] = part.args[name]
             except OmegaConfBaseException as error:
-                raise ConfigError(f"{key}={part.args[name]}: {_expected(error)}") from error
+                given = part.args[name]
+                raise ConfigError(f"{key}={given}: {expected(error, key, given)}") from error
         if OmegaConf.is_missing(node, name):
             if _LEFT_OUT in f.metadata:
                 continue
@@ -184,18 +174,3 @@ def _in_range(key: str, value: Any, metadata: Mapping[str, Any]) -> Any:
         return checked_value(key, value, {"optional": False, **rule})
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return checked_value(key, value, {**OPEN_RANGE, **rule}) if rule and number else value
-
-
-def _expected(error: OmegaConfBaseException) -> str:
-    """What to give in place of a value of the wrong type."""
-    text = first_line(error)
-    for word, kind in (
-        ("to Float", "a number"),
-        ("to Integer", "a whole number"),
-        ("to Boolean", "true or false"),
-        ("ListConfig", "a list"),
-        ("to Dict", "a dictionary"),
-    ):
-        if word in text:
-            return f"give {kind}"
-    return text

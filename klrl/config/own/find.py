@@ -7,7 +7,8 @@ far as Name takes them, and ``args``. What it raises becomes one line.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from klrl.base.errors import ConfigError, with_line
@@ -40,19 +41,16 @@ def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
     return found
 
 
-class told:
+@contextmanager
+def told(setting: str, part: OwnPart) -> Iterator[None]:
     """Turn what the user's code raises into one line: setting, value, error with its line."""
-
-    def __init__(self, setting: str, part: OwnPart) -> None:
-        self._text = named(setting, part)
-        self._args = f" with {setting}.args={dict(part.args)}" if part.args else ""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, ConfigError):
-            raise ConfigError(f"{self._text}{self._args}: raised {with_line(error)}") from error
+    args = f" with {setting}.args={dict(part.args)}" if part.args else ""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{named(setting, part)}{args}: raised {with_line(error)}") from error
 
 
 def require(setting: str, part: OwnPart, made: Any, kind: type, what: str) -> Any:

@@ -23,9 +23,9 @@ from klrl.config import (
 
 @dataclass(frozen=True)
 class Unread:
-    """A rule on one setting, as ``loss.gain``, or on all settings of a group."""
+    """A rule on settings or whole groups; ``keys`` with spaces between them."""
 
-    key: str
+    keys: str
     unread: Callable[[Any], bool]  # whether a job never reads it; asked where it was given
     reason: str
     anyway: Any = ...  # the value that asks for what happens anyway, and passes
@@ -38,9 +38,7 @@ def _own(group: str, name: str) -> Unread:
 
 
 _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
-_unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
-_grouped = "advantage=group has no critic; drop it or choose advantage=gae"
-_full = "actor.lora.r=0 has no adapters; set actor.lora.r"
+_no_evaluation = "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it"
 _UNREAD_BOTH = (
     _own("kl", "estimator"),
     _own("kl", "divergence"),
@@ -55,13 +53,10 @@ _UNREAD_BOTH = (
         lambda c: c.loss.beta_rule != "proportional",
         "only loss.beta_rule=proportional reads it; drop it or set that",
     ),
-    *(
-        Unread(
-            f"loss.{name}",
-            lambda c: c.loss.beta_rule == "proportional",
-            "loss.beta_rule=proportional reads loss.gain instead; drop it",
-        )
-        for name in ("increment", "decrement")
+    Unread(
+        "loss.increment loss.decrement",
+        lambda c: c.loss.beta_rule == "proportional",
+        "loss.beta_rule=proportional reads loss.gain instead; drop it",
     ),
     Unread(
         "loss.unit",
@@ -69,31 +64,23 @@ _UNREAD_BOTH = (
         "loss.target_kl=null is no cap; set it, or drop the unit",
     ),
     Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy, anyway=0),
-    *(
-        Unread(f"loss.{name}", lambda c: c.loss.beta_rule == "forward", _unbounded)
-        for name in ("beta_min", "beta_max")
+    Unread(
+        "loss.beta_min loss.beta_max",
+        lambda c: c.loss.beta_rule == "forward",
+        "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling",
     ),
     *(
         Unread(group, lambda c: not c.has_reference, f"kl=none has no {group}; drop it")
         for group in ("reference", "controller")
     ),
-    *(
-        Unread(
-            f"eval.{name}",
-            lambda c: not c.eval.on,
-            "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it",
-            anyway=0 if name == "final" else ...,
-        )
-        for name in ("episodes", "steps", "final", "sampled")
-    ),
+    Unread("eval.episodes eval.steps", lambda c: not c.eval.on, _no_evaluation),
+    Unread("eval.final", lambda c: not c.eval.on, _no_evaluation, anyway=0),
+    Unread("eval.sampled", lambda c: not c.eval.on, _no_evaluation),
     Unread("eval.share", lambda c: not c.eval.on, "eval.evaluations=0 never evaluates; drop it"),
-    *(
-        Unread(
-            f"eval.{name}",
-            lambda c: c.eval.every is not None and c.eval.every + c.eval.evaluations > 0,
-            "eval.every says when to evaluate, whatever it costs; drop one of the two",
-        )
-        for name in ("evaluations", "share")
+    Unread(
+        "eval.evaluations eval.share",
+        lambda c: c.eval.every is not None and c.eval.every + c.eval.evaluations > 0,
+        "eval.every says when to evaluate, whatever it costs; drop one of the two",
     ),
 )
 _UNREAD_CONTROL = (
@@ -135,13 +122,15 @@ _UNREAD_LANGUAGE = (
         lambda c: (c.env.eval_data or c.env.eval_split) is not None,
         "env.eval_data and env.eval_split say which prompts evaluate; drop it",
     ),
-    *(
-        Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
-        for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")
+    Unread(
+        "loss.critic_coeff loss.loss_critic_type loss.clip_value loss.separate_losses",
+        lambda c: isinstance(c.advantage, GroupConfig),
+        "advantage=group has no critic; drop it or choose advantage=gae",
     ),
-    *(
-        Unread(f"actor.lora.{name}", lambda c: c.actor.lora.r == 0, _full)
-        for name in ("alpha", "dropout", "target_modules")
+    Unread(
+        "actor.lora.alpha actor.lora.dropout actor.lora.target_modules",
+        lambda c: c.actor.lora.r == 0,
+        "actor.lora.r=0 has no adapters; set actor.lora.r",
     ),
     Unread(
         "loss.samples_mc_kl",
@@ -170,8 +159,9 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
     """Refuse an override, given by its key, that the chosen composition never reads."""
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:
-        named = [key for key in given if f"{key}.".startswith(f"{rule.key}.")]
-        if not named or not rule.unread(config):
-            continue
-        if rule.anyway is ... or attrgetter(rule.key)(config) != rule.anyway:
-            raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")
+        for setting in rule.keys.split():
+            named = [key for key in given if f"{key}.".startswith(f"{setting}.")]
+            if not named or not rule.unread(config):
+                continue
+            if rule.anyway is ... or attrgetter(setting)(config) != rule.anyway:
+                raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")
