@@ -13,7 +13,7 @@ _LONGEST = 5
 def number(value: float, digits: int, *, signed: bool = False) -> str:
     """A number of so many significant digits (0: a whole number), zero without a sign.
 
-    Large ones stand in full: 1.2346e+05 is hard to read.
+    Large ones are written in full: 1.2346e+05 is hard to read.
     """
     plus = "+" if signed else ""
     in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12

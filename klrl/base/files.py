@@ -65,7 +65,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Replace a file, or make a folder, that several processes may be writing.
 
     Yields:
-        The path to write to, in a temporary folder beside ``path``; on leaving it is renamed to
+        The path to write to, in a temporary folder next to ``path``; on leaving it is renamed to
         ``path``. If writing fails, nothing is left. An existing folder is not replaced.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:

@@ -29,11 +29,10 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
-    parser.add_argument(
+    parser.add_flag(
         "--bits",
-        action="store_true",
-        help="the first iteration and metric that are not equal to the bit, times aside; and "
-        "whether the last checkpoints' parameters are",
+        "the first iteration and metric that are not equal to the bit, times aside; and whether "
+        "the last checkpoints' parameters are",
     )
     return parser
 

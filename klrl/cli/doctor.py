@@ -70,12 +70,8 @@ def parser() -> Parser:
         "sums over all actions, and kl=legacy against kl=retrieve. With --loss: does my own loss "
         "have the gradient of E[return] - coef KL(pi||ref)?",
     )
-    parser.add_argument(
-        "--parity",
-        action="store_true",
-        help="only kl=legacy against kl=retrieve, on one trajectory",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_flag("--parity", "only kl=legacy against kl=retrieve, on one trajectory")
+    parser.add_flag("--json", "print JSON instead of tables")
     loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
     loss.add_argument(
         "--loss", metavar="FILE.py:NAME", help="compare its gradient with the true one"

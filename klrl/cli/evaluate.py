@@ -64,9 +64,7 @@ def parser() -> Parser:
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
-    parser.add_argument(
-        "--sampled", action="store_true", help="sample actions (tokens) as in training"
-    )
+    parser.add_flag("--sampled", "sample actions (tokens) as in training")
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
     parser.add_argument(
         "--seed",
@@ -75,10 +73,8 @@ def parser() -> Parser:
         help="another seed, another set of start states (default 0)",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
-    parser.add_argument(
-        "--video", action="store_true", help="film the first episode: RUN/videos, and the loggers"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")
+    parser.add_flag("--json", "print one JSON object")
     return parser
 
 

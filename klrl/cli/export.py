@@ -34,7 +34,7 @@ def parser() -> Parser:
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("folder", metavar="FOLDER", help="where to write; it must not exist")
-    parser.add_argument("--merge", action="store_true", help="add the adapters to the weights")
+    parser.add_flag("--merge", "add the adapters to the weights")
     parser.add_argument("--which", choices=("last", "best"), default="last", help="the checkpoint")
     add_model(parser)
     return parser

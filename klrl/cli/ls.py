@@ -40,7 +40,7 @@ def parser() -> Parser:
     parser.add_argument(
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="default: outputs"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    parser.add_flag("--json", "print one JSON list")
     return parser
 
 

@@ -42,9 +42,7 @@ def parser() -> Parser:
     parser.add_argument(
         "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
     )
-    parser.add_argument(
-        "--unfinished", action="store_true", help="count running and interrupted runs too"
-    )
+    parser.add_flag("--unfinished", "count running and interrupted runs too")
     parser.add_argument(
         "--failed",
         choices=("last", "worst", "drop"),

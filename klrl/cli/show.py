@@ -20,9 +20,9 @@ from klrl.config.checks import NoValueError
 from klrl.config.compose import compose, job_config, keys
 from klrl.config.own import help_of, own_parts
 
-#: Settings of ``env=gym`` that an environment of the user's own has others for.
+#: Settings of ``env=gym`` that a custom environment has others for.
 _OF_GYM = ("id", "kwargs")
-#: What klrl notes of a part of the user's own, which no YAML describes.
+#: What klrl notes of a custom part, which no YAML describes.
 _FOUND = {
     "source": "a digest over its local files, part of the job's identity; klrl's to set",
     "version": "of its distribution, where it has one; klrl's to set",

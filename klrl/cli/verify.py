@@ -76,7 +76,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
                 "name": each.name,
                 "samples": each.samples,
                 "tokens": each.tokens,
-                # JSON knows no infinity: null beside "ok": false.
+                # JSON knows no infinity: null, next to "ok": false.
                 "max": each.largest if math.isfinite(each.largest) else None,
                 "mean": each.mean if math.isfinite(each.mean) else None,
                 "bounds": dict(zip(("max", "mean"), each.bounds, strict=True)),
@@ -101,5 +101,5 @@ def parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     add_model(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_flag("--json", "print one JSON object")
     return parser

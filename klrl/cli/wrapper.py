@@ -36,6 +36,10 @@ class Parser(argparse.ArgumentParser):
         """Refuse the command line."""
         raise ConfigError(f"{message}; see {self.prog} --help")
 
+    def add_flag(self, name: str, help: str) -> None:
+        """Add an option that is given or not."""
+        self.add_argument(name, action="store_true", help=help)
+
 
 def run_command(name: str, argv: list[str]) -> int:
     """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; returns its exit code."""

@@ -115,18 +115,14 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
     """Type and check some groups of a composed config."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
-        _check_registered(group, value)
+        schema = choice_of(group, value.name).schema
+        if type(value) is not schema:
+            raise ConfigError(
+                f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, "
+                f"not {schema.__name__}; name the schema of the same choice in its YAML's defaults "
+                "list"
+            )
     return parts
-
-
-def _check_registered(group: str, value: ChoiceConfig) -> None:
-    """Refuse settings of another choice than the one that they name."""
-    schema = choice_of(group, value.name).schema
-    if type(value) is not schema:
-        raise ConfigError(
-            f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, not "
-            f"{schema.__name__}; name the schema of the same choice in its YAML's defaults list"
-        )
 
 
 def _group_node(cfg: DictConfig, group: str) -> DictConfig:
@@ -165,19 +161,20 @@ def _object(path: str, node: DictConfig) -> Any:
 def _check_fields(path: str, value: Any) -> None:
     """Check ranges, of nested settings too; whole floats become ints."""
     for f in fields(value):
-        setting = getattr(value, f.name)
+        key, setting = f"{path}.{f.name}", getattr(value, f.name)
         if str(f.type).startswith("list") and not isinstance(setting, list):
-            # An interpolation, as ${kl}, may stand for anything.
-            raise ConfigError(f"{path}.{f.name}={setting}: give a list")
+            # An interpolation, as ${kl}, may be anything.
+            raise ConfigError(f"{key}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
-            home, keys = f.metadata.get("home", ""), f"{path}.{f.name}[{{}}]".format
-            setattr(value, f.name, [_own_part(keys(i), x, home) for i, x in enumerate(setting)])
+            home = f.metadata.get("home", "")
+            parts = [_own_part(f"{key}[{i}]", each, home) for i, each in enumerate(setting)]
+            setattr(value, f.name, parts)
         elif f.metadata.get("own"):
-            setattr(value, f.name, _own_part(f"{path}.{f.name}", setting))
+            setattr(value, f.name, _own_part(key, setting))
         elif is_dataclass(setting):
-            _check_fields(f"{path}.{f.name}", setting)
+            _check_fields(key, setting)
         elif f.metadata.keys() - {"added", "free", "help"}:
-            setattr(value, f.name, checked_value(f"{path}.{f.name}", setting, f.metadata))
+            setattr(value, f.name, checked_value(key, setting, f.metadata))
 
 
 def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
@@ -248,8 +245,8 @@ def _check_together(config: JobConfig) -> None:
 def check_device_name(device: str) -> None:
     """Refuse a device name that klrl does not know, and a CUDA device other than the first.
 
-    A CUDA graph is captured on the current device: on another one every update would read one
-    stale forward.
+    A CUDA graph is captured on the current device: on another every update would read a stale
+    forward.
     """
     kind, _, index = device.partition(":")
     if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):

@@ -251,7 +251,7 @@ def register_schemas() -> None:
 
 
 def conf_dir() -> Path:
-    """The folder of the YAML files: inside the installed package, else beside it in a checkout."""
+    """The folder of the YAML files: inside the installed package, else next to it in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

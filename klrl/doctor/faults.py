@@ -204,7 +204,7 @@ def fit(
 
 
 def _multiple(gradient: Tensor, of: Tensor) -> float | None:
-    """The factor by which a gradient is a multiple of another one; None: it is none."""
+    """The factor by which a gradient is a multiple of another; None: it is none."""
     square = float(of @ of)
     if square < 1e-20:
         return None

@@ -1,7 +1,7 @@
 """Small problems whose expectations are sums: for the gradient of a loss that klrl did not write.
 
 A policy's probabilities are whole multiples of ``1 / tickets``, so that a batch exists in which
-every episode stands exactly as often as it is probable: the gradient of a loss on that batch is its
+every episode occurs exactly as often as it is probable: the gradient of a loss on that batch is its
 expected gradient, without a sampling error. The true gradient comes from elsewhere: autograd of the
 objective, a sum over distinct episodes.
 """

@@ -64,7 +64,7 @@ def typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict[
 
 
 def schema_of(part: OwnPart, target: Callable[..., Any]) -> type | None:
-    """The dataclass ``NameConfig`` beside a part; None without one."""
+    """The dataclass ``NameConfig`` next to a part; None without one."""
     assert part.target is not None
     name = part.target.rpartition(":")[2].rpartition(".")[2]
     for module in (part.target.rpartition(":")[0], getattr(target, "__module__", "")):
@@ -75,7 +75,7 @@ def schema_of(part: OwnPart, target: Callable[..., Any]) -> type | None:
 
 
 def help_of(setting: str, part: OwnPart) -> dict[str, str]:
-    """Dotted key -> what the dataclass beside a part says of its args."""
+    """Dotted key -> what the dataclass next to a part says of its args."""
     schema = schema_of(part, find_target(setting, part))
     described = {} if schema is None else {f.name: f for f in dataclasses.fields(schema)}
     notes = {name: f.metadata.get("help", "") for name, f in described.items()}
@@ -147,7 +147,7 @@ def _typed(setting: str, part: OwnPart, fields: list[_Field], any_name: bool) ->
             f"{setting}.args.{name}: {part.target} has no such argument"
             f"{nearest(str(name), known) or f'; {has}'}"
         )
-    # Those without a default may stand behind others.
+    # Those without a default may come after others.
     schema = dataclasses.make_dataclass("Args", fields, kw_only=True)
     node: DictConfig = OmegaConf.structured(schema)
     typed: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The source of a part of the user's own: as imported, as a run began with it, in a manifest."""
+"""The source of a custom part: as imported, as a run began with it, in a manifest."""
 
 from __future__ import annotations
 

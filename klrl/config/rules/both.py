@@ -168,7 +168,7 @@ def check_unit(c: JobConfig) -> None:
 
 @rule
 def check_also(c: JobConfig) -> None:
-    """Only loggers that have no settings of their own stand in ``logger.also``, each once."""
+    """Only loggers that have no settings of their own may be in ``logger.also``, each once."""
     plain = [
         name
         for name, choice in CHOICES["logger"].items()

@@ -86,7 +86,7 @@ def check_hidden(c: Config) -> None:
 
 @rule
 def check_own(c: Config) -> None:
-    """Networks of the user's own share nothing."""
+    """Custom networks share nothing."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:
         raise ConfigError(
             "actor.share_trunk=true: networks of your own share nothing; set it to false"

@@ -26,7 +26,7 @@ _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation"
 
 @rule
 def check_reward(c: LanguageConfig) -> None:
-    """Names of rewards, each once; a task of the user's own has the user's own."""
+    """Names of rewards, each once; those of another task are refused."""
     names = c.env.rewards
     shown = f"[{','.join(map(str, names))}]" if isinstance(c.env.reward, list) else c.env.reward
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -131,7 +131,7 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
 
 @rule
 def check_shaped(c: LanguageConfig) -> None:
-    """The spread divides a KL that stands in the advantage, and that one alone."""
+    """The spread divides a KL that is in the advantage, and that one alone."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
     words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
