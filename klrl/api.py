@@ -24,14 +24,8 @@ from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, to_config
-from klrl.config.compose import (
-    allow_env_kwargs,
-    check_config_dir,
-    check_overrides,
-    job_config,
-    keys,
-)
-from klrl.config.overrides import is_own, key_of, quote_paths, value_of
+from klrl.config.compose import job_config, keys, prepared
+from klrl.config.overrides import is_own, key_of, value_of
 from klrl.config.own import complete
 from klrl.config.stored import check_plain, typed
 from klrl.domains import domain_of, recorded_domain
@@ -56,12 +50,6 @@ _composing = threading.Lock()
 
 class Run(os.PathLike[str]):
     """A run folder, read on access.
-
-    Args:
-        folder: the run's.
-
-    Attributes:
-        folder: the same.
 
     Raises:
         ConfigError: there is no run in it.
@@ -125,7 +113,7 @@ class Run(os.PathLike[str]):
         return load_policy(self.folder, which, device)
 
     def evaluate(self, episodes: int | None = None, *overrides: str, **how: Any) -> Evaluation:
-        """Play the policy; arguments as :func:`klrl.train.evaluate.evaluate_run`.
+        """Play the policy, as ``klrl evaluate`` does.
 
         Args:
             episodes: how many; None: the default of ``klrl evaluate``.
@@ -229,11 +217,7 @@ def _is_config(given: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _typed(settings: Mapping[str, Any]) -> JobConfig:
-    """A config that Hydra composed or a run stored, typed.
-
-    Raises:
-        ConfigError: a value is refused.
-    """
+    """A config that Hydra composed or a run stored, typed."""
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
@@ -261,22 +245,15 @@ def _check_callbacks(callbacks: Any) -> None:
 
 
 def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
-    """Overrides in Hydra's grammar.
-
-    Raises:
-        ConfigError: something else than a string, or no setting of a single job.
-    """
+    """Overrides of a single job in Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(
                 f"{_shown(each)}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
-    overrides = [str(each) for each in given]
-    folder = str(config_dir) if config_dir else None
-    check_config_dir(folder)
-    check_overrides(overrides, folder)
-    for override in overrides:
+    overrides = prepared(given, str(config_dir) if config_dir else None)
+    for override in given:
         key = key_of(override)
         if key == "resume" and value_of(override) != "null":
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
@@ -284,7 +261,7 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
             raise ConfigError(
                 f"{override}: only the command line reads it; drop it, or see folder="
             )
-    return quote_paths(allow_env_kwargs(overrides))
+    return overrides
 
 
 def _shown(value: Any) -> str:

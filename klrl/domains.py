@@ -18,32 +18,19 @@ from klrl.config.choices import resolve
 
 @dataclass(frozen=True)
 class Domain:
-    """The terms and the functions of a domain.
-
-    Attributes:
-        name: control or language.
-        axis: the metric on the x-axis of all others, which ``frames`` counts.
-        unit: a mean KL is a mean over these.
-        episode: the name of an episode.
-        score: the name of an episode's return.
-        drawn: what is said before the score of a rollout, whose actions are always sampled.
-        evaluation: the name of an evaluation.
-        mode: how a policy is played in one, unless its actions are sampled.
-        digits: significant digits of a printed score.
-        plays: episodes (responses) of ``klrl evaluate`` by default.
-        functions: method below -> "module:function".
-    """
+    """The terms and the functions of a domain."""
 
     name: str
-    axis: str
-    unit: str
-    episode: str
-    score: str
-    drawn: str
-    evaluation: str
-    mode: str
-    digits: int
-    plays: int
+    axis: str  # the metric on the x-axis of all others, which ``frames`` counts
+    unit: str  # a mean KL is a mean over these
+    episode: str  # what an episode is called
+    score: str  # what its return is called
+    drawn: str  # said before the score of a rollout, whose actions are always sampled
+    evaluation: str  # what an evaluation is called
+    mode: str  # how a policy is played in one, unless its actions are sampled
+    digits: int  # significant digits of a printed score
+    plays: int  # episodes (responses) of ``klrl evaluate`` by default
+    #: Method below -> "module:function".
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property

@@ -13,7 +13,7 @@ from klrl.doctor.lines import Line, off, table
 
 
 def every_line() -> Iterator[Line]:
-    """All lines, in the order of the tables."""
+    """All lines of klrl's own, in the order of the tables."""
     return chain(
         estimates.value_lines(),
         estimates.gradient_lines(),
@@ -25,12 +25,11 @@ def every_line() -> Iterator[Line]:
         divergences.divergence_lines(),
         rules.controller_lines(),
         rules.beta_lines(),
-        upstream.upstream_lines(),
     )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     lines = list(every_line())
-    print(table(lines))
+    print(table([*lines, *upstream.upstream_lines()]))
     sys.exit(bool(off(lines)))

@@ -1,6 +1,6 @@
 """The known faults of the installed TorchRL: 1 = there, 0 = gone.
 
-Lines here never fail the doctor: they show which of klrl's workarounds are still needed.
+Lines here fail nothing: they show which of klrl's workarounds are still needed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,22 @@ from torchrl.objectives import KLPENPPOLoss
 from klrl.doctor.lines import Line
 
 
-def upstream_lines() -> Iterator[Line]:
+class Fault(Line):
+    """A fault of TorchRL; one that is not as known was fixed."""
+
+    @property
+    def verdict(self) -> str:
+        return "as known" if self.ok else "changed"
+
+
+def upstream_lines() -> Iterator[Fault]:
     """One line per fault, checked by running the library."""
     section, source = "Known faults of this install's TorchRL: 1 = there", "found by running"
     for name, check in _FAULTS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             present = float(check())
-        yield Line(section, name, 1.0, present, 0.0, source, own=False)
+        yield Fault(section, name, 1.0, present, 0.0, source)
 
 
 def _no_control_transform() -> bool:

@@ -39,7 +39,7 @@ def trust(run: str | Path) -> None:
 
 
 def trusted(run: Path) -> bool:
-    """Whether :func:`trust` was told of it."""
+    """Whether :func:`trust` has been called with it."""
     return str(run.resolve()) in os.environ.get(_TRUSTED, "").splitlines()
 
 
@@ -65,9 +65,7 @@ def compiling() -> Iterator[None]:
 
     By itself it loads libraries from ``$TMPDIR/torchinductor_USER``, which anybody may have made:
     so says the variable that torch sets when it is imported. Its headers are there in any case.
-
-    Raises:
-        Untrusted, OSError: as :func:`private_folder`.
+    Errors as of :func:`private_folder`.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -88,11 +86,9 @@ def compiling() -> Iterator[None]:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the SHA-256 that :func:`check_digest` asks for; both files become this user's alone.
+    """Write the SHA-256 of a file at ``contents`` that will be moved to ``path``.
 
-    Args:
-        path: where the file will lie.
-        contents: where it lies now.
+    Both files become this user's alone.
     """
     with replacing(_digest_path(path)) as partial:
         with writing(partial) as file:

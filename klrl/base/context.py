@@ -24,7 +24,7 @@ def context_of(config: Any) -> int | None:
 
     With longrope (Ding et al. 2024, arXiv:2402.13753) these are the positions before extension:
     ``transformers`` turns all positions of a batch in another way as soon as one of its rows is
-    longer, so that a sequence's log-probs would depend on the rows beside it.
+    longer, so that a sequence's log-probs would depend on the other rows.
     """
     return _limit(config)[1]
 

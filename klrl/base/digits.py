@@ -11,12 +11,9 @@ _LONGEST = 5
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """A number as text; large ones in full (1.2346e+05 is hard to read), zero without a sign.
+    """A number of so many significant digits (0: a whole number), zero without a sign.
 
-    Args:
-        value: any number.
-        digits: significant digits; 0 for whole numbers.
-        signed: with a plus if it is above 0.
+    Large ones are written in full: 1.2346e+05 is hard to read.
     """
     plus = "+" if signed else ""
     in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
@@ -27,10 +24,7 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
 def mean_and_error(value: float, error: float | None, digits: int) -> str:
     """A mean and its standard error, rounded to the second digit of the error: ``-152.7 +- 9.9``.
 
-    Args:
-        value: the mean.
-        error: None if it is unknown: the mean alone.
-        digits: significant digits of a mean without an error that could round it.
+    ``digits``: significant digits of a mean whose error is unknown (None), or cannot round it.
     """
     if error is None:
         return number(value, digits)

@@ -3,7 +3,8 @@
 import traceback
 from pathlib import Path
 
-_KLRL = Path(__file__).parents[1]
+#: klrl's files, and the standard library's.
+_NOT_USERS = (Path(__file__).parents[1], Path(traceback.__file__).parent)
 
 
 class ConfigError(ValueError):
@@ -61,9 +62,6 @@ class Interrupted(BaseException):
     """The run was asked to stop by a signal, wrote its checkpoint and ended cleanly.
 
     Not an ``Exception``, so that a sweep does not start its next job.
-
-    Args:
-        signum: the signal's number; the exit code is 128 + signum.
     """
 
     def __init__(self, signum: int) -> None:
@@ -91,16 +89,11 @@ def with_line(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<")
         and "site-packages" not in frame.filename
-        and not _of_python(Path(frame.filename))
+        and not any(Path(frame.filename).is_relative_to(each) for each in _NOT_USERS)
     ]
     if not users:
         return in_one_line(error)
     return f"{in_one_line(error)} (line {users[-1].lineno} of {Path(users[-1].filename).name})"
-
-
-def _of_python(file: Path) -> bool:
-    """Whether a file is klrl's or the standard library's."""
-    return file.is_relative_to(_KLRL) or file.is_relative_to(Path(traceback.__file__).parent)
 
 
 def last_line(error: BaseException | None) -> str:

@@ -22,10 +22,7 @@ from klrl.base.errors import ConfigError
 
 
 def expanded(path: str | Path) -> Path:
-    """A path with a leading ``~`` or ``~user`` as that home folder.
-
-    It stays as it stands where there is no such user, as in a shell: there is no such folder then.
-    """
+    """A path with a leading ``~`` or ``~user`` as that home; unchanged without such a user."""
     # Path.expanduser raises RuntimeError for an unknown user.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
@@ -68,7 +65,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Replace a file, or make a folder, that several processes may be writing.
 
     Yields:
-        The path to write to, in a temporary folder beside ``path``; on leaving it is renamed to
+        The path to write to, in a temporary folder next to ``path``; on leaving it is renamed to
         ``path``. If writing fails, nothing is left. An existing folder is not replaced.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
@@ -100,14 +97,7 @@ def to_update(path: Path) -> BinaryIO:
 
 
 def in_place(path: Path, flags: int) -> int:
-    """Open a file that keeps what it holds; made if it is missing.
-
-    Args:
-        path: the file.
-        flags: of ``os.open``.
-
-    Returns:
-        The descriptor.
+    """The descriptor of a file that keeps what it holds; made if it is missing.
 
     Raises:
         ConfigError: it is a link, or no plain file.
@@ -125,27 +115,14 @@ def in_place(path: Path, flags: int) -> int:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder that klrl names, below one that the user named, or take the one that is there.
-
-    Raises:
-        ConfigError: it is a link.
-        OSError: it cannot be made.
-    """
+    """Make a folder that klrl names, below one that the user named; refuse a link."""
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def refuse_link(path: Path, told: str = "") -> None:
-    """Refuse to write through a link.
-
-    Args:
-        path: a file or folder, which may be missing.
-        told: what the message calls it; default: its path, and a colon.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Refuse to write through a link; ``told``: what the message calls it."""
     if path.is_symlink():
         raise ConfigError(
             f"{told or f'{path}:'} is a link, and what it leads to would be overwritten; put a "

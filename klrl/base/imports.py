@@ -52,9 +52,6 @@ def import_users(setting: str, module: str, folder: str | None = None) -> Module
         setting: what names it, with its value, for the error: ``env.reward=mine:score``.
         module: its name.
         folder: searched last, as the one where a run found it.
-
-    Raises:
-        ConfigError: the import fails.
     """
     # Unlike python -m, the console script does not search the current folder.
     for each in (str(Path.cwd()), folder):
@@ -71,15 +68,7 @@ def import_users(setting: str, module: str, folder: str | None = None) -> Module
 
 
 def import_named(setting: str, source: str) -> ModuleType:
-    """A module of the user's by its name or its file: ``package.module`` or ``path/file.py``.
-
-    Args:
-        setting: what names it, with its value, for the error.
-        source: the name, or the file.
-
-    Raises:
-        ConfigError: no such file, or the import fails.
-    """
+    """A module of the user's by its name or its file: ``package.module`` or ``path/file.py``."""
     if not source.endswith(".py"):
         return import_users(setting, source)
     path = Path(source).resolve()

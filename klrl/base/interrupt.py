@@ -34,18 +34,15 @@ def stop_signals(handler: Handler) -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for each in (*_URGENT, *_NOTICES):
-            if each in _URGENT or _is_free(signal.getsignal(each)):
+            handled = signal.getsignal(each)
+            ours = str(getattr(handled, "__module__", "")).startswith("klrl.")
+            if each in _URGENT or handled is signal.SIG_DFL or ours:
                 before[each] = signal.signal(each, handler)
     try:
         yield
     finally:
-        for signum, handled in before.items():
-            signal.signal(signum, handled)
-
-
-def _is_free(handler: Any) -> bool:
-    own = str(getattr(handler, "__module__", "")).startswith("klrl.")
-    return handler is signal.SIG_DFL or own
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
@@ -62,13 +59,10 @@ class StopRequest:
 
     The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters are
     consistent. Outside the main thread use :meth:`request`.
-
-    Attributes:
-        signum: the signal that came; None before.
     """
 
     def __init__(self) -> None:
-        self.signum: int | None = None
+        self.signum: int | None = None  # the signal that came
 
     def __enter__(self) -> StopRequest:
         self._signals = stop_signals(self._ask)

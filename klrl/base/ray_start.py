@@ -18,13 +18,9 @@ from klrl.base.errors import ConfigError, WorkerError, last_line
 
 
 def start_ray(address: str | None = None, **options: Any) -> Any:
-    """Import Ray; join a cluster, or start Ray on this machine if it is not running.
+    """Import Ray; join the cluster at ``address`` or ``RAY_ADDRESS``, or start a local Ray.
 
-    A local Ray listens on loopback only, without a dashboard.
-
-    Args:
-        address: of a cluster to join; default ``RAY_ADDRESS``; without either Ray is local.
-        **options: more arguments of ``ray.init``.
+    A local Ray listens on loopback only, without a dashboard. ``options`` go to ``ray.init``.
 
     Raises:
         ImportError: Ray is not installed.
@@ -58,15 +54,7 @@ def start_ray(address: str | None = None, **options: Any) -> Any:
 
 
 def check_address(address: str | None, setting: str) -> None:
-    """Refuse a cluster that does not answer.
-
-    Args:
-        address: None, empty or ``auto``: nothing is asked.
-        setting: where it was given, for the message.
-
-    Raises:
-        ConfigError: the address is malformed or nothing answers there.
-    """
+    """Refuse a cluster that does not answer; None, empty and ``auto`` name none."""
     if address in (None, "", "auto"):
         return
     host, _, port = address.rpartition(":")
@@ -88,15 +76,10 @@ def quiet_ray(setting: str, address: str | None = None, **options: Any) -> Itera
     """Ray, started or joined as by :func:`start_ray`, without a word of its own; left at the end.
 
     Ray prints a paragraph about each process or machine that dies, and has no setting against that;
-    klrl tells what was lost.
-
-    Args:
-        setting: that chose Ray, for the message.
-        address: of a cluster.
-        **options: more arguments of ``ray.init``.
+    klrl reports what was lost.
 
     Raises:
-        WorkerError: Ray does not start, or the cluster cannot be joined.
+        WorkerError: Ray does not start, or the cluster cannot be joined; ``setting`` begins it.
     """
     # The first error of several processes is raised; Ray would print those of the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
@@ -156,13 +139,7 @@ def machines(ray: Any) -> int:
 
 
 def room(ray: Any, cpus: float, gpus: float = 0) -> int:
-    """How many processes the living machines of a cluster can hold together, busy or not.
-
-    Args:
-        ray: started or joined.
-        cpus: that Ray sets aside for each, on one machine.
-        gpus: likewise.
-    """
+    """How many processes of so many CPUs and GPUs the living machines can hold, busy or not."""
     return sum(
         min(
             int(node["Resources"].get(kind, 0) / each + 1e-9)
@@ -175,12 +152,7 @@ def room(ray: Any, cpus: float, gpus: float = 0) -> int:
 
 
 class Shortage:
-    """Tells that processes find no CPUs, and when that has lasted too long.
-
-    Args:
-        limit: seconds that it may last.
-        say: takes a line when it begins.
-    """
+    """Reports by ``say`` that processes find no CPUs, and whether it lasts ``limit`` seconds."""
 
     def __init__(self, limit: float, say: Callable[[str], object]) -> None:
         self._limit, self._say = limit, say
@@ -207,12 +179,9 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _keep_to_loopback() -> None:
-    """Stop Ray 2.60 from replacing a loopback address by the machine's own.
-
-    The variable is for Ray's processes. This process read it when TorchRL imported ray, so here the
-    constant is set too.
-    """
+    """Stop Ray 2.60 from replacing a loopback address by the machine's own."""
     from ray._private import ray_constants
 
+    # The variable is for Ray's processes; this one read it when TorchRL imported ray.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

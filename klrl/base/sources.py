@@ -25,18 +25,13 @@ _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
 
 @dataclass(frozen=True)
 class Source:
-    """Where a module comes from.
+    """Where a module comes from."""
 
-    Attributes:
-        folder: that holds its top-level module or package.
-        digest: twelve hexadecimal digits over its files; None for a package from an index, and for
-            one that klrl asks for: its version says what it is.
-        version: of the distribution that it belongs to; None without one.
-    """
-
-    folder: str
+    folder: str  # that holds its top-level module or package
+    #: Twelve hexadecimal digits over its files; None for a package from an index, and for one that
+    #: klrl asks for: its version says what it is.
     digest: str | None
-    version: str | None
+    version: str | None  # of the distribution that it belongs to
 
 
 def source_of(module: str, folders: Sequence[str] = ()) -> Source:
@@ -101,13 +96,11 @@ def _installed(place: Path) -> bool:
 
 
 def _known(top: str, place: Path) -> bool:
-    """Whether a version says what a package is: Python's own, klrl's requirements, an index's.
-
-    pip notes in ``direct_url.json`` where another one came from: a folder, a file, a repository.
-    """
+    """Whether a version says what a package is: Python's own, klrl's requirements, an index's."""
     if top in asked_for() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
+    # pip notes there that it comes from a folder, a file or a repository.
     return found is not None and not found.read_text("direct_url.json")
 
 

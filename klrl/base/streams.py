@@ -12,18 +12,12 @@ from typing import Any, TextIO
 class LastingStream:
     """A text stream that drops what it cannot write, and says so once on stderr.
 
-    Args:
-        stream: the one to write to; after its first error its descriptor leads to the null device,
-            for Python flushes it again at exit.
-        name: ``stdout`` or ``stderr``.
-
-    Attributes:
-        error: the first error; None while the stream works.
+    After its first error its descriptor leads to the null device: Python flushes it at exit.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
-        self.error: OSError | None = None
+        self.error: OSError | None = None  # the first
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -60,11 +54,7 @@ def to_null(stream: TextIO) -> None:
 
 @contextmanager
 def lasting(name: str) -> Iterator[None]:
-    """Let ``sys.stdout`` or ``sys.stderr`` outlive its reader.
-
-    Args:
-        name: ``stdout`` or ``stderr``.
-    """
+    """Let ``stdout`` or ``stderr`` outlive its reader."""
     before = getattr(sys, name)
     setattr(sys, name, LastingStream(before, name))
     try:

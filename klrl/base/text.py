@@ -47,8 +47,12 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         right: the columns that are right-aligned, counted from 0.
         indent: spaces before each line.
     """
+
+    def printable(cell: str) -> str:
+        return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
+
     count = max(map(len, rows), default=0)
-    filled = [[*map(_printable, row), *[""] * (count - len(row))] for row in rows]
+    filled = [[*map(printable, row), *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in filled) for i in range(count)]
     return "\n".join(
         " " * indent
@@ -58,10 +62,6 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         ).rstrip()
         for row in filled
     )
-
-
-def _printable(cell: str) -> str:
-    return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
 
 
 def _fitting(text: str, width: int) -> str:
@@ -77,18 +77,13 @@ def _fitting(text: str, width: int) -> str:
 class LiveLine:
     """The last line of a stream; replaced on a terminal and in a notebook, elsewhere a new line.
 
-    Args:
-        stream: where to write.
-        every: seconds between the lines of :meth:`show` where a line cannot be replaced.
-
-    Attributes:
-        live: whether the stream can replace a line.
+    ``every``: seconds between the lines of :meth:`show` where a line cannot be replaced.
     """
 
     def __init__(self, stream: TextIO, every: float = 0.0) -> None:
         self._stream = stream
         self._notebook = type(stream).__module__.startswith("ipykernel")
-        self.live = self._notebook or stream.isatty()
+        self.live = self._notebook or stream.isatty()  # whether it can replace a line
         self._pause = (_NOTEBOOK_SECONDS if self._notebook else 0.0) if self.live else every
         self._shown = self._latest = ""
         self._last = time.monotonic()
@@ -109,13 +104,11 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Write a line that stays; the live line follows it."""
-        self._stream.write(self._clear() + text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
 
     def clear(self) -> None:
         """Remove the live line."""
-        self._stream.write(self._clear())
-        self._stream.flush()
+        self._write("")
 
     def end(self) -> None:
         """Write the last text, if it was skipped, and continue on the next line."""
@@ -131,13 +124,13 @@ class LiveLine:
         if self.live and not self._notebook:
             # A wrapped line could not be replaced.
             text = _fitting(text, shutil.get_terminal_size().columns - 1)
-        self._stream.write(self._clear() + text + "\n" * (not self.live))
-        self._stream.flush()
+        self._write(text + "\n" * (not self.live))
         self._shown = self._latest
 
-    def _clear(self) -> str:
-        """The text that removes the line: a terminal's control code, or spaces over it."""
-        if not self.live:
-            return ""
-        before, self._shown = self._shown, ""
-        return f"\r{' ' * len(before)}\r" if self._notebook else "\r\x1b[2K"
+    def _write(self, text: str) -> None:
+        """Write in place of the line, which a control code removes, or spaces over it."""
+        if self.live:
+            text = (f"\r{' ' * len(self._shown)}\r" if self._notebook else "\r\x1b[2K") + text
+            self._shown = ""
+        self._stream.write(text)
+        self._stream.flush()

@@ -14,10 +14,6 @@ class TookTooLong(Exception):
 def within(timeout: float | None, call: Callable[[], Any]) -> Any:
     """Call, and return or raise what the call does. With a limit it runs on a thread of its own.
 
-    Args:
-        timeout: seconds; None sets no limit.
-        call: what may hang.
-
     Raises:
         TookTooLong: it took more than ``timeout`` seconds; its thread is left behind.
     """

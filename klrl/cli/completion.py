@@ -32,11 +32,7 @@ _USUAL = {"device": ("auto", "cpu", "cuda")}
 
 
 def completion_command(argv: list[str]) -> int:
-    """Print a shell's script, or the completions of a query.
-
-    Raises:
-        ConfigError: the shell is neither bash nor zsh.
-    """
+    """Print a shell's script, or the completions of a query."""
     if argv[:1] == ["query"]:
         words = argv[2:] if argv[1:2] == ["--"] else argv[1:]
         print("\n".join(candidates(words or [""])))
@@ -52,13 +48,9 @@ def completion_command(argv: list[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """The completions of the last word; where there are none, the shell offers files.
+    """The completions of the last of the words behind ``klrl``, sorted.
 
-    Args:
-        words: those behind ``klrl``, up to the cursor.
-
-    Returns:
-        Whole words, sorted. One that ends in ``=`` or ``.`` can be completed further.
+    One that ends in ``=`` or ``.`` can be completed further; without any the shell offers files.
     """
     *before, current = words
     if before and before[0] in COMMANDS:

@@ -8,11 +8,7 @@ from klrl.cli.wrapper import Parser, execute
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; returns the exit code, 0 whether they differ or not.
-
-    Raises:
-        ConfigError: a folder holds no readable run.
-    """
+    """Print what differs between two runs; returns 0 whether they differ or not."""
     args = parser().parse_args(argv)
 
     if args.bits:
@@ -33,11 +29,10 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
-    parser.add_argument(
+    parser.add_flag(
         "--bits",
-        action="store_true",
-        help="the first iteration and metric that are not equal to the bit, times aside; and "
-        "whether the last checkpoints' parameters are",
+        "the first iteration and metric that are not equal to the bit, times aside; and whether "
+        "the last checkpoints' parameters are",
     )
     return parser
 

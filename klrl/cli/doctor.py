@@ -14,35 +14,29 @@ from klrl.cli.wrapper import DONE, FAILED, Parser, execute
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Run every check and print the tables; returns 1 if one of klrl's own numbers is off.
-
-    With ``--loss``: returns 1 if the loss has not the true gradient.
-
-    Raises:
-        ConfigError: a wrong argument, or a loss that cannot be examined.
-        LossError: the loss raises.
-    """
+    """Print the tables, or the verdict on ``--loss``; returns 1 if something is off."""
     args = parser().parse_args(argv)
     if args.loss is not None:
         return _examine_loss(args)
-    _refuse_without_loss(args)
+    given = {f"--{name}": getattr(args, name) for name in ("actor", "placement", "seeds")}
+    words = [f"{name} {value}" for name, value in given.items() if value is not None]
+    for word in (*words, *args.settings):
+        raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
 
     from klrl.doctor import examine
     from klrl.doctor.lines import off, table
 
     lines = examine(parity_only=args.parity)
+    wrong = off(lines)
     if args.json:
         rows = [{**asdict(line), "ok": line.ok, "verdict": line.verdict} for line in lines]
         print(json.dumps(rows, indent=1))
     else:
-        print(table(lines))
-    wrong = off(lines)
+        told = "" if wrong else f"\n\n{len(lines)} lines of klrl's own, all within tolerance"
+        print(f"{table(lines)}{told}")
     if wrong:
         print(f"\n{len(wrong)} of klrl's own lines are off", file=sys.stderr)
-        return FAILED
-    if not args.json:
-        print(f"\n{sum(line.own for line in lines)} lines of klrl's own, all within tolerance")
-    return DONE
+    return FAILED if wrong else DONE
 
 
 def _examine_loss(args: Namespace) -> int:
@@ -51,7 +45,7 @@ def _examine_loss(args: Namespace) -> int:
         raise ConfigError("--parity: not with --loss; give one of them")
 
     with redirect_stdout(sys.stderr):
-        from klrl.doctor.loss import examine_loss, report_json, report_text
+        from klrl.doctor.loss import COEF, examine_loss, report_text
         from klrl.doctor.user_code import settings_of
 
         report = examine_loss(
@@ -61,31 +55,23 @@ def _examine_loss(args: Namespace) -> int:
             settings=settings_of(args.settings),
             seeds=100 if args.seeds is None else args.seeds,
         )
-    print(json.dumps(report_json(report), indent=1) if args.json else report_text(report))
+    if args.json:
+        print(json.dumps({**asdict(report), "coef": COEF, "ok": report.ok}, indent=1))
+    else:
+        print(report_text(report))
     return DONE if report.ok else FAILED
-
-
-def _refuse_without_loss(args: Namespace) -> None:
-    given = {f"--{name}": getattr(args, name) for name in ("actor", "placement", "seeds")}
-    words = [f"{name} {value}" for name, value in given.items() if value is not None]
-    for word in (*words, *args.settings):
-        raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
 
 
 def parser() -> Parser:
     """The argument list."""
     parser = Parser(
         prog="klrl doctor",
-        description="Are this machine's KL numbers true? Estimators, gradients, placements, "
-        "controllers and beta rules against enumeration and closed forms. With --loss: does my own "
-        "loss have the gradient of E[return] - coef KL(pi||ref)?",
+        description="Are this machine's KL numbers true? Estimators and their gradients against "
+        "sums over all actions, and kl=legacy against kl=retrieve. With --loss: does my own loss "
+        "have the gradient of E[return] - coef KL(pi||ref)?",
     )
-    parser.add_argument(
-        "--parity",
-        action="store_true",
-        help="only kl=legacy against kl=retrieve, on one trajectory",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_flag("--parity", "only kl=legacy against kl=retrieve, on one trajectory")
+    parser.add_flag("--json", "print JSON instead of tables")
     loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
     loss.add_argument(
         "--loss", metavar="FILE.py:NAME", help="compare its gradient with the true one"
@@ -98,8 +84,8 @@ def parser() -> Parser:
     loss.add_argument(
         "--placement",
         choices=("loss", "split", "reward"),
-        help="where the KL is charged: in the loss (default); rewards charged with the exact KL "
-        "beside it; rewards charged with k1 alone",
+        help="where the KL is charged: in the loss (default); in loss and rewards (the exact KL); "
+        "in the rewards alone (k1)",
     )
     loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")

@@ -12,12 +12,7 @@ from klrl.domains import CONTROL, LANGUAGE
 
 
 def evaluate_command(argv: list[str]) -> int:
-    """Print returns, or rewards, of a run's policy; returns the exit code.
-
-    Raises:
-        ConfigError: no such run or checkpoint, or a task that the policy cannot play.
-        NonFiniteError, RewardError: the evaluation failed.
-    """
+    """Print returns, or rewards, of a run's policy; returns the exit code."""
     args = parser().parse_intermixed_args(argv)
 
     from klrl.config.checks import check_device_name
@@ -40,16 +35,11 @@ def evaluate_command(argv: list[str]) -> int:
     torch.set_num_threads(1)
     if args.video:
         check_film(folder)
-    how = {
-        "sampled": args.sampled,
-        "which": args.checkpoint,
-        "seed": args.seed,
-        "device": args.device,
-    }
+    how = {name: getattr(args, name) for name in ("sampled", "which", "seed", "device")}
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
-    told = [f"{result.told}{task} ({args.checkpoint} checkpoint of {escaped(args.run)})"]
+    told = [f"{result.told}{task} ({args.which} checkpoint of {escaped(args.run)})"]
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)
@@ -74,10 +64,8 @@ def parser() -> Parser:
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
-    parser.add_argument(
-        "--sampled", action="store_true", help="sample actions (tokens) as in training"
-    )
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_flag("--sampled", "sample actions (tokens) as in training")
+    parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
     parser.add_argument(
         "--seed",
         type=partial(_at_least, 0),
@@ -85,10 +73,8 @@ def parser() -> Parser:
         help="another seed, another set of start states (default 0)",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
-    parser.add_argument(
-        "--video", action="store_true", help="film the first episode: RUN/videos, and the loggers"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")
+    parser.add_flag("--json", "print one JSON object")
     return parser
 
 

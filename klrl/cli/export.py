@@ -11,29 +11,18 @@ from klrl.cli.wrapper import Parser
 
 
 def export_command(argv: list[str]) -> int:
-    """Write a policy; returns the exit code.
-
-    Raises:
-        ConfigError: no such run or checkpoint, a control run, or a folder that exists or cannot be.
-        OSError: the folder cannot be written.
-    """
+    """Write a policy; returns the exit code."""
     args = parser().parse_args(argv)
     check_language_run(args.run)
 
     from klrl.language.export import export_run
 
-    folder = _new_folder(args.folder)
-    how = {"which": args.which, "merge": args.merge, "model": args.model}
-    print(export_run(args.run, folder, **how))
+    folder = expanded(args.folder)
+    if args.folder.startswith("~") and folder == Path(args.folder):
+        # Nobody wants a folder that is called ~user.
+        raise ConfigError(f"FOLDER={args.folder}: no such user; give another")
+    print(export_run(args.run, folder, which=args.which, merge=args.merge, model=args.model))
     return 0
-
-
-def _new_folder(given: str) -> Path:
-    """FOLDER, whose ``~user`` must be someone: a folder called ``~user`` is nobody's wish."""
-    folder = expanded(given)
-    if given.startswith("~") and folder == Path(given):
-        raise ConfigError(f"FOLDER={given}: no such user; give another")
-    return folder
 
 
 def parser() -> Parser:
@@ -45,7 +34,7 @@ def parser() -> Parser:
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("folder", metavar="FOLDER", help="where to write; it must not exist")
-    parser.add_argument("--merge", action="store_true", help="add the adapters to the weights")
+    parser.add_flag("--merge", "add the adapters to the weights")
     parser.add_argument("--which", choices=("last", "best"), default="last", help="the checkpoint")
     add_model(parser)
     return parser

@@ -11,11 +11,7 @@ from klrl.runs.resume import stored_config
 
 
 def check_language_run(run: str) -> None:
-    """Refuse a run of no language policy, before torch and transformers are imported.
-
-    Raises:
-        ConfigError: no such run, a control run, or the extra ``language`` is not installed.
-    """
+    """Refuse a run of no language policy, before torch and transformers are imported."""
     config = stored_config(find_run(run, "RUN"))
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"RUN={run}: is a control run; give a language run")

@@ -18,11 +18,7 @@ from klrl.runs.metrics import metric_of
 
 
 def ls_command(argv: list[str]) -> int:
-    """Print a line for each run and each sweep of a folder; returns the exit code.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Print a line for each run and each sweep of a folder; returns the exit code."""
     args = parser().parse_args(argv)
     folder = expanded(args.folder)
     listed = entries(folder)
@@ -44,7 +40,7 @@ def parser() -> Parser:
     parser.add_argument(
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="default: outputs"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    parser.add_flag("--json", "print one JSON list")
     return parser
 
 
@@ -59,12 +55,18 @@ def _table(listed: Sequence[Entry], folder: Path) -> str:
 
 def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
     """A line of the table."""
-    name = entry.path.name if entry.path == folder else str(entry.path.relative_to(folder))
+    progress = percent = ""
+    if entry.unit:
+        total = "" if entry.total is None else f"/{entry.total:,}"
+        progress = f"{entry.done:,}{total} {entry.unit}"
+    if entry.unit and entry.total:
+        # Rounded down: only a finished entry shows 100. The last rollout may overshoot.
+        percent = f"{min(100 * entry.done // entry.total, 100)}%"
     return [
-        name,
+        entry.path.name if entry.path == folder else str(entry.path.relative_to(folder)),
         entry.state,
-        _progress(entry),
-        f"{_percent(entry)}%" if entry.unit and entry.total else "",
+        progress,
+        percent,
         _scored(entry.score, entry.error, entry.domain),
         *[_scored(entry.best, entry.best_error, entry.domain)] * best,
         "" if entry.kl is None else metric_of("kl/ref/exact", entry.domain).show(entry.kl),
@@ -75,19 +77,6 @@ def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
 
 def _scored(value: float | None, error: float | None, domain: Domain) -> str:
     return "" if value is None else mean_and_error(value, error, domain.digits)
-
-
-def _progress(entry: Entry) -> str:
-    if not entry.unit:
-        return ""
-    total = "" if entry.total is None else f"/{entry.total:,}"
-    return f"{entry.done:,}{total} {entry.unit}"
-
-
-def _percent(entry: Entry) -> int:
-    """Rounded down, so that only a finished entry shows 100; the last rollout may overshoot."""
-    assert entry.total
-    return min(100 * entry.done // entry.total, 100)
 
 
 def _local(started: str | None) -> str:

@@ -31,15 +31,9 @@ COMMANDS = {
     "completion": "a script that completes words in bash or zsh",
 }
 
-_PACKAGES = ("torch", "torchrl", "hydra-core")
-
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """The command line; exits with 0, 1, 2, 130 or 143 as docs/runs.md says.
-
-    Args:
-        argv: its arguments; None: those of this process.
-    """
+    """The command line; exits with 0, 1, 2, 130 or 143 as docs/runs.md says."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
     shown = "klrl" if name in ("", "run") else f"klrl {name}"
@@ -65,16 +59,11 @@ def _unnamed(argv: list[str]) -> int:
 
 
 def _print_versions(argv: list[str]) -> int:
-    print(versions())
-    return DONE
-
-
-def versions() -> str:
     """The versions of klrl and of the packages that its numbers depend on; imports none."""
-    lines = [f"klrl {__version__}"]
-    for package in _PACKAGES:
+    print(f"klrl {__version__}")
+    for package in ("torch", "torchrl", "hydra-core"):
         try:
-            lines.append(f"{package.removesuffix('-core')} {version(package)}")
+            print(package.removesuffix("-core"), version(package))
         except PackageNotFoundError:
-            lines.append(f"{package} is not installed")
-    return "\n".join(lines)
+            print(f"{package} is not installed")
+    return DONE

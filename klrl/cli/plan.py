@@ -17,11 +17,7 @@ prints jobs, frames, speed, time and memory. Nothing is written.
 
 
 def plan_command(argv: list[str]) -> int:
-    """Print the cost of jobs; returns the exit code.
-
-    Raises:
-        ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
-    """
+    """Print the cost of jobs; returns the exit code."""
     from klrl.config.compose import parse_args
 
     args = parse_args(argv)

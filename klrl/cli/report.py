@@ -12,12 +12,7 @@ from klrl.cli.wrapper import Parser, execute
 
 
 def report_command(argv: list[str]) -> int:
-    """Write a report; returns the exit code.
-
-    Raises:
-        ConfigError: no run can be read, a normalisation is wrong or lacks a task, or the report
-            cannot be written.
-    """
+    """Write a report; returns the exit code."""
     args = parser().parse_args(argv)
 
     from klrl.report.aggregate import parse_scale
@@ -47,9 +42,7 @@ def parser() -> Parser:
     parser.add_argument(
         "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
     )
-    parser.add_argument(
-        "--unfinished", action="store_true", help="count running and interrupted runs too"
-    )
+    parser.add_flag("--unfinished", "count running and interrupted runs too")
     parser.add_argument(
         "--failed",
         choices=("last", "worst", "drop"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
@@ -26,13 +26,7 @@ from klrl.runs.start import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:
-    """Train, sweep, resume a run, or print settings; returns the exit code.
-
-    Raises:
-        ConfigError: an override or a job is refused; nothing was written.
-        NonFiniteError, RewardError, WorkerError: a run failed.
-        Interrupted: a signal came.
-    """
+    """Train, sweep, resume a run, or print settings; returns the exit code."""
     args = parse_args(argv)
     register_schemas()
     if args.help:
@@ -68,7 +62,13 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     if args.cfg:
         job_config(overrides, args.config_dir, args.config_name)
-    _hydra_main([*args.flags, *args.overrides], lambda cfg: None)
+    before = sys.argv
+    sys.argv = [before[0], *args.flags, *args.overrides]
+    where = {"config_path": str(conf_dir().resolve()), "config_name": "config"}
+    try:
+        hydra.main(version_base="1.3", **where)(lambda cfg: None)()
+    finally:
+        sys.argv = before
     return 0
 
 
@@ -76,20 +76,6 @@ def _given(key: str, overrides: Sequence[str]) -> str | None:
     """The value of an override that klrl reads itself; None where it is not given."""
     given = [value_of(each) for each in overrides if key_of(each) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
-
-
-def _hydra_main(argv: list[str], task: Callable[[DictConfig], None]) -> None:
-    before = sys.argv
-    sys.argv = [before[0], *argv]
-    try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name="config")(
-            task
-        )()
-    finally:
-        sys.argv = before
-
-
-# ----------------------------------------------------------------------------------------- jobs
 
 
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
@@ -105,11 +91,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
 
 
 def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
-    """``hydra.run.dir``; it may hold settings and the time, as ``${env.id}_${now:%H%M}``.
-
-    Raises:
-        ConfigError: it names a setting that the job does not have.
-    """
+    """``hydra.run.dir``; it may hold settings and the time, as ``${env.id}_${now:%H%M}``."""
     given = _given("hydra.run.dir", overrides)
     if given is None or "${" not in given:
         return given
@@ -120,11 +102,7 @@ def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
 
 
 def _job_overrides(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a single job; of Hydra's own it may have ``hydra.run.dir``, left out here.
-
-    Raises:
-        ConfigError: an override that only a sweep, or only Hydra's own runner, reads.
-    """
+    """The overrides of a single job, without ``hydra.run.dir``, the one of Hydra's it may have."""
     job = []
     for override in overrides:
         key = key_of(override)

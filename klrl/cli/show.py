@@ -20,9 +20,9 @@ from klrl.config.checks import NoValueError
 from klrl.config.compose import compose, job_config, keys
 from klrl.config.own import help_of, own_parts
 
-#: Settings of ``env=gym`` that an environment of the user's own has others for.
+#: Settings of ``env=gym`` that a custom environment has others for.
 _OF_GYM = ("id", "kwargs")
-#: What klrl notes of a part of the user's own, which no YAML describes.
+#: What klrl notes of a custom part, which no YAML describes.
 _FOUND = {
     "source": "a digest over its local files, part of the job's identity; klrl's to set",
     "version": "of its distribution, where it has one; klrl's to set",
@@ -32,15 +32,9 @@ _GLOBAL = ""
 
 
 def show_job(overrides: list[str], args: argparse.Namespace) -> str:
-    """The text that ``--cfg job`` prints.
+    """The text that ``--cfg job`` prints; a job that only lacks values has ``???`` in their place.
 
-    Args:
-        overrides: the job's.
-        args: Hydra's flags: ``config_dir``, ``config_name``, ``package``, ``resolve``.
-
-    Raises:
-        ConfigError: the job is refused, or does not have the part that ``--package`` names. One
-            that only lacks values is shown with ``???`` in their place.
+    Of ``args`` it reads Hydra's flags ``config_dir``, ``config_name``, ``package``, ``resolve``.
     """
     config = None
     with suppress(NoValueError):
@@ -82,10 +76,15 @@ def comments(
     given = keys(overrides)
     notes: dict[str, str] = {}
     for path, package in _files(overrides, config_dir, config_name):
-        for key, note in _noted(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for key, line, end in _places(yaml.compose(text, yaml.SafeLoader)):
+            note = lines[line][end:].strip()
+            if not note.startswith("#") or key.split(".")[0] in ("defaults", "hydra"):
+                continue
             dotted = f"{package}.{key}" if package else key
             if not (package == _GLOBAL and dotted in given and dotted in notes):
-                notes[dotted] = note
+                notes[dotted] = note.lstrip("# ")
     return notes
 
 
@@ -108,16 +107,6 @@ def _files(
             yield path, each.package or _GLOBAL
 
 
-def _noted(text: str) -> Iterator[tuple[str, str]]:
-    """Each setting of a YAML that has a comment on its line, with the comment."""
-    lines = text.splitlines()
-    root = yaml.compose(text, yaml.SafeLoader)
-    for key, line, end in _places(root):
-        rest = lines[line][end:].strip()
-        if rest.startswith("#") and key.split(".")[0] not in ("defaults", "hydra"):
-            yield key, rest.lstrip("# ")
-
-
 def annotated(text: str, notes: dict[str, str]) -> str:
     """A YAML of :func:`OmegaConf.to_yaml` with each comment added to its setting's line."""
     lines = text.splitlines()
@@ -129,16 +118,13 @@ def annotated(text: str, notes: dict[str, str]) -> str:
 
 
 def _places(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    """Each setting of a YAML with the line and column after which its comment goes.
-
-    A text over several lines has none. The comment after ``actor: {init_std: 0.5}`` belongs to
-    ``actor.init_std``.
-    """
+    """Each setting of a YAML with the line and column after which its comment goes."""
     if not isinstance(node, yaml.MappingNode):
         return
     for name, value in node.value:
         key, line = f"{prefix}{name.value}", name.start_mark.line
         if value.end_mark.line == line:
+            # The comment after actor: {init_std: 0.5} belongs to actor.init_std.
             leaves = list(_leaves(value, key))
             yield (leaves[0] if len(leaves) == 1 else key), line, value.end_mark.column
         elif isinstance(value, yaml.CollectionNode) and not value.flow_style:

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print how far the record is off; returns 1 if that is beyond the bounds.
-
-    Raises:
-        ConfigError: no such run, a control run, or nothing that can be verified.
-    """
+    """Print how far the record is off; returns 1 if that is beyond the bounds."""
     args = parser().parse_args(argv)
     check_language_run(args.run)
 
@@ -80,7 +76,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
                 "name": each.name,
                 "samples": each.samples,
                 "tokens": each.tokens,
-                # JSON knows no infinity: null beside "ok": false.
+                # JSON knows no infinity: null, next to "ok": false.
                 "max": each.largest if math.isfinite(each.largest) else None,
                 "mean": each.mean if math.isfinite(each.mean) else None,
                 "bounds": dict(zip(("max", "mean"), each.bounds, strict=True)),
@@ -105,5 +101,5 @@ def parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     add_model(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_flag("--json", "print one JSON object")
     return parser

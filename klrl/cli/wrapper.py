@@ -33,12 +33,12 @@ class Parser(argparse.ArgumentParser):
     """An argument list that raises its errors as ConfigError."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse the command line."""
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def add_flag(self, name: str, help: str) -> None:
+        """Add an option that is given or not."""
+        self.add_argument(name, action="store_true", help=help)
 
 
 def run_command(name: str, argv: list[str]) -> int:
@@ -58,15 +58,7 @@ _IMPORTING = ("run", "evaluate", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command; exits the process unless the exit code is 0.
-
-    Args:
-        name: the command, as ``evaluate``.
-        argv: its arguments; None: those of this process.
-
-    Raises:
-        SystemExit: with the exit code, if it is not 0.
-    """
+    """Run a command of this process's arguments; exits the process unless the exit code is 0."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
     if code != DONE:

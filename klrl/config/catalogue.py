@@ -21,19 +21,12 @@ ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the command line.
+    """A setting of the command line."""
 
-    Attributes:
-        key: its dotted key, as ``kl.estimator``.
-        type: the declared type, as ``list[int]``.
-        allowed: its values, where there is a closed list of them.
-        schemas: the schemas of its group that have it; empty outside any group.
-    """
-
-    key: str
-    type: str
-    allowed: tuple[str, ...]
-    schemas: tuple[str, ...] = ()
+    key: str  # as ``kl.estimator``
+    type: str  # as it is declared: ``list[int]``
+    allowed: tuple[str, ...]  # its values, where there is a closed list of them
+    schemas: tuple[str, ...] = ()  # of its group, that have it; empty outside any group
 
     @property
     def group(self) -> str:
@@ -66,10 +59,10 @@ def settings() -> dict[str, Setting]:
             for name, each in _fields(choice.schema):
                 key = f"{group}.{name}"
                 before = by_key[key].schemas if key in by_key else ()
-                by_key[key] = Setting(key, str(each.type), _allowed(each), (*before, schema))
+                by_key[key] = _setting(key, each, (*before, schema))
     for name, each in _fields(RootConfig):
         if name not in GROUPS:
-            by_key[name] = Setting(name, str(each.type), _allowed(each))
+            by_key[name] = _setting(name, each)
     of_choices = {f"{group}.{NAME}" for group in ALL_CHOICES}
     return {key: by_key[key] for key in sorted(by_key) if key not in of_choices}
 
@@ -84,10 +77,9 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield f"{prefix}{each.name}", each
 
 
-def _allowed(each: Field[Any]) -> tuple[str, ...]:
-    if "allowed" in each.metadata:
-        return tuple(each.metadata["allowed"])
-    return ("false", "true") if str(each.type) == "bool" else ()
+def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> Setting:
+    of_bool = ("false", "true") if str(each.type) == "bool" else ()
+    return Setting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
 def readers(setting: Setting, config_dir: str | None = None) -> list[str]:
@@ -131,16 +123,10 @@ def defaults() -> dict[str, str]:
 
 def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
     """A command line's choice of a group: the one given, its experiment's, or the default."""
-    given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
-    if given:
-        return given[-1]
-    return _of_experiment(overrides, config_dir).get(group, defaults().get(group, "?"))
-
-
-def _of_experiment(overrides: Sequence[str], config_dir: str | None) -> dict[str, str]:
-    """The choices that ``experiment=NAME`` makes."""
-    names = [each.split("=", 1)[1] for each in overrides if each.startswith("experiment=")]
-    path = choice_files("experiment", config_dir).get(names[-1]) if names else None
-    if path is None:
-        return {}
-    return dict(re.findall(r"- override /(\w+): (\w+)", path.read_text(encoding="utf-8")))
+    given = dict(each.split("=", 1) for each in overrides if "=" in each)
+    if group in given:
+        return given[group]
+    path = choice_files("experiment", config_dir).get(given.get("experiment", ""))
+    text = path.read_text(encoding="utf-8") if path else ""
+    by_experiment = dict(re.findall(r"- override /(\w+): (\w+)", text))
+    return by_experiment.get(group, defaults().get(group, "?"))

@@ -1,7 +1,7 @@
 """Types and checks a composed config: one typed job, or an error in one line.
 
-No torch in here. A setting's range is declared with its field; ``combinations.py`` lists the
-checks of settings against each other, ``rules/unread.py`` the settings that a job never reads.
+No torch in here. A setting's range is declared with its field; ``rules/`` holds the checks of
+settings against each other, ``rules/unread.py`` the settings that a job never reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from klrl.config import (
     choices_for,
 )
 from klrl.config.choices import ALL_CHOICES, NAME
-from klrl.config.combinations import CHECKS
+from klrl.config.rules import rules_of
 from klrl.config.stored import check_plain
 
 
@@ -39,16 +39,10 @@ class NoValueError(ConfigError):
 
 
 def to_config(cfg: DictConfig) -> JobConfig:
-    """Type and check one composed config; its ``env`` decides the domain.
-
-    Args:
-        cfg: as Hydra composed it, without the ``hydra`` node.
-
-    Returns:
-        The same settings as dataclasses.
+    """Type and check what Hydra composed, without its ``hydra`` node; ``env`` decides the domain.
 
     Raises:
-        ConfigError: a value is missing, out of range, or in conflict with another one.
+        NoValueError: a value is missing.
     """
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
@@ -71,54 +65,31 @@ _NUMBERS = ("frames", "seed", "device", "threads")
 
 
 def check_config(config: JobConfig) -> JobConfig:
-    """Check typed settings that were made or changed in Python.
-
-    Returns:
-        The same settings, with whole floats as ints where the setting is an int.
-
-    Raises:
-        ConfigError: a value has the wrong type, is out of range, or conflicts with another one.
-    """
-    parts: dict[str, Any] = {}
-    for group in GROUPS:
-        value = getattr(config, group)
-        if not isinstance(value, ChoiceConfig):
-            raise ConfigError(f"{group}={value!r}: give the settings of a choice of klrl.config")
-        _check_registered(group, value)
-        parts[group] = _retyped(group, value)
-    if JOBS[_domain(parts)] is not type(config):
-        raise ConfigError(
-            f"env={config.env.name}: belongs to {_domain(parts)}, not to a {type(config).__name__}"
-        )
-    for name, schema in (("eval", EvalConfig), ("checkpoint", CheckpointConfig)):
+    """Check typed settings that were made in Python; whole floats become ints where they must."""
+    schemas: dict[str, type] = dict.fromkeys(GROUPS, ChoiceConfig)
+    schemas |= {"eval": EvalConfig, "checkpoint": CheckpointConfig}
+    for name, schema in schemas.items():
         value = getattr(config, name)
         if not isinstance(value, schema):
-            raise ConfigError(f"{name}={value!r}: give a klrl.config.{schema.__name__}")
-        parts[name] = _retyped(name, value)
-    root = OmegaConf.structured(RootConfig)
-    for name in _NUMBERS:
-        parts[name] = _root_value(name, getattr(config, name), root)
-    checked = type(config)(**parts)
-    _check_together(checked)
+            some = "the settings of a choice of klrl.config"
+            one = some if name in GROUPS else f"a klrl.config.{schema.__name__}"
+            raise ConfigError(f"{name}={value!r}: give {one}")
+    check_plain(f"env={config.env.name}", asdict(config))
+    cfg = OmegaConf.structured(RootConfig)
+    for name in (*schemas, *_NUMBERS):
+        value = getattr(config, name)
+        try:
+            cfg[name] = OmegaConf.structured(value) if name in schemas else value
+        except OmegaConfBaseException as error:
+            below = f".{error.full_key}" if error.full_key else ""
+            key = name + (below if name in schemas else f"={value!r}")
+            raise ConfigError(f"{key}: {first_line(error)}") from error
+    checked = to_config(cfg)
+    if type(checked) is not type(config):
+        raise ConfigError(
+            f"env={config.env.name}: belongs to {checked.domain}, not to a {type(config).__name__}"
+        )
     return checked
-
-
-def _retyped(path: str, value: Any) -> Any:
-    """Settings made in Python, converted by their schema's types as composed ones are."""
-    try:
-        return _object(path, OmegaConf.structured(value))
-    except OmegaConfBaseException as error:
-        key = f"{path}.{error.full_key}" if error.full_key else path
-        raise ConfigError(f"{key}: {first_line(error)}") from error
-
-
-def _root_value(name: str, value: Any, root: DictConfig) -> Any:
-    """:func:`_retyped` for a setting outside any group."""
-    try:
-        root[name] = value
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{name}={value!r}: {first_line(error)}") from error
-    return checked_value(name, root[name], _ROOT[name].metadata)
 
 
 #: env -> the experiment that it is a part of
@@ -126,11 +97,7 @@ _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text
 
 
 def _domain(parts: Mapping[str, Any]) -> str:
-    """The domain of the chosen ``env``, which every other choice must support.
-
-    Raises:
-        ConfigError: a choice does not; names those that do.
-    """
+    """The domain of the chosen ``env``, which every other choice must support."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
     for group in GROUPS:
@@ -145,25 +112,17 @@ def _domain(parts: Mapping[str, Any]) -> str:
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
-    """Type and check some groups of a composed config.
-
-    Raises:
-        ConfigError: a value is missing or out of range.
-    """
+    """Type and check some groups of a composed config."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
-        _check_registered(group, value)
+        schema = choice_of(group, value.name).schema
+        if type(value) is not schema:
+            raise ConfigError(
+                f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, "
+                f"not {schema.__name__}; name the schema of the same choice in its YAML's defaults "
+                "list"
+            )
     return parts
-
-
-def _check_registered(group: str, value: ChoiceConfig) -> None:
-    """Refuse settings of another choice than the one that they name."""
-    schema = choice_of(group, value.name).schema
-    if type(value) is not schema:
-        raise ConfigError(
-            f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, not "
-            f"{schema.__name__}; name the schema of the same choice in its YAML's defaults list"
-        )
 
 
 def _group_node(cfg: DictConfig, group: str) -> DictConfig:
@@ -202,32 +161,24 @@ def _object(path: str, node: DictConfig) -> Any:
 def _check_fields(path: str, value: Any) -> None:
     """Check ranges, of nested settings too; whole floats become ints."""
     for f in fields(value):
-        setting = getattr(value, f.name)
+        key, setting = f"{path}.{f.name}", getattr(value, f.name)
         if str(f.type).startswith("list") and not isinstance(setting, list):
-            # An interpolation, as ${kl}, may stand for anything.
-            raise ConfigError(f"{path}.{f.name}={setting}: give a list")
+            # An interpolation, as ${kl}, may be anything.
+            raise ConfigError(f"{key}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
             home = f.metadata.get("home", "")
-            parts = [
-                _own_part(f"{path}.{f.name}[{i}]", each, home) for i, each in enumerate(setting)
-            ]
+            parts = [_own_part(f"{key}[{i}]", each, home) for i, each in enumerate(setting)]
             setattr(value, f.name, parts)
         elif f.metadata.get("own"):
-            setattr(value, f.name, _own_part(f"{path}.{f.name}", setting))
+            setattr(value, f.name, _own_part(key, setting))
         elif is_dataclass(setting):
-            _check_fields(f"{path}.{f.name}", setting)
+            _check_fields(key, setting)
         elif f.metadata.keys() - {"added", "free", "help"}:
-            setattr(value, f.name, checked_value(f"{path}.{f.name}", setting, f.metadata))
+            setattr(value, f.name, checked_value(key, setting, f.metadata))
 
 
 def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
-    """A part of the user's own: from its target, or from its settings.
-
-    Args:
-        key: its setting.
-        value: target, or a mapping of it and ``args``.
-        home: the module of a target that names none.
-    """
+    """A custom part: from its target, or from its settings; ``home``: the default module."""
     if value is None or isinstance(value, OwnPart):
         return value
     settings: Any = {"target": value} if isinstance(value, str) else value
@@ -250,15 +201,9 @@ _TOO_LARGE = 2**63
 
 
 def checked_value(key: str, value: Any, rule: Any) -> Any:
-    """A value that keeps its rule, a whole float as an int.
+    """A value that keeps the rule of :func:`klrl.config.fields.number` or ``choice``.
 
-    Args:
-        key: the setting.
-        value: its value.
-        rule: as :func:`klrl.config.fields.number` or ``choice`` declares it.
-
-    Raises:
-        ConfigError: it breaks the rule.
+    A whole float becomes an int where the rule says so.
     """
     if not rule or (value is None and rule.get("optional", True)):
         return value
@@ -292,7 +237,7 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
 def _check_together(config: JobConfig) -> None:
     """Refuse combinations of values that are allowed one by one."""
     check_plain(f"env={config.env.name}", asdict(config))
-    for check in CHECKS[config.domain]:
+    for check in rules_of(config.domain):
         check(config)
     check_device_name(config.device)
 
@@ -300,8 +245,8 @@ def _check_together(config: JobConfig) -> None:
 def check_device_name(device: str) -> None:
     """Refuse a device name that klrl does not know, and a CUDA device other than the first.
 
-    A CUDA graph is captured on the current device: on another one every update would read one
-    stale forward.
+    A CUDA graph is captured on the current device: on another every update would read a stale
+    forward.
     """
     kind, _, index = device.partition(":")
     if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
@@ -314,11 +259,7 @@ def check_device_name(device: str) -> None:
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
-    """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files.
-
-    Raises:
-        ConfigError: with the choice to make instead.
-    """
+    """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files."""
     for key in overridden:
         group, _, name = key.partition(".")
         found = name.rpartition(".")[2] in ("source", "version") or name.startswith("sources")

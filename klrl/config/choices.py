@@ -32,19 +32,13 @@ SWEEP = "sweep"
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of a group.
-
-    Attributes:
-        schema: its settings.
-        factories: domain -> "module:factory"; other domains do not have the choice.
-        free: settings that change no result, so that a job's identity leaves them out; ``*``: all.
-        package: an optional package that it needs.
-        remedy: what to do where the package is not installed.
-    """
+    """One choice of a group, in the domains that have a factory for it."""
 
     schema: type[ChoiceConfig]
-    factories: Mapping[str, str]
+    factories: Mapping[str, str]  # domain -> "module:factory"
+    #: Settings that change no result, so that a job's identity leaves them out; ``*``: all.
     free: tuple[str, ...] = ()
+    #: An optional package that it needs, and what to do where that is not installed.
     package: str = ""
     remedy: str = ""
 
@@ -54,21 +48,22 @@ class Choice:
         return tuple(self.factories)
 
 
-def _both(factory: str) -> dict[str, str]:
-    return {CONTROL: factory, LANGUAGE: factory}
+def _control(schema: type[ChoiceConfig], factory: str, **more: Any) -> Choice:
+    return Choice(schema, {CONTROL: f"klrl.control.{factory}"}, **more)
 
 
-def _each(factory: str) -> dict[str, str]:
+def _language(schema: type[ChoiceConfig], factory: str, **more: Any) -> Choice:
+    return Choice(schema, {LANGUAGE: f"klrl.language.{factory}"}, **more)
+
+
+def _both(schema: type[ChoiceConfig], factory: str, **more: Any) -> Choice:
+    """One factory serves both domains."""
+    return Choice(schema, dict.fromkeys((CONTROL, LANGUAGE), f"klrl.{factory}"), **more)
+
+
+def _each(schema: type[ChoiceConfig], factory: str) -> Choice:
     """The same name in the same file of both domains, as ``kl:legacy``."""
-    return {domain: f"klrl.{domain}.{factory}" for domain in (CONTROL, LANGUAGE)}
-
-
-def _control(factory: str) -> dict[str, str]:
-    return {CONTROL: factory}
-
-
-def _language(factory: str) -> dict[str, str]:
-    return {LANGUAGE: factory}
+    return Choice(schema, {domain: f"klrl.{domain}.{factory}" for domain in (CONTROL, LANGUAGE)})
 
 
 def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
@@ -80,71 +75,61 @@ def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {
-        "gym": Choice(control.EnvConfig, _control("klrl.control.env:gym")),
-        "custom": Choice(control.CustomEnvConfig, _control("klrl.control.env:custom")),
-        "sort_digits": Choice(
-            language.SortDigitsConfig, _language("klrl.language.tasks:sort_digits")
-        ),
-        "instructions": Choice(
-            language.InstructionsConfig, _language("klrl.language.tasks:instructions")
-        ),
-        "text": Choice(language.TextConfig, _language("klrl.language.tasks:text")),
+        "gym": _control(control.EnvConfig, "env:gym"),
+        "custom": _control(control.CustomEnvConfig, "env:custom"),
+        "sort_digits": _language(language.SortDigitsConfig, "tasks:sort_digits"),
+        "instructions": _language(language.InstructionsConfig, "tasks:instructions"),
+        "text": _language(language.TextConfig, "tasks:text"),
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
-        "mlp": Choice(control.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
-        "normal": Choice(control.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
-        "tanh_normal": Choice(
-            control.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
-        ),
-        "categorical": Choice(
-            control.ActorConfig, _control("klrl.control.actor:categorical_agent")
-        ),
-        "cnn": Choice(control.CNNActorConfig, _control("klrl.control.actor:cnn_agent")),
-        "custom": Choice(control.CustomActorConfig, _control("klrl.control.own:custom_agent")),
-        "causal_lm": Choice(language.CausalLMConfig, _language("klrl.language.policy:make_policy")),
+        "mlp": _control(control.GaussianActorConfig, "actor:mlp_agent"),
+        "normal": _control(control.GaussianActorConfig, "actor:normal_agent"),
+        "tanh_normal": _control(control.GaussianActorConfig, "actor:tanh_normal_agent"),
+        "categorical": _control(control.ActorConfig, "actor:categorical_agent"),
+        "cnn": _control(control.CNNActorConfig, "actor:cnn_agent"),
+        "custom": _control(control.CustomActorConfig, "own:custom_agent"),
+        "causal_lm": _language(language.CausalLMConfig, "policy:make_policy"),
     },
     # (config) -> ReferenceRule
     "reference": {
-        "initial": Choice(penalty.ReferenceConfig, _both("klrl.kl.reference:initial")),
-        "checkpoint": Choice(
-            penalty.CheckpointReferenceConfig, _both("klrl.kl.reference:checkpoint")
-        ),
-        "ema": Choice(penalty.EMAReferenceConfig, _both("klrl.kl.reference:ema")),
-        "periodic": Choice(penalty.PeriodicReferenceConfig, _both("klrl.kl.reference:periodic")),
-        "adapter_off": Choice(penalty.ReferenceConfig, _language("klrl.kl.reference:adapter_off")),
+        "initial": _both(penalty.ReferenceConfig, "kl.reference:initial"),
+        "checkpoint": _both(penalty.CheckpointReferenceConfig, "kl.reference:checkpoint"),
+        "ema": _both(penalty.EMAReferenceConfig, "kl.reference:ema"),
+        "periodic": _both(penalty.PeriodicReferenceConfig, "kl.reference:periodic"),
+        "adapter_off": Choice(penalty.ReferenceConfig, {LANGUAGE: "klrl.kl.reference:adapter_off"}),
     },
     # control: (config, actor, reference), language: (config) -> ReferenceKL | None
     "kl": {
-        "none": Choice(penalty.KLConfig, _each("kl:no_kl")),
-        "legacy": Choice(penalty.LegacyKLConfig, _each("kl:legacy")),
-        "retrieve": Choice(penalty.RetrieveKLConfig, _each("kl:retrieve")),
+        "none": _each(penalty.KLConfig, "kl:no_kl"),
+        "legacy": _each(penalty.LegacyKLConfig, "kl:legacy"),
+        "retrieve": _each(penalty.RetrieveKLConfig, "kl:retrieve"),
     },
     # (config, coef, frames) -> a controller
     "controller": {
-        "fixed": Choice(penalty.ControllerConfig, _both("klrl.kl.controllers:fixed")),
-        "schedule": Choice(penalty.ScheduleControllerConfig, _both("klrl.kl.controllers:schedule")),
-        "adaptive": Choice(penalty.AdaptiveControllerConfig, _both("klrl.kl.controllers:adaptive")),
-        "dual": Choice(penalty.DualControllerConfig, _both("klrl.kl.controllers:dual")),
-        "held": Choice(penalty.HeldControllerConfig, _both("klrl.kl.controllers:held")),
-        "custom": Choice(penalty.CustomControllerConfig, _both("klrl.kl.controllers:custom")),
+        "fixed": _both(penalty.ControllerConfig, "kl.controllers:fixed"),
+        "schedule": _both(penalty.ScheduleControllerConfig, "kl.controllers:schedule"),
+        "adaptive": _both(penalty.AdaptiveControllerConfig, "kl.controllers:adaptive"),
+        "dual": _both(penalty.DualControllerConfig, "kl.controllers:dual"),
+        "held": _both(penalty.HeldControllerConfig, "kl.controllers:held"),
+        "custom": _both(penalty.CustomControllerConfig, "kl.controllers:custom"),
     },
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {
-        "gae": Choice(learning.AdvantageConfig, _each("advantage:gae")),
-        "custom": Choice(learning.CustomAdvantageConfig, _control("klrl.control.advantage:custom")),
-        "group": Choice(learning.GroupConfig, _language("klrl.language.advantage:group")),
+        "gae": _each(learning.AdvantageConfig, "advantage:gae"),
+        "custom": _control(learning.CustomAdvantageConfig, "advantage:custom"),
+        "group": _language(learning.GroupConfig, "advantage:group"),
     },
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
     "loss": {
-        "klpen": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
-        "klpen_held": Choice(learning.KLPENConfig, _both("klrl.losses.policy:KLPENLoss")),
-        "clip": Choice(learning.ClipConfig, _both("klrl.losses.policy:ClipLoss")),
-        "custom": Choice(learning.CustomLossConfig, _both("klrl.losses.own:custom")),
+        "klpen": _both(learning.KLPENConfig, "losses.policy:KLPENLoss"),
+        "klpen_held": _both(learning.KLPENConfig, "losses.policy:KLPENLoss"),
+        "clip": _both(learning.ClipConfig, "losses.policy:ClipLoss"),
+        "custom": _both(learning.CustomLossConfig, "losses.own:custom"),
     },
     # (job, the domain's steps) -> a learner
     "learner": {
-        "ppo": Choice(learning.LearnerConfig, _both("klrl.train.learner:Learner")),
+        "ppo": _both(learning.LearnerConfig, "train.learner:Learner"),
     },
     # (config, parameters) -> the optimiser
     "optim": {
@@ -159,44 +144,40 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
     "collector": {
-        "vector": Choice(control.CollectorConfig, _control("klrl.control.rollout:vector_rollout")),
-        "torchrl": Choice(
-            control.CollectorConfig, _control("klrl.control.rollout:torchrl_rollout")
-        ),
-        "ray": Choice(
+        "vector": _control(control.CollectorConfig, "rollout:vector_rollout"),
+        "torchrl": _control(control.CollectorConfig, "rollout:torchrl_rollout"),
+        "ray": _control(
             control.RayCollectorConfig,
-            _control("klrl.control.ray_rollout:ray_rollout"),
+            "ray_rollout:ray_rollout",
             free=("cpus_timeout",),
             package="ray",
             remedy="pip install 'klrl[ray]', or choose collector=vector",
         ),
-        "sampler": Choice(
+        "sampler": _language(
             language.SamplerConfig,
-            _language("klrl.language.rollout:PromptRollout"),
+            "rollout:PromptRollout",
             free=("samples_every", "samples_count"),
         ),
     },
     # (config, opened) -> a context manager that yields loggers
     "logger": {
-        "wandb": Choice(
+        "wandb": _both(
             record.WandbConfig,
-            _both("klrl.runs.wandb_logger:wandb_run"),
+            "runs.wandb_logger:wandb_run",
             free=("*",),
             package="wandb",
             remedy="pip install wandb, or choose logger=none",
         ),
-        "tensorboard": Choice(
+        "tensorboard": _both(
             record.LoggerConfig,
-            _both("klrl.runs.loggers:tensorboard_run"),
+            "runs.loggers:tensorboard_run",
             free=("*",),
             package="tensorboard",
             remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
         ),
-        "csv": Choice(record.LoggerConfig, _both("klrl.runs.loggers:csv_run"), free=("*",)),
-        "custom": Choice(
-            record.CustomLoggerConfig, _both("klrl.runs.own_logger:custom_run"), free=("*",)
-        ),
-        "none": Choice(record.LoggerConfig, _both("klrl.runs.loggers:no_run"), free=("*",)),
+        "csv": _both(record.LoggerConfig, "runs.loggers:csv_run", free=("*",)),
+        "custom": _both(record.CustomLoggerConfig, "runs.own_logger:custom_run", free=("*",)),
+        "none": _both(record.LoggerConfig, "runs.loggers:no_run", free=("*",)),
     },
 }
 
@@ -225,11 +206,7 @@ NAME = "name"
 
 
 def choice_of(group: str, name: str) -> Choice:
-    """The registry's entry of a choice.
-
-    Raises:
-        ConfigError: the choice is not registered.
-    """
+    """The registry's entry of a choice."""
     known = ALL_CHOICES[group]
     if name not in known:
         raise ConfigError(
@@ -240,16 +217,7 @@ def choice_of(group: str, name: str) -> Choice:
 
 
 def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]:
-    """The function (or class) that makes the chosen part in a domain.
-
-    Args:
-        group: as ``controller``.
-        config: the group's settings, with the name of the choice.
-        domain: control, language, or sweep for a sweep's groups.
-
-    Raises:
-        ConfigError: the choice is not registered, or not for this domain.
-    """
+    """What makes the chosen part in a domain; that of a sweep's groups is :data:`SWEEP`."""
     choice = choice_of(group, config.name)
     if domain not in choice.factories:
         raise ConfigError(
@@ -286,7 +254,7 @@ def register_schemas() -> None:
 
 
 def conf_dir() -> Path:
-    """The folder of the YAML files: inside the installed package, else beside it in a checkout."""
+    """The folder of the YAML files: inside the installed package, else next to it in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

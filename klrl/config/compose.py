@@ -36,17 +36,11 @@ class Checked(NamedTuple):
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's flags, and the overrides in Hydra's grammar.
-
-    Args:
-        argv: the command line.
+    """Hydra's flags of a command line, and its overrides in Hydra's grammar.
 
     Returns:
         Hydra's flags; ``overrides``, with ``++`` where a dictionary is open, and with paths quoted;
         ``given``, the overrides as they came; ``flags``, all else.
-
-    Raises:
-        ConfigError: an unknown flag, a word that sets nothing, a second choice, no such folder.
     """
     parser = get_args_parser()
     parser.exit_on_error = False  # it would print eight lines of usage
@@ -66,12 +60,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     if (args.package or args.resolve) and not (args.cfg or args.info):
         flag = f"--package {args.package}" if args.package else "--resolve"
         raise ConfigError(f"{flag}: only --cfg reads it; add --cfg job, or drop it")
-    check_overrides(args.overrides, args.config_dir)
-    check_no_second_choice(args.overrides)
-    check_config_dir(args.config_dir)
-    args.given = args.overrides
+    args.given, args.overrides = args.overrides, prepared(args.overrides, args.config_dir)
+    check_no_second_choice(args.given)
     args.flags = [each for each in argv if each not in args.given]
-    args.overrides = quote_paths(allow_env_kwargs(args.overrides))
     return args
 
 
@@ -82,22 +73,15 @@ def _without_dashes(argument: str) -> str:
     return setting if known and "=" in argument else argument
 
 
-def check_overrides(arguments: Sequence[str], config_dir: str | None = None) -> None:
-    """Refuse an argument that is no override.
-
-    Raises:
-        ConfigError: an argument sets nothing; it is named.
-    """
+def prepared(arguments: Sequence[str], config_dir: str | None) -> list[str]:
+    """Overrides in Hydra's grammar; refuses an argument that is none, and a missing folder."""
     bare = [each for each in arguments if "=" not in each and not each.startswith("~")]
     bare += [each for each in arguments if not key_of(each)]
     if bare:
         raise not_an_override(bare[0], config_dir)
-
-
-def check_config_dir(folder: str | None) -> None:
-    """Refuse a ``--config-dir`` that does not exist."""
-    if folder and not Path(folder).is_dir():
-        raise ConfigError(f"--config-dir {folder}: no such folder; give an existing one")
+    if config_dir and not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such folder; give an existing one")
+    return quote_paths(allow_env_kwargs(arguments))
 
 
 _OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own_\w+)[.=]")
@@ -111,13 +95,7 @@ def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
-    """Compose one job's config, without running anything.
-
-    Args:
-        overrides: as on the command line.
-        config_dir: a folder with the user's own choices.
-        config_name: another primary config; default ``config``.
-    """
+    """Compose one job's config; ``config_dir`` and ``config_name`` are Hydra's flags."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
@@ -138,35 +116,23 @@ _COMPOSED: dict[tuple[object, ...], DictConfig] = {}
 _KEPT = 256
 
 
-def _own_choices() -> tuple[object, ...]:
-    """Another one once a file of conf/ was written: who edits one in a notebook gets it."""
-    files = sorted(conf_dir().rglob("*.yaml"))
-    return tuple((str(path), path.stat().st_mtime_ns) for path in files)
-
-
 class Composer:
     """Composes jobs; Hydra composes each set of choices once in a process.
 
     The values are merged into a copy of that config, as Hydra does: after all choices, in the order
     given. That takes a tenth of the time of composing every job from the start.
-
-    Args:
-        config_dir: a folder with the user's own choices.
-        config_name: another primary config.
     """
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
         self._from = (config_dir, config_name)
         # A user's folder may be any, and change: what it gives serves this Composer alone.
         self._own = object()
-        self._known = (self._own if config_dir else None, config_name, *_own_choices())
+        # Who edits a file of conf/ in a notebook gets what it says now.
+        files = sorted((str(x), x.stat().st_mtime_ns) for x in conf_dir().rglob("*.yaml"))
+        self._known = (self._own if config_dir else None, config_name, *files)
 
     def explained(self, overrides: Sequence[str]) -> DictConfig:
-        """One job's config.
-
-        Raises:
-            ConfigError: Hydra, OmegaConf or YAML refused an override; says why in one line.
-        """
+        """One job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
         check_one_choice(overrides)
         try:
             return self._merged(overrides)
@@ -174,11 +140,7 @@ class Composer:
             raise explain(error, overrides, self._from[0]) from error
 
     def job_config(self, overrides: list[str]) -> JobConfig:
-        """One job's settings, typed and checked.
-
-        Raises:
-            ConfigError: an override is refused, or the job never reads it.
-        """
+        """One job's settings, typed and checked."""
         cfg = self.explained(overrides)
         given = keys(overrides)
         check_names_unset(given)
@@ -246,11 +208,7 @@ def _is_choice(override: str) -> bool:
 def job_config(
     overrides: list[str], config_dir: str | None = None, config_name: str | None = None
 ) -> JobConfig:
-    """One job's settings, typed and checked.
-
-    Raises:
-        ConfigError: an override is refused, or the job never reads it.
-    """
+    """One job's settings, typed and checked."""
     return Composer(config_dir, config_name).job_config(overrides)
 
 

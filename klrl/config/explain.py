@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import ALL_CHOICES, SWEEP_GROUPS
 from klrl.config.catalogue import (
     ALL_GROUPS,
-    Setting,
     choice_files,
     choices,
     chosen,
@@ -21,8 +19,6 @@ from klrl.config.catalogue import (
     schema_of,
     settings,
 )
-
-__all__ = ["choices", "explain", "help_text", "not_an_override"]
 
 USAGE = """\
 klrl: KL-regularised reinforcement learning on TorchRL
@@ -65,31 +61,18 @@ def help_text(config_dir: str | None = None) -> str:
         files.sort(key=lambda item: item[0] != default.get(group))
         for name, path in files:
             mark = "*" if name == default.get(group) else " "
-            lines.append(f"  {mark} {name:<{width}}  {_summary(path)}")
+            text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            notes = (line[2:] for line in text if line.startswith("# ") and line[2:3] != "@")
+            lines.append(f"  {mark} {name:<{width}}  {next(notes, '')}")
     return "\n".join([*lines, "", "* the default", "", FLAGS])
 
 
-def _summary(path: Path) -> str:
-    comments = (
-        line[2:]
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.startswith("# ") and not line.startswith("# @")
-    )
-    return next(comments, "")
-
-
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """Turn an exception of Hydra or OmegaConf into a line with setting, value and remedy.
-
-    Args:
-        error: the exception of ``hydra.compose``.
-        overrides: those of the command line.
-        config_dir: the user's own ``--config-dir``, if any.
-    """
+    """Turn an exception of ``hydra.compose`` into a line with setting, value and remedy."""
     text = str(error)
     if isinstance(error, RecursionError):
         return ConfigError(
-            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; mend it"
+            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; fix it"
         )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
@@ -101,10 +84,10 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"Could not override '([^']+)'", text):
         return _wrong_key(match[1], overrides, config_dir)
     if match := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
-        return _preset_against_choice((match[1], match[2]), (match[3], match[4]), overrides)
+        return _preset_against_choice(match, overrides)
     if match := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         key, value = match[1].lstrip("+"), (match[2].splitlines() or [""])[0]
-        return ConfigError(f"{key}={value}: {_expected(error, key, value)}")
+        return ConfigError(f"{key}={value}: {expected(error, key, value)}")
     if match := re.search(r"An item is already at '([^']+)'", text):
         return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
     if "Config group override must be" in text:  # null, a number
@@ -141,11 +124,9 @@ _ANSWERS = {
 }
 
 
-def _preset_against_choice(
-    preset: tuple[str, str], setting: tuple[str, str], overrides: Sequence[str]
-) -> ConfigError:
+def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
     """A preset sets what a choice lacks, as in ``experiment=sort_digits collector=vector``."""
-    (kind, name), (group, key) = preset, setting
+    kind, name, group, key = match.groups()
     given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
     chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
     larger = [each for each in overrides if each.startswith("experiment=")]
@@ -156,7 +137,7 @@ def _preset_against_choice(
     )
 
 
-def _expected(error: Exception, key: str, value: str) -> str:
+def expected(error: Exception, key: str, value: object) -> str:
     """What to give in place of a value of the wrong type."""
     cause = str(error.__cause__ or error)
     if "Cannot convert 'list' to string" in cause:
@@ -199,9 +180,10 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     group = key.partition(".")[0]
     current = chosen(group, overrides, config_dir)
     if key in known and (having := readers(known[key], config_dir)):
+        they = " and ".join(f"{group}={name}" for name in having)
+        they += " does" if len(having) == 1 else " do"
         return ConfigError(
-            f"{value}: {group}={current} never reads it; {_listed(group, having)} "
-            f"{'does' if len(having) == 1 else 'do'}; drop it or change the choice"
+            f"{value}: {group}={current} never reads it; {they}; drop it or change the choice"
         )
     hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
     hint = hint or _elsewhere(key, overrides, config_dir)
@@ -210,45 +192,31 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
-#: The choice of a part of the user's own, whose settings nobody means by a wrong word.
+#: The choice of a custom part, whose settings nobody means by a wrong word.
 _OWN = "custom"
 
 
 def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
     """A hint at the settings of other groups with the same last part; empty without any."""
     name = key.rpartition(".")[2]
-    same = [s for s in settings().values() if s.name == name and s.schemas != (_OWN,)]
-    close = difflib.get_close_matches(key, [setting.key for setting in same], n=1, cutoff=0.8)
-    hints = [
-        _with_its_choices(setting, overrides, config_dir)
-        for setting in same
-        if not close or setting.key in close
-    ]
+    same = {s.key: s for s in settings().values() if s.name == name and s.schemas != (_OWN,)}
+    close = difflib.get_close_matches(key, same, n=1, cutoff=0.8)
+    hints = []
+    for setting in map(same.__getitem__, close or same):
+        current = chosen(setting.group, overrides, config_dir)
+        having = [choice for choice in readers(setting, config_dir) if choice != _OWN]
+        if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
+            hints.append(setting.key)
+        else:  # controller.target (controller=adaptive, dual or held)
+            *others, last = having
+            listed = f"{', '.join(others)} or {last}" if others else last
+            hints.append(f"{setting.key} ({setting.group}={listed})")
     hints.sort(key=len)  # a setting that is read already is the shortest: the key alone
     return f"; did you mean {', or '.join(hints)}?" if hints else ""
 
 
-def _with_its_choices(setting: Setting, overrides: Sequence[str], config_dir: str | None) -> str:
-    """``controller.target (controller=adaptive, dual or held)``; the key alone where it is read."""
-    current = chosen(setting.group, overrides, config_dir)
-    having = [choice for choice in readers(setting, config_dir) if choice != _OWN]
-    if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
-        return setting.key
-    *others, last = having
-    listed = f"{', '.join(others)} or {last}" if others else last
-    return f"{setting.key} ({setting.group}={listed})"
-
-
-def _listed(group: str, names: Sequence[str]) -> str:
-    return " and ".join(f"{group}={name}" for name in names)
-
-
 def check_one_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win.
-
-    Raises:
-        ConfigError: with the choice to make instead.
-    """
+    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win."""
     for override in overrides:
         group, _, value = override.lstrip("+").partition("=")
         first, *others = [each.strip() for each in value.strip("[]").split(",")]

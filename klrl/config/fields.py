@@ -52,16 +52,12 @@ def choice(*allowed: str, optional: bool = False) -> Any:
 
 
 def added(setting: Any, before: Any) -> Any:
-    """Declare a setting that older runs do not have.
+    """Declare a setting that older runs do not have; ``before`` keeps their behaviour.
 
-    Args:
-        setting: declared with :func:`number` or :func:`choice`.
-        before: the value that keeps the behaviour from before the setting existed. Stored runs
-            without the setting are read with this value. A job's identity leaves the setting out
-            while it has this value, so that sweeps begun earlier can resume.
+    Stored runs without the setting are read with ``before``. A job's identity leaves the setting
+    out while it has this value, so that sweeps begun earlier can resume.
     """
-    metadata = {**setting.metadata, "added": before}
-    return field(default=before, metadata=metadata)
+    return field(default=before, metadata={**setting.metadata, "added": before})
 
 
 #: What a range says of a value where the declaration does not.
@@ -80,7 +76,7 @@ def setting(
     allowed: tuple[str, ...] = (),
     help: str = "",
 ) -> Any:
-    """Declare an argument of a part of your own, in the dataclass beside it (docs/extending.md).
+    """Declare an argument of a custom part, in the dataclass next to it (docs/extending.md).
 
     Args:
         default: its value; without one it must be given.
@@ -113,8 +109,5 @@ class OwnPart(Settings):
 
 
 def own_part() -> Any:
-    """Declare a part of the user's own within a group: null, a target, or target and args.
-
-    ``checks.py`` makes an :class:`OwnPart` of it.
-    """
+    """Declare a custom part within a group: null, a target, or an :class:`OwnPart`."""
     return added(field(metadata={"own": True}), None)

@@ -16,15 +16,10 @@ NUMERICS = 2
 
 
 class Identity(NamedTuple):
-    """Equal for two jobs that compute the same thing.
+    """Equal for two jobs that compute the same thing."""
 
-    Attributes:
-        settings: twelve hexadecimal digits over the canonical settings.
-        numerics: :data:`NUMERICS` of the klrl that computes them; 0 where it is unknown.
-    """
-
-    settings: str
-    numerics: int
+    settings: str  # :func:`settings_hash`
+    numerics: int  # :data:`NUMERICS` of the klrl that computes them; 0 where it is unknown
 
 
 def identity(config: JobConfig) -> Identity:
@@ -41,10 +36,9 @@ def settings_hash(config: JobConfig) -> str:
 def canonical(config: JobConfig) -> dict[str, Any]:
     """The settings that change a job's results, in a canonical form.
 
-    Left out: the registry's free settings, and a later setting while it has the value that keeps
-    the earlier behaviour (``added`` in :mod:`klrl.config.fields`), where a part of the user's own
-    was found (its source counts), and how a run is evaluated that never is. A whole number is the
-    same as an int and as a float.
+    Left out: the registry's free settings; a later setting while it has the value that keeps the
+    earlier behaviour (``added`` in :mod:`klrl.config.fields`); where a custom part was found (its
+    source counts); how a run is evaluated that never is. 1 and 1.0 are the same.
     """
     settings: dict[str, Any] = {}
     for f in dataclasses.fields(config):
@@ -63,7 +57,9 @@ def _canonical(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         counted = [f for f in dataclasses.fields(value) if not f.metadata.get("free")]
         values = {f: getattr(value, f.name) for f in counted}
-        return {f.name: _canonical(v) for f, v in values.items() if not _as_before(f, v)}
+        later = [f for f in counted if "added" in f.metadata]
+        as_before = {f.name for f in later if values[f] == f.metadata["added"]}
+        return {f.name: _canonical(v) for f, v in values.items() if f.name not in as_before}
     if isinstance(value, dict):
         return {str(key): _canonical(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -71,8 +67,3 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def _as_before(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a later setting has the value that keeps the earlier behaviour."""
-    return "added" in field.metadata and value == field.metadata["added"]

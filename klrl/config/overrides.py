@@ -29,19 +29,12 @@ _LONGEST_NAME = 180
 
 @dataclass(frozen=True)
 class SweepOverrides:
-    """The parts of a sweep's command line.
+    """The parts of a sweep's command line."""
 
-    Attributes:
-        name: the value of ``sweep=NAME``; None for a new folder.
-        folder: the value of ``hydra.sweep.dir``, if given.
-        own: overrides of the launcher and the search.
-        job: overrides of the jobs, also those with several values.
-    """
-
-    name: str | None
-    folder: str | None
-    own: list[str]
-    job: list[str]
+    name: str | None  # of ``sweep=NAME``; None for a new folder
+    folder: str | None  # ``hydra.sweep.dir``, if given
+    own: list[str]  # overrides of launcher and search
+    job: list[str]  # of the jobs, also those with several values
 
 
 def key_of(override: str) -> str:
@@ -62,11 +55,7 @@ def is_own(override: str) -> bool:
 
 
 def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
-    """Separate a sweep's own overrides from those of its jobs.
-
-    Raises:
-        ConfigError: an override that only Hydra's own sweeps read.
-    """
+    """Separate a sweep's own overrides from those of its jobs; refuse those of Hydra's sweeps."""
     name = folder = None
     own: list[str] = []
     job: list[str] = []
@@ -109,25 +98,20 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
     Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and takes a comma for a sweep.
     An interpolation such as ``${seed}`` matches any part of a path.
     """
-    return [_quoted(override) for override in overrides]
-
-
-def _quoted(override: str) -> str:
-    key, _, value = override.partition("=")
-    if not set("=,") & set(value) or value[:1] in ("'", '"', "[", "{"):
-        return override
-    parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
-    pattern = "*".join(glob.escape(part) for part in parts)
-    # Not Path.glob: it takes no absolute pattern.
-    return f"{key}='{value}'" if glob.glob(pattern) else override  # noqa: PTH207
+    quoted = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if set("=,") & set(value) and value[:1] not in ("'", '"', "[", "{"):
+            parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
+            # Not Path.glob: it takes no absolute pattern.
+            if glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
+                override = f"{key}='{value}'"
+        quoted.append(override)
+    return quoted
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Overrides as Hydra parses them.
-
-    Raises:
-        ConfigError: an override outside Hydra's grammar.
-    """
+    """Overrides as Hydra parses them; its errors in one line."""
     try:
         return parse_overrides(overrides)
     except HydraException as error:
@@ -135,22 +119,17 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[Override]:
-    """:func:`parse` with Hydra's own errors; cached, as a sweep's jobs share most overrides."""
+    """:func:`parse` with Hydra's own errors."""
     return [_parsed(override) for override in overrides]
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=10_000)  # a sweep's jobs share most overrides
 def _parsed(override: str) -> Override:
     return OverridesParser.create().parse_override(override)
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job of a sweep: every combination, the last one changing fastest.
-
-    Raises:
-        ConfigError: an override outside Hydra's grammar, or an interval without
-            ``search=optuna``.
-    """
+    """The overrides of each job of a sweep: every combination, the last one changing fastest."""
     parsed = parse(overrides)
     for override in parsed:
         if override.is_sweep_override() and not override.is_discrete_sweep():
@@ -170,12 +149,7 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
-    """A readable folder name: ``kl=legacy,kl.coef=0.1,seed=1``.
-
-    Args:
-        overrides: those of one job.
-        swept: keys with several values; without any, the job is called ``job``.
-    """
+    """A readable folder name, of the keys with several values: ``kl=legacy,seed=1``."""
     parts = [each.lstrip("+") for each in overrides if each.partition("=")[0] in swept]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts)) or "job"
     if len(name) <= _LONGEST_NAME:

@@ -10,8 +10,8 @@ from klrl.base.errors import ConfigError
 #: Where the penalty goes: in the reward, in the loss, or in the reward with each step's own KL in
 #: the loss (split).
 PLACEMENTS = ("reward", "loss", "split")
-#: A function of the user's (``kl.own_estimator``, ``kl.own_divergence``). The estimator is charged
-#: as k2 is: sampled, in the reward only as what it is, without the gradient of a KL.
+#: A function of the user's (``kl.own_estimator``, ``kl.own_divergence``). Such an estimator is
+#: charged as k2 is: sampled, and in the reward without the gradient of a KL.
 OWN = "custom"
 #: Which divergence of policy and reference is charged. The formulas: :mod:`klrl.kl.divergences`.
 DIVERGENCES = ("reverse", "forward", "js")
@@ -37,39 +37,21 @@ VERDICTS: Mapping[str, Mapping[str, Gradient]] = {
 }
 
 
-def verdict(placement: str, estimator: str) -> Gradient:
-    """The gradient of a placement with an estimator.
-
-    Raises:
-        ConfigError: either name is unknown.
-    """
-    if placement not in VERDICTS:
-        raise ConfigError(f"kl.placement={placement}: choose one of {', '.join(PLACEMENTS)}")
-    if estimator == OWN:
-        return VERDICTS[placement]["k2"]
-    if estimator not in VERDICTS[placement]:
-        raise ConfigError(f"kl.estimator={estimator}: choose one of {', '.join(ESTIMATORS)}")
-    return VERDICTS[placement][estimator]
-
-
 def check_placement(placement: str, estimator: str, allow_biased: bool = False) -> None:
     """Refuse a placement and an estimator whose gradient is wrong.
 
-    Args:
-        placement: reward, loss or split.
-        estimator: k1, k2, k3 or exact.
-        allow_biased: accept a wrong gradient, but never a step that is counted twice.
+    ``allow_biased`` accepts a wrong gradient, but never a step that is counted twice.
 
     Raises:
-        ConfigError: an unknown name, a biased pair, or a split that would count a step twice.
+        ConfigError: a biased pair, or a split that would count a step twice.
     """
-    gradient = verdict(placement, estimator)
-    if estimator == OWN and gradient is Gradient.WRONG and not allow_biased:
-        raise ConfigError(
-            "kl.estimator=custom: in the reward only k1 has the gradient of the KL (docs/kl.md); "
-            "use kl.placement=loss, or set kl.allow_biased=true"
-        )
+    gradient = VERDICTS[placement]["k2" if estimator == OWN else estimator]
     if gradient is Gradient.WRONG and not allow_biased:
+        if estimator == OWN:
+            raise ConfigError(
+                "kl.estimator=custom: in the reward only k1 has the gradient of the KL "
+                "(docs/kl.md); use kl.placement=loss, or set kl.allow_biased=true"
+            )
         raise ConfigError(
             f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL, "
             f"{estimator}'s gradient is wrong (docs/kl.md); use kl.estimator=k1, "
@@ -89,17 +71,9 @@ def check_divergence(divergence: str, placement: str, estimator: str) -> None:
     own action and f(u) for the actions before it: two numbers, which differ by a constant for the
     reverse KL alone (f = -log u: k1). And k1, k2, k3 sample the reverse KL.
 
-    Args:
-        divergence: reverse, forward or js.
-        placement: reward, loss or split.
-        estimator: k1, k2, k3 or exact.
-
     Raises:
-        ConfigError: an unknown name, a divergence in the reward, or one that is to be sampled by an
-            estimator of the reverse KL.
+        ConfigError: a divergence in the reward, or one that an estimator of the reverse KL samples.
     """
-    if divergence not in (*DIVERGENCES, OWN):
-        raise ConfigError(f"kl.divergence={divergence}: choose one of {', '.join(DIVERGENCES)}")
     if divergence == "reverse":
         return
     if placement == "reward":

@@ -14,11 +14,7 @@ from klrl.config.schemas.root import RootConfig
 
 
 def check_plain(where: str, value: Any) -> None:
-    """Refuse settings that refer to others, as to a variable of the environment.
-
-    Raises:
-        ConfigError: there is such a value.
-    """
+    """Refuse settings that refer to others, as to a variable of the environment."""
     if isinstance(value, str) and "${" in value:
         raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
     if isinstance(value, dict | list):
@@ -30,7 +26,6 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
     """Give each group the schema of the choice that it names.
 
     Raises:
-        ConfigError: a choice is not registered, or a name is missing.
         OmegaConfBaseException: a setting is not in the schema of its choice.
     """
     cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(dict(settings)))
@@ -41,11 +36,7 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
 
 
 def typed_choice(group: str, settings: Any) -> Any:
-    """A group of settings, as a manifest holds them, in the schema of the choice that it names.
-
-    Raises:
-        ConfigError: the group is missing, is not of a choice, or has not its settings.
-    """
+    """A group of settings, as a manifest holds them, in the schema of the choice that it names."""
     try:
         node = settings.get(group) if isinstance(settings, Mapping) else None
         return OmegaConf.to_object(_typed(group, node))

@@ -6,7 +6,7 @@ from klrl.doctor.lines import Line
 
 
 def examine(parity_only: bool = False) -> list[Line]:
-    """Every line, in the order of the tables."""
+    """The lines of ``klrl doctor``, in the order of its tables."""
     import torch
 
     from klrl.doctor import numbers, parity

@@ -24,28 +24,18 @@ Summands = Callable[[Numbers], Tensor]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a gradient.
+    """What is wrong with a gradient."""
 
-    Attributes:
-        code: one word, for programs.
-        words: what it looks like, and a remedy.
-    """
-
-    code: str
-    words: str
+    code: str  # for programs
+    words: str  # what it looks like, and a remedy
 
 
 @dataclass(frozen=True)
 class Known:
-    """A known gradient.
+    """A known gradient."""
 
-    Attributes:
-        fault: what a loss with this gradient suffers from; None for the right one.
-        summands: a loss that has it; None where autograd of the objective gives it.
-    """
-
-    fault: Fault | None
-    summands: Summands | None = None
+    fault: Fault | None  # of a loss that has it; None for the right one
+    summands: Summands | None = None  # such a loss; None: autograd of the objective gives it
 
 
 def _ratio(numbers: Numbers) -> Tensor:
@@ -72,16 +62,19 @@ def _per_response(summands: Summands) -> Summands:
     return lambda numbers: summands(numbers) / numbers.mask.sum(1, keepdim=True)
 
 
-def _in_reward(name: str) -> Known:
+def _sampled(name: str) -> Summands:
+    """An estimator at what was done."""
+    return lambda numbers: ESTIMATORS[name](_ratio(numbers))
+
+
+def _in_reward(name: str, estimate: Summands) -> Known:
     """An estimator other than k1 in the reward."""
     fault = Fault(
         f"{name}_in_reward",
         f"the KL's gradient is that of {name} charged in the reward, which is another one: charge "
         "k1 there",
     )
-    if name == "exact":
-        return Known(fault, lambda numbers: _charged(numbers, _exact(numbers)))
-    return Known(fault, lambda numbers: _charged(numbers, ESTIMATORS[name](_ratio(numbers))))
+    return Known(fault, lambda numbers: _charged(numbers, estimate(numbers)))
 
 
 _LENGTH = (
@@ -119,26 +112,24 @@ KNOWN_KL: tuple[Known, ...] = (
             _charged(numbers, _ratio(numbers)) + _charged(numbers, _ratio(numbers), "split")
         ),
     ),
-    _in_reward("exact"),
-    _in_reward("k2"),
-    _in_reward("k3"),
+    _in_reward("exact", _exact),
+    _in_reward("k2", _sampled("k2")),
+    _in_reward("k3", _sampled("k3")),
     Known(
         Fault("length", f"the KL: {_LENGTH}"),
         _per_response(lambda numbers: _charged(numbers, _ratio(numbers))),
     ),
-    Known(
-        Fault("length_own_step", f"{_OWN.words}; and {_LENGTH}"),
-        _per_response(lambda numbers: ESTIMATORS["k2"](_ratio(numbers))),
-    ),
+    Known(Fault("length_own_step", f"{_OWN.words}; and {_LENGTH}"), _per_response(_sampled("k2"))),
     Known(
         Fault(
             "length_forward_kl",
             "the KL's gradient is that of k3 in a loss without a ratio, a forward KL(ref||pi): "
             f"multiply by exp(log_probs - old_log_probs), or take k2; and {_LENGTH}",
         ),
-        _per_response(lambda numbers: ESTIMATORS["k3"](_ratio(numbers))),
+        _per_response(_sampled("k3")),
     ),
 )
+_RETURN_LENGTH = Fault("return_length", f"the return: {_LENGTH}")
 NO_KL = Fault(
     "no_kl",
     "the KL has no gradient in expectation, as k1 in a loss has none: put k1 in the reward, or "
@@ -155,14 +146,8 @@ KNOWN_RETURN: tuple[Known, ...] = (
         ),
         lambda numbers: -numbers.log_probs * numbers.rewards,
     ),
-    Known(
-        Fault("return_length", f"the return: {_LENGTH}"),
-        _per_response(lambda numbers: -numbers.log_probs * numbers.advantages),
-    ),
-    Known(
-        Fault("return_length", f"the return: {_LENGTH}"),
-        _per_response(lambda numbers: -_charged(numbers, numbers.rewards)),
-    ),
+    Known(_RETURN_LENGTH, _per_response(lambda numbers: -numbers.log_probs * numbers.advantages)),
+    Known(_RETURN_LENGTH, _per_response(lambda numbers: -_charged(numbers, numbers.rewards))),
 )
 NO_RETURN = Fault("no_return", "the return has no gradient: look for a detached log_probs")
 AWAY = Fault("sign", "points away: it raises the KL; flip its sign")
@@ -178,7 +163,7 @@ UNKNOWN_RETURN = Fault(
 )
 
 
-def unbalanced(low: float, high: float) -> Fault:
+def _unbalanced(low: float, high: float) -> Fault:
     """The KL's part is longer or shorter than the return's."""
     if high - low <= TOLERANCE * high:
         words = f"coef acts as {high:.3g} times its value: look for a factor on one of the parts"
@@ -192,15 +177,10 @@ def unbalanced(low: float, high: float) -> Fault:
 
 @dataclass(frozen=True)
 class Fit:
-    """A known gradient that a loss has on all problems of a kind.
-
-    Attributes:
-        known: which.
-        factors: by what the loss multiplies it, per problem; all of one sign.
-    """
+    """A known gradient that a loss has on all problems of a kind."""
 
     known: Known
-    factors: Sequence[float]
+    factors: Sequence[float]  # by what the loss multiplies it, per problem; all of one sign
 
 
 def fit(
@@ -209,16 +189,12 @@ def fit(
 ) -> Fit | None:  # fmt: skip
     """The first known gradient that these are multiples of, on every problem; None: none is.
 
-    Args:
-        gradients: of a part of the loss, one per problem.
-        problems: what they were taken on.
-        right: the true gradients of what is minimised.
-        knowns: to be compared with, in this order.
+    ``gradients`` are of a part of the loss, ``right`` the true ones of what is minimised.
     """
     for known in knowns:
         factors: list[float] = []
         for gradient, problem, true in zip(gradients, problems, right, strict=True):
-            factor = multiple(gradient, true if known.summands is None else _of(known, problem))
+            factor = _multiple(gradient, true if known.summands is None else _of(known, problem))
             if factor is None or factor * (factors or [factor])[0] <= 0:
                 break
             factors.append(factor)
@@ -227,8 +203,8 @@ def fit(
     return None
 
 
-def multiple(gradient: Tensor, of: Tensor) -> float | None:
-    """The factor by which a gradient is a multiple of another one; None: it is none."""
+def _multiple(gradient: Tensor, of: Tensor) -> float | None:
+    """The factor by which a gradient is a multiple of another; None: it is none."""
     square = float(of @ of)
     if square < 1e-20:
         return None
@@ -253,11 +229,7 @@ def mixture(
 ) -> Fault | None:
     """How much of each part a gradient has, where it consists of known ones on every problem.
 
-    Args:
-        whole: gradients of the loss.
-        problems: what they were taken on.
-        right: as in :func:`diagnose`.
-        coef: reward per nat.
+    ``whole`` are gradients of the loss at ``coef``, in reward per nat; else as :func:`diagnose`.
     """
     shares: dict[str, list[float]] = {}
     for gradient, problem, gain, kl in zip(
@@ -278,11 +250,11 @@ def mixture(
         unit = float(weights[0]) if "return" in parts else 1.0
         for name, weight in zip(parts, weights.tolist(), strict=True):
             shares.setdefault(name, []).append(weight / unit)
-    told = [
-        f"{_range(values)} x {name}"
-        for name, values in shares.items()
-        if name != "return" and max(map(abs, values)) > 10 * TOLERANCE
-    ]
+    told = []
+    for name, values in shares.items():
+        if name != "return" and max(map(abs, values)) > 10 * TOLERANCE:
+            low, high = (f"{x:.2f}" for x in (min(values), max(values)))
+            told.append(f"{low if low == high else f'{low} to {high}'} x {name}")
     return Fault(
         "mixture",
         f"the KL's gradient is a mixture: {' + '.join(told)}; right is 1 x each step's own KL + "
@@ -290,22 +262,13 @@ def mixture(
     )
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = (f"{x:.2f}" for x in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a loss on problems of one kind.
-
-    Attributes:
-        faults: empty: nothing.
-        scale: what the loss multiplies the gradient with, per problem: read off the return's part
-            where it is the return's, off the KL's where there is no other part; None: unknown.
-    """
+    """What is wrong with a loss on problems of one kind."""
 
     faults: list[Fault]
+    #: What the loss multiplies the gradient with, per problem: read off the return's part where it
+    #: is the return's, off the KL's where there is no other part; None: unknown.
     scale: list[float] | None
 
 
@@ -336,7 +299,7 @@ def diagnose(
     if of_kl is not None:
         ratios = [abs(f) / s for f, s in zip(of_kl.factors, scale, strict=True)]
         if max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
-            faults.append(unbalanced(min(ratios), max(ratios)))
+            faults.append(_unbalanced(min(ratios), max(ratios)))
     return Diagnosis(faults, scale)
 
 

@@ -10,25 +10,14 @@ from klrl.base.text import text_table
 
 @dataclass(frozen=True)
 class Line:
-    """A known number, beside the one that this install computes.
+    """A known number, and the one that this install computes."""
 
-    Attributes:
-        section: the title of its table.
-        name: what is computed.
-        expected: the known number.
-        found: this install's number; the name is a key of ``klrl doctor --json``.
-        tolerance: largest absolute difference of the two.
-        source: where the known number comes from.
-        own: whether it checks klrl; else it reports a fault of another library.
-    """
-
-    section: str
+    section: str  # the title of its table
     name: str
     expected: float
     found: float
-    tolerance: float
-    source: str
-    own: bool = True
+    tolerance: float  # largest absolute difference of the two
+    source: str  # where the known number comes from
 
     @property
     def ok(self) -> bool:
@@ -37,10 +26,8 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """ok or OFF; for another library's fault, whether it is as known or changed."""
-        if self.own:
-            return "ok" if self.ok else "OFF"
-        return "as known" if self.ok else "changed"
+        """Ok or OFF."""
+        return "ok" if self.ok else "OFF"
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -62,5 +49,5 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def off(lines: Iterable[Line]) -> list[Line]:
-    """klrl's own lines whose numbers do not agree."""
-    return [line for line in lines if line.own and not line.ok]
+    """The lines whose numbers do not agree."""
+    return [line for line in lines if not line.ok]

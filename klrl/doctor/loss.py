@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +16,10 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.config.placement import PLACEMENTS
 from klrl.doctor.faults import PADDING, Fault, diagnose, mixture
 from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
 from klrl.doctor.user_code import load, make_network
-from klrl.doctor.user_loss import FunctionLoss, ModuleLoss, find_loss, gradient
+from klrl.doctor.user_loss import FunctionLoss, Loss, find_loss, gradient
 
 #: Reward per nat.
 COEF = 0.5
@@ -51,62 +50,36 @@ class Spread:
 
 @dataclass(frozen=True)
 class KindResult:
-    """What came out for the problems of one kind.
-
-    Attributes:
-        name: of the kind.
-        kl: KL(pi||pi_ref) of an episode, nats.
-        cosine: of minus the loss's expected gradient with that of J.
-        error: |gradient / scale - true| / |true|.
-        scale: what the loss multiplies the gradient with (a mean over steps, for example), read
-            off the return's part; 1 where that is not the return's.
-        sampled: mean over problems of a sampled batch's gradient along the true one; 1 is unbiased.
-        stderr: its standard error.
-        faults: what is wrong; empty: nothing.
-    """
+    """What came out for the problems of one kind."""
 
     name: str
-    kl: Spread
-    cosine: Spread
-    error: Spread
+    kl: Spread  # KL(pi||pi_ref) of an episode, nats
+    cosine: Spread  # of minus the loss's expected gradient with that of J
+    error: Spread  # |gradient / scale - true| / |true|
+    #: What the loss multiplies the gradient with (a mean over steps, for example), read off the
+    #: return's part; 1 where that is not the return's.
     scale: Spread
+    #: Mean over problems of a sampled batch's gradient along the true one; 1 is unbiased.
     sampled: float
-    stderr: float
+    stderr: float  # of ``sampled``
     faults: tuple[Fault, ...]
 
 
 @dataclass(frozen=True)
 class LossReport:
-    """The verdict on a loss.
+    """The verdict on a loss."""
 
-    Attributes:
-        loss: its name.
-        described: its convention.
-        placement: where the KL is charged.
-        seeds: problems of each kind.
-        has_return: whether it has a part for the return; else it is a penalty alone.
-        kinds: what came out for each.
-    """
-
-    loss: str
-    described: str
+    loss: str  # its name
+    described: str  # its convention
     placement: str
-    seeds: int
-    has_return: bool
+    seeds: int  # problems of each kind
+    has_return: bool  # else it is a penalty alone
     kinds: tuple[KindResult, ...]
 
     @property
     def ok(self) -> bool:
         """Whether the loss has the true gradient everywhere."""
         return not any(kind.faults for kind in self.kinds)
-
-    def by_fault(self) -> dict[Fault, list[str]]:
-        """Each fault with the kinds of problems that have it."""
-        listed: dict[Fault, list[str]] = {}
-        for kind in self.kinds:
-            for fault in kind.faults:
-                listed.setdefault(fault, []).append(kind.name)
-        return listed
 
 
 def examine_loss(
@@ -117,22 +90,12 @@ def examine_loss(
     settings: Mapping[str, Any] | None = None,
     seeds: int = 100,
 ) -> LossReport:
-    """Compare the gradient of a loss with the true one.
-
-    Args:
-        name: ``package.module:NAME`` or ``path/file.py:NAME``.
-        actor: the same of a function (observations, actions) -> network; None: a table of logits.
-        placement: where the KL is charged: ``loss``, ``split`` or ``reward``.
-        settings: further keywords of the loss.
-        seeds: problems of each kind.
+    """Compare the gradient of a loss with the true one; arguments as of ``klrl doctor --loss``.
 
     Raises:
-        ConfigError: a name that leads nowhere, a loss that cannot be called as docs/doctor.md says,
-            that has no gradient, or whose value is not one finite number; seeds < 2.
+        ConfigError: a loss that cannot be called as docs/doctor.md says, or has no gradient.
         LossError: the loss raises.
     """
-    if placement not in PLACEMENTS:
-        raise ConfigError(f"--placement {placement}: choose one of {', '.join(PLACEMENTS)}")
     if seeds < 2:
         raise ConfigError(f"--seeds {seeds}: give 2 or more")
     torch.set_num_threads(1)
@@ -145,7 +108,7 @@ def examine_loss(
     make = tabular if actor is None else make_network(actor, load("--actor", actor))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        kinds = tuple(_examine_kind(loss, name, kind, make, placement, seeds) for kind in KINDS)
+        kinds = tuple(_examine_kind(loss, kind, make, seeds) for kind in KINDS)
     return LossReport(name, loss.described, placement, seeds, loss.has_return, kinds)
 
 
@@ -172,15 +135,8 @@ class _Case:
         return (without - self.whole) / COEF
 
 
-def _examine_kind(
-    loss: FunctionLoss | ModuleLoss,
-    name: str,
-    kind: Kind,
-    make: MakeNetwork,
-    placement: str,
-    seeds: int,
-) -> KindResult:
-    cases = [_case(loss, name, Problem(kind, seed, make), placement) for seed in range(seeds)]
+def _examine_kind(loss: Loss, kind: Kind, make: MakeNetwork, seeds: int) -> KindResult:
+    cases = [_case(loss, Problem(kind, seed, make)) for seed in range(seeds)]
     problems = [case.problem for case in cases]
     right = {"kl": [case.kl for case in cases], "return": [-case.returns for case in cases]}
     diagnosis = diagnose(
@@ -196,22 +152,19 @@ def _examine_kind(
     if any(case.padding for case in cases):
         # What padding has spoilt is no known gradient.
         faults = [PADDING, *(fault for fault in faults if not fault.code.startswith("unknown"))]
-    along = torch.tensor(
-        [
-            float(case.sampled @ case.true / (case.true @ case.true)) / factor
-            for case, factor in zip(cases, factors, strict=True)
-        ]
-    )
+    cosines, errors, parts = [], [], []
+    for case, factor in zip(cases, factors, strict=True):
+        true = case.true
+        cosine = case.whole @ true / (case.whole.norm() * true.norm()).clamp_min(1e-300)
+        cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
+        errors.append(float((case.whole / factor - true).norm() / true.norm()))
+        parts.append(float(case.sampled @ true / (true @ true)) / factor)
+    along = torch.tensor(parts)
     return KindResult(
         kind.name,
         kl=Spread.of([case.problem.kl() for case in cases]),
-        cosine=Spread.of([_cosine(case.whole, case.true) for case in cases]),
-        error=Spread.of(
-            [
-                float((case.whole / factor - case.true).norm() / case.true.norm())
-                for case, factor in zip(cases, factors, strict=True)
-            ]
-        ),
+        cosine=Spread.of(cosines),
+        error=Spread.of(errors),
         scale=Spread.of(factors),
         sampled=float(along.mean()),
         stderr=float(along.std() / math.sqrt(seeds)),
@@ -219,36 +172,25 @@ def _examine_kind(
     )
 
 
-def _case(loss: FunctionLoss | ModuleLoss, name: str, problem: Problem, placement: str) -> _Case:
-    every, charged = problem.everything, loss.on(problem, COEF, placement)
+def _case(loss: Loss, problem: Problem) -> _Case:
+    every, charged = problem.everything, loss.on(problem, COEF)
 
     def ascent(value: Tensor) -> Tensor:
-        return -gradient(name, value, problem)
+        return -gradient(loss.name, value, problem)
 
     whole = ascent(charged(every, False))
     padding = False
     if isinstance(loss, FunctionLoss) and problem.kind.ends:
         other = ascent(charged(every, True))
         padding = float((other - whole).norm()) > 1e-6 * float(whole.norm())
+    returns, kl = problem.true_gradients()
     without = None
     if loss.has_return:
-        without = ascent(loss.on(problem, 0.0, placement)(every, False))
-    returns, kl = problem.true_gradients()
-    return _Case(
-        problem,
-        whole,
-        without,
-        sampled=ascent(charged(problem.sample(), False)),
-        padding=padding,
-        returns=returns if loss.has_return else torch.zeros_like(returns),
-        kl=kl,
-    )
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """Within -1 and 1; 0 where a gradient is 0."""
-    cosine = a @ b / (a.norm() * b.norm()).clamp_min(1e-300)
-    return float(cosine.clamp(-1.0, 1.0))
+        without = ascent(loss.on(problem, 0.0)(every, False))
+    else:
+        returns = torch.zeros_like(returns)
+    sampled = ascent(charged(problem.sample(), False))
+    return _Case(problem, whole, without, sampled, padding, returns, kl)
 
 
 def report_text(report: LossReport) -> str:
@@ -279,12 +221,9 @@ def report_text(report: LossReport) -> str:
     ]
     if report.ok:
         return "\n".join([*lines, "RIGHT: the gradient of J on every problem"])
-    verdicts = [
-        f"WRONG ({', '.join(kinds)}): {fault.words}" for fault, kinds in report.by_fault().items()
-    ]
-    return "\n".join([*lines, *verdicts])
-
-
-def report_json(report: LossReport) -> dict[str, Any]:
-    """The report as what json can write."""
-    return {**asdict(report), "coef": COEF, "ok": report.ok}
+    of_kinds: dict[Fault, list[str]] = {}
+    for kind in report.kinds:
+        for fault in kind.faults:
+            of_kinds.setdefault(fault, []).append(kind.name)
+    lines += [f"WRONG ({', '.join(names)}): {fault.words}" for fault, names in of_kinds.items()]
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Small problems whose expectations are sums: for the gradient of a loss that klrl did not write.
 
 A policy's probabilities are whole multiples of ``1 / tickets``, so that a batch exists in which
-every episode stands exactly as often as it is probable: the gradient of a loss on that batch is its
+every episode occurs exactly as often as it is probable: the gradient of a loss on that batch is its
 expected gradient, without a sampling error. The true gradient comes from elsewhere: autograd of the
 objective, a sum over distinct episodes.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,23 +29,15 @@ MakeNetwork = Callable[[int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Kind:
-    """The sizes of a problem.
+    """The sizes of a problem."""
 
-    Attributes:
-        name: as it is printed.
-        starts: states that an episode may begin in, all equally likely.
-        actions: per state.
-        steps: of an episode, at most.
-        tickets: probabilities are multiples of 1 / tickets.
-        ends: whether action 0 ends an episode, as an EOS token does; padding follows it, and
-            the only reward is a score on the last token.
-    """
-
-    name: str
-    starts: int
-    actions: int
-    steps: int
-    tickets: int
+    name: str  # as it is printed
+    starts: int  # states that an episode may begin in, all equally likely
+    actions: int  # per state
+    steps: int  # of an episode, at most
+    tickets: int  # probabilities are multiples of 1 / tickets
+    #: Whether action 0 ends an episode, as an EOS token does; padding follows it, and the only
+    #: reward is a score on the last token.
     ends: bool = False
 
     @property
@@ -62,17 +55,11 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Episodes:
-    """What was done, [N, steps] each.
+    """What was done, [N, steps] each."""
 
-    Attributes:
-        states: before each action.
-        actions: in those states.
-        mask: bool, where the episode has not ended; elsewhere is padding.
-    """
-
-    states: Tensor
+    states: Tensor  # before each action
     actions: Tensor
-    mask: Tensor
+    mask: Tensor  # bool, where the episode has not ended; elsewhere is padding
 
     def rows(self, index: Tensor) -> Episodes:
         """Some of the episodes."""
@@ -80,11 +67,9 @@ class Episodes:
 
 
 class Shifted(nn.Module):
-    """A network whose logits are shifted by constants, so that its probabilities are given ones.
+    """A network whose logits are shifted by constants, so that its log-probs are given ones.
 
-    Args:
-        network: from observations [..., states], one-hot, to logits [..., actions].
-        log_probs: what its log-probs become, [states, actions].
+    From observations [..., states], one-hot, to logits [..., actions]; log_probs [states, actions].
     """
 
     shift: Tensor
@@ -111,22 +96,14 @@ class Numbers:
     """What a loss may ask for about a batch of episodes, [N, steps] in nats or reward units.
 
     Outside the mask everything may be anything, but rewards are 0 there.
-
-    Attributes:
-        episodes: what was done.
-        logits: log pi_theta of every action, [N, steps, actions], differentiable.
-        ref_logits: log pi_ref of every action, the same shape.
-        old_log_probs: log pi_old of what was done; its values are those of pi_theta.
-        rewards: charged where the placement charges them.
-        advantages: sums of the rewards to come, minus their mean in that state.
     """
 
     episodes: Episodes
-    logits: Tensor
-    ref_logits: Tensor
-    old_log_probs: Tensor
-    rewards: Tensor
-    advantages: Tensor
+    logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
+    ref_logits: Tensor  # log pi_ref, likewise
+    old_log_probs: Tensor  # log pi_old of what was done; its values are those of pi_theta
+    rewards: Tensor  # charged where the placement charges them
+    advantages: Tensor  # sums of the rewards to come, minus their mean in that state
 
     @property
     def mask(self) -> Tensor:
@@ -150,27 +127,16 @@ class Numbers:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
             return torch.where(mask, x, 2 * x.detach() - 1)
 
-        return replace(
-            self,
-            logits=changed(self.logits),
-            ref_logits=changed(self.ref_logits),
-            old_log_probs=changed(self.old_log_probs),
-            advantages=changed(self.advantages),
-        )
+        names = ("logits", "ref_logits", "old_log_probs", "advantages")
+        others: dict[str, Any] = {name: changed(getattr(self, name)) for name in names}
+        return replace(self, **others)
 
 
 class Problem:
-    """One random problem.
+    """One random problem: its probabilities, rewards and networks come from ``seed``.
 
-    Args:
-        kind: its sizes.
-        seed: of its probabilities, rewards and networks.
-        make: the policy's network.
-
-    Attributes:
-        policy: pi_theta, and pi_old too.
-        ref: pi_ref, the same network with other probabilities.
-        everything: each episode as often as it is probable, times a whole number.
+    ``policy`` is pi_theta, and pi_old too; ``ref`` pi_ref, the same network with other
+    probabilities. ``everything`` has each episode as often as it is probable, times a whole number.
     """
 
     def __init__(self, kind: Kind, seed: int, make: MakeNetwork = tabular) -> None:
@@ -205,28 +171,21 @@ class Problem:
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Episodes, coef: float, placement: str = "loss") -> Numbers:
-        """What a loss may ask for.
+        """What a loss may ask for; ``coef`` in reward per nat.
 
-        Args:
-            episodes: the batch.
-            coef: reward per nat.
-            placement: ``loss``: rewards are uncharged; ``split``: charged with the exact KL of
-                every step (advantages: of later steps); ``reward``: charged with k1.
+        With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact KL of
+        every step (advantages: of later steps), with ``reward`` with k1.
         """
         log_p, log_q = self._log_tables()
         states, actions = episodes.states, episodes.actions
         old = log_p.detach()[states, actions]
         rewards, gains = self._charged(episodes, coef, placement)
-        gains = gains - self._baseline(coef, placement)[states]
-        return Numbers(episodes, log_p[states], log_q[states], old, rewards, gains)
-
-    def _baseline(self, coef: float, placement: str) -> Tensor:
-        """The mean of what is still to come in each state, [states]."""
         key = coef, placement
         if key not in self._baselines:
-            _, gains = self._charged(self.everything, coef, placement)
-            self._baselines[key] = _mean_by_state(gains, self.everything, self.kind.states)
-        return self._baselines[key]
+            _, all_gains = self._charged(self.everything, coef, placement)
+            self._baselines[key] = _mean_by_state(all_gains, self.everything, self.kind.states)
+        advantages = gains - self._baselines[key][states]
+        return Numbers(episodes, log_p[states], log_q[states], old, rewards, advantages)
 
     def true_gradients(self) -> tuple[Tensor, Tensor]:
         """Gradients of E[return] and of KL(pi||ref), a sum over distinct episodes; flat."""
@@ -236,11 +195,8 @@ class Problem:
         log_prob, ref = (x[at].masked_fill(~episodes.mask, 0.0).sum(1) for x in (log_p, log_q))
         p = log_prob.exp() / self.kind.starts
         returns = self.raw_rewards(episodes).sum(1)
-        values = (p * returns).sum(), (p * (log_prob - ref)).sum()
-        return (
-            flat_gradient(values[0], self.parameters),
-            flat_gradient(values[1], self.parameters),
-        )
+        gain, kl = (p * returns).sum(), (p * (log_prob - ref)).sum()
+        return flat_gradient(gain, self.parameters), flat_gradient(kl, self.parameters)
 
     def kl(self) -> float:
         """KL(pi||ref) of an episode, nats."""
@@ -328,13 +284,7 @@ def _draws(starts: int, outcomes: int, steps: int) -> Tensor:
 
 
 def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Episodes:
-    """Follow draws through the states; behind its end an episode goes on with action 0.
-
-    Args:
-        kind: of the problem.
-        draws: starts and outcomes, [N, 1 + steps].
-        action_of: the action of each outcome, [states, outcomes].
-    """
+    """Follow draws [N, 1 + steps] by ``action_of`` [states, outcomes]; action 0 behind the end."""
     state, alive = draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
     states, actions, mask = [], [], []
     for step in range(kind.steps):

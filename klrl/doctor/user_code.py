@@ -17,15 +17,7 @@ from klrl.doctor.problems import DOUBLE, MakeNetwork
 
 
 def load(option: str, name: str) -> Any:
-    """What ``package.module:name`` or ``path/file.py:name`` names.
-
-    Args:
-        option: what names it, for the error: ``--loss``.
-        name: the value.
-
-    Raises:
-        ConfigError: no such form, module, file or name; an import that fails; not callable.
-    """
+    """What ``package.module:name`` or ``path/file.py:name``, given by an option, names."""
     setting = f"{option} {name}"
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
@@ -44,10 +36,7 @@ def load(option: str, name: str) -> Any:
 def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
     """``--actor``: the user's function (observations, actions) -> network, checked.
 
-    Raises:
-        ConfigError: no network, or one whose logits are not [..., actions], have no gradient or
-            change from call to call.
-        LossError: it raises.
+    Its logits are [..., actions], have a gradient, and are the same at each call.
     """
     setting = f"--actor {name}"
 
@@ -59,10 +48,9 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
                 f"{setting}: returned {type(network).__name__}; return a network (nn.Module) from "
                 "observations [..., observations] to logits [..., actions]"
             )
-        with told(setting):
-            network = deepcopy(network).to(DOUBLE)  # policy and reference may be given the same
         eye = torch.eye(observations, dtype=DOUBLE)
         with told(setting):
+            network = deepcopy(network).to(DOUBLE)  # policy and reference may be given the same
             logits, again = network(eye), network(eye)
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if shape != (observations, actions):
@@ -82,11 +70,7 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
 
 
 def settings_of(words: list[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` as keywords; a value is a Python literal, true, false, null, or a text.
-
-    Raises:
-        ConfigError: another form.
-    """
+    """``NAME=VALUE`` as keywords; a value is a Python literal, true, false, null, or a text."""
     values = {}
     for word in words:
         name, equals, text = word.partition("=")

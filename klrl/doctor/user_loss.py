@@ -25,14 +25,7 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
-from klrl.doctor.problems import (
-    DOUBLE,
-    Episodes,
-    Numbers,
-    Problem,
-    differentiate,
-    flatten,
-)
+from klrl.doctor.problems import DOUBLE, Episodes, Numbers, Problem, differentiate, flatten
 from klrl.doctor.user_code import load, told
 
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
@@ -61,20 +54,9 @@ NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
 class FunctionLoss:
-    """A plain function of tensors.
+    """A plain function of tensors, called with the arguments of :data:`ARGUMENTS` that it has.
 
-    Args:
-        name: ``--loss``.
-        function: called with the arguments of :data:`ARGUMENTS` that it has, by name.
-        settings: further keywords.
-        placement: where the KL is charged; with ``reward`` only a required ``coef`` is given.
-
-    Attributes:
-        takes: the arguments that it is given.
-
-    Raises:
-        ConfigError: an argument that the doctor does not have; neither log_probs nor logits; no
-            coef though the loss charges the KL.
+    With ``placement="reward"`` only a required ``coef`` is given.
     """
 
     def __init__(
@@ -82,14 +64,12 @@ class FunctionLoss:
         name: str,
         function: Callable[..., Any],
         settings: Mapping[str, Any],
-        placement: str = "loss",
+        placement: str,
     ) -> None:
-        self._name, self._function, self._settings = name, function, settings
-        parameters = _signature(name, function)
-        _require_known(name, parameters, settings)
+        self.name, self._function, self._settings = name, function, settings
+        self.placement = placement
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
-        _refuse_given(settings, canonical)
-        free = [p for p in parameters.values() if p.name not in settings and _named(p)]
+        free = _free(name, function, settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
         missing = [p.name for p in free if p.name not in given and p.default is p.empty]
         if missing:
@@ -100,41 +80,35 @@ class FunctionLoss:
         if placement == "reward":  # the loss has nothing to charge, unless it insists
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
-        self._given, self.takes = given, tuple(given.values())
-        if not {"log_probs", "logits"} & set(self.takes):
+        self._given, takes = given, given.values()
+        self.described = f"a function of {', '.join(takes)}"
+        self.has_return = bool({"rewards", "advantages"} & set(takes))  # else a penalty alone
+        if not {"log_probs", "logits"} & set(takes):
             raise ConfigError(
                 f"--loss {name}: takes neither log_probs nor logits, so it has no gradient; take "
                 "one of them, or an actor for a LossModule"
             )
-        if "coef" not in self.takes and placement != "reward":
+        if "coef" not in takes and placement != "reward":
             raise ConfigError(
                 f"--loss {name}: takes no coef; take it, or give --placement reward where the "
                 "rewards are charged with the KL before"
             )
 
-    @property
-    def has_return(self) -> bool:
-        """Whether it takes rewards or advantages; else it is a penalty alone."""
-        return bool({"rewards", "advantages"} & set(self.takes))
-
-    @property
-    def described(self) -> str:
-        """What it is, in words."""
-        return f"a function of {', '.join(self.takes)}"
-
-    def on(self, problem: Problem, coef: float, placement: str) -> LossOfBatch:
+    def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
 
         def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
-            numbers = problem.numbers(episodes, coef, placement)
+            numbers = problem.numbers(episodes, coef, self.placement)
             if other_padding:
                 numbers = numbers.other_padding()
-            values = {
-                key: _value(numbers, coef, canonical) for key, canonical in self._given.items()
+            known = {"coef": coef, "actions": episodes.actions.clone()}
+            values = {  # copies: the user's code may write into them
+                key: known[name] if name in known else getattr(numbers, name).clone()
+                for key, name in self._given.items()
             }
-            with told(f"--loss {self._name}"):
+            with told(f"--loss {self.name}"):
                 value = self._function(**values, **self._settings)
-            return _scalar(self._name, value)
+            return _scalar(self.name, value)
 
         return loss
 
@@ -142,19 +116,7 @@ class FunctionLoss:
 class ModuleLoss:
     """A LossModule, built anew for every problem and coefficient.
 
-    Args:
-        name: ``--loss``.
-        build: the class, or a function that returns a module.
-        settings: further keywords.
-        placement: where the KL is charged; with ``reward`` the loss gets neither reference nor
-            coefficient unless it requires them.
-
-    Attributes:
-        counted: the terms that were added.
-        left_out: terms of the critic and of the entropy bonus, which were not.
-
-    Raises:
-        ConfigError: an argument that the doctor does not have, or no coefficient.
+    With ``placement="reward"`` it gets neither reference nor coefficient unless it requires them.
     """
 
     has_return = True
@@ -164,15 +126,13 @@ class ModuleLoss:
         name: str,
         build: Callable[..., Any],
         settings: Mapping[str, Any],
-        placement: str = "loss",
+        placement: str,
     ) -> None:
-        self._name, self._build, self._settings = name, build, settings
-        parameters = _signature(name, build)
-        _require_known(name, parameters, settings)
-        free = [p for p in parameters.values() if p.name not in settings and _named(p)]
+        self.name, self._build, self._settings = name, build, settings
+        self.placement = placement
+        free = _free(name, build, settings, (*ACTORS, *REFERENCES, *COEFS))
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
-        _refuse_given(settings, (*ACTORS, *REFERENCES, *COEFS))
         self._actor = _first(ACTORS, names)
         critic = _first(CRITICS, names)
         self._critic = critic if critic in required else None
@@ -192,8 +152,8 @@ class ModuleLoss:
                 f"--loss {name}: asks for {unknown[0]}, which the doctor does not have; give it "
                 f"behind as {unknown[0]}=VALUE"
             )
-        self.counted: list[str] = []
-        self.left_out: list[str] = []
+        self.counted: list[str] = []  # the terms that were added
+        self.left_out: list[str] = []  # those of the critic and of the entropy bonus
 
     @property
     def described(self) -> str:
@@ -206,7 +166,7 @@ class ModuleLoss:
             text += f"; not counted: {', '.join(self.left_out)}"
         return text
 
-    def on(self, problem: Problem, coef: float, placement: str) -> LossOfBatch:
+    def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
         given: dict[str, Any] = {str(self._actor): _actor(problem.policy)}
         if self._critic is not None:
@@ -215,41 +175,37 @@ class ModuleLoss:
             given[self._reference] = _actor(problem.ref)
         if self._coef is not None:
             given[self._coef] = coef
-        with told(f"--loss {self._name}"):
+        with told(f"--loss {self.name}"):
             module = self._build(**given, **self._settings)
 
         def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
-            data = _tensordict(problem, problem.numbers(episodes, coef, placement))
-            with told(f"--loss {self._name}"):
+            data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
+            with told(f"--loss {self.name}"):
                 out = module(data)
             return self._total(out)
 
         return loss
 
     def _total(self, out: Any) -> Tensor:
-        if isinstance(out, Tensor):
-            return _scalar(self._name, out)
         if not isinstance(out, TensorDictBase | Mapping):
-            return _scalar(self._name, out)
+            return _scalar(self.name, out)
         terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
         self.counted = [key for key in terms if key not in NOT_COUNTED]
         self.left_out = [key for key in terms if key in NOT_COUNTED]
         if not self.counted:
             raise ConfigError(
-                f"--loss {self._name}: returned no term whose name begins with loss_; name it so, "
+                f"--loss {self.name}: returned no term whose name begins with loss_; name it so, "
                 "as TorchRL's losses do"
             )
-        return torch.stack([_scalar(self._name, out[key], key) for key in self.counted]).sum()
+        return torch.stack([_scalar(self.name, out[key], key) for key in self.counted]).sum()
 
 
-def find_loss(
-    name: str, settings: Mapping[str, Any], placement: str = "loss"
-) -> FunctionLoss | ModuleLoss:
-    """The loss that ``--loss`` names, with its convention.
+#: By its convention.
+Loss = FunctionLoss | ModuleLoss
 
-    Raises:
-        ConfigError: see :func:`load` and the two classes.
-    """
+
+def find_loss(name: str, settings: Mapping[str, Any], placement: str) -> Loss:
+    """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
     parameters = _signature(name, value)
     if _first(ACTORS, list(parameters)):
@@ -263,12 +219,7 @@ def find_loss(
 
 
 def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
-    """The gradient of a loss at the policy's parameters, flat.
-
-    Raises:
-        ConfigError: there is none, or it is not finite.
-        LossError: differentiating it raises.
-    """
+    """The gradient of a loss at the policy's parameters, flat; refused if it is not finite."""
     setting = f"--loss {name}"
     nothing = f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
     if not value.requires_grad:
@@ -281,13 +232,6 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     if not flat.isfinite().all():
         raise ConfigError(f"{setting}: its gradient is {_example(flat)}; look for log 0 and 0 / 0")
     return flat
-
-
-def _value(numbers: Numbers, coef: float, name: str) -> Any:
-    if name == "coef":
-        return coef
-    holder = numbers.episodes if name == "actions" else numbers
-    return getattr(holder, name).clone()  # the user's code may write into it
 
 
 def _scalar(name: str, value: Any, term: str = "") -> Tensor:
@@ -353,11 +297,8 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
 
 
 def _signature(name: str, value: Any) -> Mapping[str, inspect.Parameter]:
-    """Its arguments; a class's are its ``__init__``'s, a module's its ``forward``'s.
-
-    Metaclasses hide the first, ``nn.Module.__call__`` the second.
-    """
-    try:
+    """Its arguments; a class's are its ``__init__``'s, a module's its ``forward``'s."""
+    try:  # metaclasses hide the first, nn.Module.__call__ the second
         if not inspect.isclass(value):
             called = value.forward if isinstance(value, nn.Module) else value
             return inspect.signature(called).parameters
@@ -369,26 +310,20 @@ def _signature(name: str, value: Any) -> Mapping[str, inspect.Parameter]:
         ) from error
 
 
-def _require_known(
-    name: str, parameters: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]
-) -> None:
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for key, value in settings.items():
-        if key not in parameters:
-            raise ConfigError(
-                f"{key}={value}: --loss {name} has no such argument; it has {', '.join(parameters)}"
-            )
-
-
-def _refuse_given(settings: Mapping[str, Any], given: Collection[str]) -> None:
-    for key, value in settings.items():
+def _free(
+    name: str, value: Any, settings: Mapping[str, Any], given: Collection[str]
+) -> list[inspect.Parameter]:
+    """The keywords that the settings leave open; those that the doctor gives are not the user's."""
+    parameters = _signature(name, value)
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key, setting in settings.items():
+        if key not in parameters and not anything:
+            has = ", ".join(parameters)
+            raise ConfigError(f"{key}={setting}: --loss {name} has no such argument; it has {has}")
         if key in given:
-            raise ConfigError(f"{key}={value}: the doctor gives it; leave it out")
-
-
-def _named(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            raise ConfigError(f"{key}={setting}: the doctor gives it; leave it out")
+    keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p for p in parameters.values() if p.name not in settings and p.kind in keywords]
 
 
 def _first(names: tuple[str, ...], among: list[str]) -> str | None:

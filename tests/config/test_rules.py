@@ -9,22 +9,21 @@ from pkgutil import iter_modules
 import pytest
 
 from klrl.base.errors import ConfigError
-from klrl.config import GROUPS, rules
+from klrl.config import GROUPS, JOBS, rules
 from klrl.config.catalogue import settings
-from klrl.config.combinations import CHECKS
 from klrl.config.compose import job_config
 from klrl.config.rules.unread import UNREAD
 
 #: These ask the command line too, and ``compose`` asks them.
 TYPED = {"unread", "objective"}
 FILES = sorted({each.name for each in iter_modules(rules.__path__)} - TYPED)
-KEYS = sorted({rule.key for several in UNREAD.values() for rule in several})
+KEYS = sorted({key for rules in UNREAD.values() for rule in rules for key in rule.keys.split()})
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_check_of_a_file_is_made(file) -> None:
     module = import_module(f"{rules.__name__}.{file}")
-    listed = {check for checks in CHECKS.values() for check in checks}
+    listed = {check for domain in JOBS for check in rules.rules_of(domain)}
     own = {f for _, f in getmembers(module, isfunction) if f.__module__ == module.__name__}
     assert own
     assert own <= listed

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from klrl.__main__ import compose, main
 from klrl.base.errors import ConfigError
 from klrl.config.checks import to_config
-from klrl.config.rules.rollout import BASE_CONTEXT
+from klrl.config.rules.language import BASE_CONTEXT
 from klrl.language.base_model import Recipe
 from tests.runs.commands import rows_of
 

@@ -1,7 +1,8 @@
-"""Parts of the user's own: ``GROUP=custom GROUP.target=package.module:Name GROUP.args.x=1``.
+# ruff: noqa: F401 (these are the names of klrl.config.own)
+"""Custom parts: ``GROUP=custom GROUP.target=package.module:Name GROUP.args.x=1``.
 
 That is one more choice of the registry, whose factory calls :func:`make_own`. No torch in here, but
-the user's module may import it. docs/extending.md is the page to this.
+the user's module may import it. See docs/extending.md.
 """
 
 from klrl.config.own.args import help_of
@@ -10,22 +11,3 @@ from klrl.config.own.find import find_function, find_target, make_own, require, 
 from klrl.config.own.parts import GIVEN, own_parts, restore
 from klrl.config.own.sources import changed_sources, check_sources, manifest_of
 from klrl.config.own.state import saves, unsaved
-
-__all__ = [
-    "GIVEN",
-    "changed_sources",
-    "check_sources",
-    "complete",
-    "complete_part",
-    "find_function",
-    "find_target",
-    "help_of",
-    "make_own",
-    "manifest_of",
-    "own_parts",
-    "require",
-    "restore",
-    "saves",
-    "told",
-    "unsaved",
-]

@@ -1,6 +1,6 @@
-"""The ``args`` of a part of the user's own: typed, complete, in their ranges.
+"""The ``args`` of a custom part: typed, complete, in their ranges.
 
-By the dataclass ``NameConfig`` beside Name, else by Name's own arguments.
+By the dataclass ``NameConfig`` next to Name, else by Name's own arguments.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, Union
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config.checks import NoValueError, checked_value
+from klrl.config.explain import expected
 from klrl.config.fields import OPEN_RANGE, OwnPart
 from klrl.config.own.find import arguments, find_target, named, told
 from klrl.config.own.parts import GIVEN
@@ -29,11 +30,7 @@ _INDEX = re.compile(r"\[\d+\]$")
 
 
 def typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict[str, Any]:
-    """The args of a part, typed and complete.
-
-    Raises:
-        ConfigError: an unknown, missing or wrong one.
-    """
+    """The args of a part, typed and complete."""
     text, given = named(setting, part), GIVEN[_INDEX.sub("", setting)]
     takes, rest = arguments(text, target)
     any_name = rest and not inspect.isclass(target)  # the rest of a class's is klrl's alone
@@ -52,21 +49,7 @@ def typed_args(setting: str, part: OwnPart, target: Callable[..., Any]) -> dict[
                 )
         return _typed(setting, part, _fields_of_arguments(target, own), any_name)
     typed = _typed(setting, part, _fields_of_schema(schema), False)
-    _check_taken(text, schema, typed, takes, given, any_name)
-    with told(setting, part):
-        schema(**typed)  # it may have checks of its own
-    return typed
-
-
-def _check_taken(
-    text: str,
-    schema: type,
-    typed: Mapping[str, Any],
-    takes: Mapping[str, inspect.Parameter],
-    given: tuple[str, ...],
-    any_name: bool,
-) -> None:
-    """The dataclass beside a part and the part's own arguments must be the same."""
+    # The dataclass and the part's own arguments must be the same.
     for name in typed:
         if name not in takes and not any_name:
             raise ConfigError(f"{text}: {schema.__name__} has {name}, which it does not take")
@@ -75,10 +58,13 @@ def _check_taken(
             raise ConfigError(
                 f"{text}: asks for {name}, which neither klrl nor {schema.__name__} has"
             )
+    with told(setting, part):
+        schema(**typed)  # it may have checks of its own
+    return typed
 
 
 def schema_of(part: OwnPart, target: Callable[..., Any]) -> type | None:
-    """The dataclass ``NameConfig`` beside a part; None without one."""
+    """The dataclass ``NameConfig`` next to a part; None without one."""
     assert part.target is not None
     name = part.target.rpartition(":")[2].rpartition(".")[2]
     for module in (part.target.rpartition(":")[0], getattr(target, "__module__", "")):
@@ -89,7 +75,7 @@ def schema_of(part: OwnPart, target: Callable[..., Any]) -> type | None:
 
 
 def help_of(setting: str, part: OwnPart) -> dict[str, str]:
-    """Dotted key -> what the dataclass beside a part says of its args."""
+    """Dotted key -> what the dataclass next to a part says of its args."""
     schema = schema_of(part, find_target(setting, part))
     described = {} if schema is None else {f.name: f for f in dataclasses.fields(schema)}
     notes = {name: f.metadata.get("help", "") for name, f in described.items()}
@@ -102,16 +88,13 @@ _Field = tuple[str, Any, Any]
 
 def _fields_of_schema(schema: type) -> list[_Field]:
     hints = _hints(schema)
-    fields = [f for f in dataclasses.fields(schema) if f.init]
-    return [(f.name, hints.get(f.name, Any), _copied(f)) for f in fields]
-
-
-def _copied(f: dataclasses.Field[Any]) -> Any:
-    """A field like another; a dataclass takes no field of another one."""
-    default = {"default": f.default} if f.default is not dataclasses.MISSING else {}
-    if f.default_factory is not dataclasses.MISSING:
-        default = {"default_factory": f.default_factory}
-    return dataclasses.field(**default, metadata=dict(f.metadata))
+    fields: list[_Field] = []
+    for f in dataclasses.fields(schema):
+        # A dataclass takes no field of another one.
+        again = {name: getattr(f, name) for name in ("default", "default_factory", "metadata")}
+        if f.init:
+            fields.append((f.name, hints.get(f.name, Any), dataclasses.field(**again)))
+    return fields
 
 
 def _fields_of_arguments(
@@ -121,13 +104,12 @@ def _fields_of_arguments(
     hints = _hints(target.__init__ if inspect.isclass(target) else target)
     fields: list[_Field] = []
     for name, p in takes.items():
+        default = dataclasses.field(default=MISSING, metadata={_LEFT_OUT: True})
         if p.default is p.empty:
-            fields.append((name, hints.get(name, Any), dataclasses.field()))
+            default = dataclasses.field()
         elif p.default is None or isinstance(p.default, bool | int | float | str):
-            fields.append((name, hints.get(name, Any), dataclasses.field(default=p.default)))
-        else:
-            unset = dataclasses.field(default=MISSING, metadata={_LEFT_OUT: True})
-            fields.append((name, hints.get(name, Any), unset))
+            default = dataclasses.field(default=p.default)
+        fields.append((name, hints.get(name, Any), default))
     return fields
 
 
@@ -165,7 +147,7 @@ def _typed(setting: str, part: OwnPart, fields: list[_Field], any_name: bool) ->
             f"{setting}.args.{name}: {part.target} has no such argument"
             f"{nearest(str(name), known) or f'; {has}'}"
         )
-    # Those without a default may stand behind others.
+    # Those without a default may come after others.
     schema = dataclasses.make_dataclass("Args", fields, kw_only=True)
     node: DictConfig = OmegaConf.structured(schema)
     typed: dict[str, Any] = {}
@@ -175,7 +157,8 @@ def _typed(setting: str, part: OwnPart, fields: list[_Field], any_name: bool) ->
             try:
                 node[name] = part.args[name]
             except OmegaConfBaseException as error:
-                raise ConfigError(f"{key}={part.args[name]}: {_expected(error)}") from error
+                given = part.args[name]
+                raise ConfigError(f"{key}={given}: {expected(error, key, given)}") from error
         if OmegaConf.is_missing(node, name):
             if _LEFT_OUT in f.metadata:
                 continue
@@ -191,18 +174,3 @@ def _in_range(key: str, value: Any, metadata: Mapping[str, Any]) -> Any:
         return checked_value(key, value, {"optional": False, **rule})
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return checked_value(key, value, {**OPEN_RANGE, **rule}) if rule and number else value
-
-
-def _expected(error: OmegaConfBaseException) -> str:
-    """What to give in place of a value of the wrong type."""
-    text = first_line(error)
-    for word, kind in (
-        ("to Float", "a number"),
-        ("to Integer", "a whole number"),
-        ("to Boolean", "true or false"),
-        ("ListConfig", "a list"),
-        ("to Dict", "a dictionary"),
-    ):
-        if word in text:
-            return f"give {kind}"
-    return text

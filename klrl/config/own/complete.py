@@ -1,4 +1,4 @@
-"""A job's parts of the user's own, made complete: found, their args typed, their sources noted."""
+"""A job's custom parts, made complete: found, their args typed, their sources noted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from klrl.config.own.trust import name_code
 
 
 def complete(config: JobConfig) -> None:
-    """Find the user's own parts of a job, in place: type their args, note their sources.
-
-    Raises:
-        ConfigError: a part cannot be found, or its args are not those that it takes.
-    """
+    """Find the custom parts of a job, in place: type their args, note their sources."""
     for setting, part in own_parts(config):
         complete_part(setting, part)
         source = own_source(named(setting, part), str(part.target))
@@ -28,9 +24,5 @@ def complete(config: JobConfig) -> None:
 
 
 def complete_part(setting: str, part: OwnPart) -> None:
-    """Type the args of one part, in place; its source stays as it is.
-
-    Raises:
-        ConfigError: as :func:`complete`.
-    """
+    """Type the args of one part, in place; its source stays."""
     part.args = typed_args(setting, part, find_target(setting, part))

@@ -1,4 +1,4 @@
-"""How a part of the user's own is found by its ``target``, and called.
+"""How a custom part is found by its ``target``, and called.
 
 Name is called with keywords: those that klrl gives to the parts of that group (:data:`GIVEN`), as
 far as Name takes them, and ``args``. What it raises becomes one line.
@@ -7,7 +7,8 @@ far as Name takes them, and ``args``. What it raises becomes one line.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from klrl.base.errors import ConfigError, with_line
@@ -19,16 +20,7 @@ from klrl.config.own.parts import GIVEN
 
 
 def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
-    """Call a part with what klrl gives and with its args.
-
-    Args:
-        setting: that holds it: ``controller``.
-        part: from a job that was completed.
-        given: values of :data:`GIVEN`.
-
-    Raises:
-        ConfigError: it cannot be found, or raises.
-    """
+    """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`)."""
     target = find_target(setting, part)
     takes, rest = arguments(named(setting, part), target)
     wanted = {name: value for name, value in given.items() if rest or name in takes}
@@ -37,11 +29,7 @@ def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
 
 
 def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
-    """A part that is itself a function of what klrl gives.
-
-    Raises:
-        ConfigError: it cannot be found, is a class, or does not take it.
-    """
+    """A part that is itself a function of what klrl gives."""
     found, given = find_target(setting, part), GIVEN[setting]
     takes, rest = arguments(named(setting, part), found)
     missing = [name for name in given if name not in takes and not rest]
@@ -53,43 +41,27 @@ def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
     return found
 
 
-class told:
-    """Turn what the user's code raises into one line: setting, value, error with its line.
-
-    Args:
-        setting: that holds the part.
-        part: whose code is called.
-    """
-
-    def __init__(self, setting: str, part: OwnPart) -> None:
-        self._text = named(setting, part)
-        self._args = f" with {setting}.args={dict(part.args)}" if part.args else ""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, ConfigError):
-            raise ConfigError(f"{self._text}{self._args}: raised {with_line(error)}") from error
+@contextmanager
+def told(setting: str, part: OwnPart) -> Iterator[None]:
+    """Turn what the user's code raises into one line: setting, value, error with its line."""
+    args = f" with {setting}.args={dict(part.args)}" if part.args else ""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{named(setting, part)}{args}: raised {with_line(error)}") from error
 
 
 def require(setting: str, part: OwnPart, made: Any, kind: type, what: str) -> Any:
-    """What a part made, if it is what the group needs.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """What a part made, if it is what the group needs."""
     if not isinstance(made, kind):
         raise ConfigError(f"{named(setting, part)}: made {type(made).__name__}; {what}")
     return made
 
 
 def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
-    """The class or function that a part names.
-
-    Raises:
-        ConfigError: it cannot be found, or is none.
-    """
+    """The class or function that a part names."""
     module_name, name = split(setting, part)
     found: Any = import_users(named(setting, part), module_name, part.path)
     for each in name.split("."):
@@ -133,17 +105,11 @@ def named(setting: str, part: OwnPart) -> str:
     return f"{setting}.target={part.target}"
 
 
-# ---------------------------------------------------------------------------------- what it takes
-
-
 def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """The keywords that a part takes, and whether it takes the rest of klrl's as well.
 
     ``**rest`` of a class goes to the class that it is derived from: its arguments count as well,
     with :data:`ITS_DEFAULT` in place of theirs. That of a plain class is its own.
-
-    Raises:
-        ConfigError: they cannot be read.
     """
     # A metaclass may hide a class's own arguments.
     calls = _constructors(target) if inspect.isclass(target) else [target]
@@ -159,7 +125,8 @@ def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.
         own = parameters[1:] if inspect.isclass(target) else parameters
         mine = {p.name: p for p in own if p.kind in keywords}
         if call is not calls[0]:
-            mine = {name: _left_to_it(p) for name, p in mine.items()}
+            defaults = [p for p in mine.values() if p.default is not p.empty]
+            mine |= {p.name: p.replace(default=ITS_DEFAULT) for p in defaults}
         takes = {**mine, **takes}
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             return takes, False
@@ -168,10 +135,6 @@ def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.
 
 #: What a class above has by default is left to it, unless it is given.
 ITS_DEFAULT = object()
-
-
-def _left_to_it(p: inspect.Parameter) -> inspect.Parameter:
-    return p if p.default is p.empty else p.replace(default=ITS_DEFAULT)
 
 
 #: Their classes take nothing that a user would give.

@@ -1,4 +1,4 @@
-"""Which parts of the user's own a job has, and what klrl gives to those of each group."""
+"""Which custom parts a job has, and what klrl gives to those of each group."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 
 
 def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
-    """The user's own parts of a job, each with its setting: ``controller``."""
+    """The custom parts of a job, each with its setting: ``controller``."""
     for group in CHOICES:
         yield from parts_in(group, getattr(config, group))
 
 
 def parts_in(group: str, part: Any) -> Iterator[tuple[str, OwnPart]]:
-    """The user's own parts among the settings of one group."""
+    """The custom parts among the settings of one group."""
     if isinstance(part, OwnPart):
         yield group, part
     for f in dataclasses.fields(part):

@@ -1,4 +1,4 @@
-"""The source of a part of the user's own: as imported, as a run began with it, in a manifest."""
+"""The source of a custom part: as imported, as a run began with it, in a manifest."""
 
 from __future__ import annotations
 
@@ -20,22 +20,13 @@ _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
 def check_sources(config: JobConfig) -> None:
-    """Refuse a job whose parts are not those that it was checked with, or begun with.
-
-    Raises:
-        ConfigError: a source has changed since.
-    """
+    """Refuse a job whose parts have changed since it was checked, or begun."""
     for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
         raise ConfigError(f"{line}; bring it back, or start another run")
 
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
-    """One line for each part whose source is not the one in the settings of the job.
-
-    Args:
-        config: the job.
-        groups: whose parts count.
-    """
+    """One line for each part whose source is not the one in the settings of the job."""
     lines = []
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
@@ -57,11 +48,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
 
 
 def named_sources(env: Any) -> dict[str, str]:
-    """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them.
-
-    Raises:
-        ConfigError: the files were changed after this process imported them.
-    """
+    """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
     found = {}
     for setting, value, _ in named_code(env):
         if find(top_level(value), [str(Path.cwd())]):  # else whoever imports it says so
@@ -87,12 +74,8 @@ def manifest_of(config: JobConfig) -> dict[str, dict[str, str | None]]:
 def own_source(text: str, target: str) -> Source:
     """The source of ``package.module:Name`` as this process imported it, or would.
 
-    Args:
-        text: the setting that names it, with its value, for errors.
-        target: what it names.
-
     Raises:
-        ConfigError: the files were changed after that, or there are none.
+        ConfigError: the files were changed after that, or there are none; ``text`` begins it.
     """
     top = top_level(target)
     try:

@@ -1,4 +1,4 @@
-"""Whether what a part of the user's own holds moves, and is saved."""
+"""Whether what a custom part holds moves, and is saved."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ def saves(part: Any) -> bool:
 def unsaved(part: Any, given: Iterable[Any] = (), saved: Iterable[str] = ()) -> object:
     """What a part holds and no checkpoint does; equal before and after a call where that stays.
 
-    Args:
-        part: an object, or a function with what it closes over.
-        given: objects that klrl gave it, and saves itself.
-        saved: attributes that klrl saves.
+    ``given`` are objects that klrl gave it, and saves itself; ``saved`` attributes that klrl saves.
     """
     part = getattr(part, "__self__", part)  # of a method
     held = {name: each for name, each in getattr(part, "__dict__", {}).items() if name not in saved}

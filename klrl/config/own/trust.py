@@ -48,7 +48,7 @@ def note(run: Path, config: JobConfig) -> None:
     """Note for good the code of a run that this user starts.
 
     Raises:
-        Untrusted, OSError: the state folder is another's too, or cannot be written.
+        Untrusted, OSError: others can write the state folder, or this user cannot.
     """
     found = _codes(own_parts(config), config.env)
     for key in [_place(run, found), *map(_digest, found)] if found else ():
@@ -59,14 +59,7 @@ def check_known(run: Path, parts: Parts, env: Any = None) -> None:
     """Refuse a run that names code which this user neither named, nor ran, nor trusts.
 
     A part's ``path`` becomes the folder where it is: what else lies in a stored one stays unseen.
-
-    Args:
-        run: its folder.
-        parts: that it names, those of ``env`` among them.
-        env: the environment, for ``env.id`` and ``env.reward``.
-
-    Raises:
-        ConfigError: there is such code.
+    ``env`` is asked for ``env.id`` and ``env.reward``.
     """
     listed = list(parts)
     found = _codes(listed, env)

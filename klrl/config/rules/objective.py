@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from klrl.base.errors import ConfigError
-from klrl.config import JobConfig
+from klrl.config import GroupConfig, JobConfig
 
 #: Presets of the loss that name an objective -> the baseline that it is published with; the preset
 #: of the advantage has the same name.
@@ -18,18 +18,11 @@ _OBJECTIVES = {
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Refuse the loss of a named objective beside another's advantage that nobody chose.
-
-    Args:
-        c: the job.
-        overrides: as on the command line; one that names the advantage is taken at its word.
-
-    Raises:
-        ConfigError: with the advantage that belongs to the loss.
-    """
+    """Refuse the loss of a named objective with another's advantage that nobody chose."""
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
-    due, here = _OBJECTIVES.get(name), getattr(c.advantage, "baseline", None)
+    due = _OBJECTIVES.get(name)
+    here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None
     if due in (None, here) or {"advantage", "advantage.baseline"} & set(words):
         return
     raise ConfigError(

@@ -11,109 +11,76 @@ from operator import attrgetter
 from typing import Any
 
 from klrl.base.errors import ConfigError
-from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
+from klrl.config import (
+    CONTROL,
+    LANGUAGE,
+    ClipConfig,
+    GroupConfig,
+    JobConfig,
+    RetrieveKLConfig,
+)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A rule on one setting, or on all settings of a group.
+    """A rule on settings or whole groups; ``keys`` with spaces between them."""
 
-    Attributes:
-        key: the setting, as ``loss.gain``, or the group.
-        unread: whether a job, a ``Config`` or a ``LanguageConfig``, never reads it.
-        reason: why, and the remedy.
-        anyway: the value that asks for what happens anyway, and passes.
-    """
-
-    key: str
-    unread: Callable[[Any], bool]
+    keys: str
+    unread: Callable[[Any], bool]  # whether a job never reads it; asked where it was given
     reason: str
-    anyway: Any = ...
+    anyway: Any = ...  # the value that asks for what happens anyway, and passes
 
-    def refuses(self, config: JobConfig) -> bool:
-        """Whether the setting, given to this job, is refused."""
-        if not self.unread(config):
-            return False
-        return self.anyway is ... or attrgetter(self.key)(config) != self.anyway
+
+def _own(group: str, name: str) -> Unread:
+    choice = attrgetter(f"{group}.{name}")
+    reason = f"only {group}.{name}=custom reads it; set that, or drop it"
+    return Unread(f"{group}.own_{name}", lambda c: choice(c) != "custom", reason, anyway=None)
 
 
 _no_entropy = "loss.entropy_bonus=false never reads it; drop it or set loss.entropy_bonus=true"
-_unbounded = "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling"
-_grouped = "advantage=group has no critic; drop it or choose advantage=gae"
-_full = "actor.lora.r=0 has no adapters; set actor.lora.r"
-_own_rule = "only loss.beta_rule=custom reads it; set that, or drop it"
+_no_evaluation = "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it"
 _UNREAD_BOTH = (
-    Unread(
-        "kl.own_estimator",
-        lambda c: getattr(c.kl, "estimator", "custom") != "custom",
-        "only kl.estimator=custom reads it; set that, or drop it",
-        anyway=None,
-    ),
-    Unread(
-        "kl.own_divergence",
-        lambda c: getattr(c.kl, "divergence", "custom") != "custom",
-        "only kl.divergence=custom reads it; set that, or drop it",
-        anyway=None,
-    ),
-    Unread(
-        "loss.own_beta_rule",
-        lambda c: getattr(c.loss, "beta_rule", "custom") != "custom",
-        _own_rule,
-        anyway=None,
-    ),
+    _own("kl", "estimator"),
+    _own("kl", "divergence"),
+    _own("loss", "beta_rule"),
     Unread(
         "kl.samples_mc_js",
-        lambda c: getattr(c.kl, "divergence", "js") not in ("js", "custom"),
+        lambda c: c.kl.divergence not in ("js", "custom"),
         "only kl.divergence=js draws samples, and custom; drop it or set one of them",
     ),
     Unread(
         "loss.gain",
-        lambda c: getattr(c.loss, "beta_rule", "proportional") != "proportional",
+        lambda c: c.loss.beta_rule != "proportional",
         "only loss.beta_rule=proportional reads it; drop it or set that",
     ),
-    *(
-        Unread(
-            f"loss.{name}",
-            lambda c: getattr(c.loss, "beta_rule", "") == "proportional",
-            "loss.beta_rule=proportional reads loss.gain instead; drop it",
-        )
-        for name in ("increment", "decrement")
+    Unread(
+        "loss.increment loss.decrement",
+        lambda c: c.loss.beta_rule == "proportional",
+        "loss.beta_rule=proportional reads loss.gain instead; drop it",
     ),
     Unread(
         "loss.unit",
-        lambda c: getattr(c.loss, "target_kl", 0.0) is None,
+        lambda c: isinstance(c.loss, ClipConfig) and c.loss.target_kl is None,
         "loss.target_kl=null is no cap; set it, or drop the unit",
     ),
     Unread("loss.entropy_coeff", lambda c: not c.loss.entropy_bonus, _no_entropy, anyway=0),
-    *(
-        Unread(f"loss.{name}", lambda c: getattr(c.loss, "beta_rule", "") == "forward", _unbounded)
-        for name in ("beta_min", "beta_max")
+    Unread(
+        "loss.beta_min loss.beta_max",
+        lambda c: c.loss.beta_rule == "forward",
+        "loss.beta_rule=forward has no bounds, as in TorchRL; use loss.beta_rule=doubling",
     ),
     *(
         Unread(group, lambda c: not c.has_reference, f"kl=none has no {group}; drop it")
         for group in ("reference", "controller")
     ),
-    *(
-        Unread(
-            f"eval.{name}",
-            lambda c: not c.eval.on,
-            "eval.every=0 never evaluates, nor does eval.evaluations=0; drop it",
-            anyway=0 if name == "final" else ...,
-        )
-        for name in ("episodes", "steps", "final", "sampled")
-    ),
+    Unread("eval.episodes eval.steps", lambda c: not c.eval.on, _no_evaluation),
+    Unread("eval.final", lambda c: not c.eval.on, _no_evaluation, anyway=0),
+    Unread("eval.sampled", lambda c: not c.eval.on, _no_evaluation),
+    Unread("eval.share", lambda c: not c.eval.on, "eval.evaluations=0 never evaluates; drop it"),
     Unread(
-        "eval.share",
-        lambda c: not c.eval.on,
-        "eval.evaluations=0 never evaluates; drop it",
-    ),
-    *(
-        Unread(
-            f"eval.{name}",
-            lambda c: c.eval.every is not None and c.eval.every + c.eval.evaluations > 0,
-            "eval.every says when to evaluate, whatever it costs; drop one of the two",
-        )
-        for name in ("evaluations", "share")
+        "eval.evaluations eval.share",
+        lambda c: c.eval.every is not None and c.eval.every + c.eval.evaluations > 0,
+        "eval.every says when to evaluate, whatever it costs; drop one of the two",
     ),
 )
 _UNREAD_CONTROL = (
@@ -126,12 +93,12 @@ _UNREAD_CONTROL = (
     ),
     Unread(
         "loss.samples_mc_kl",
-        lambda c: getattr(c.loss, "kl_old", "sampled") != "sampled",
+        lambda c: c.loss.kl_old != "sampled",
         "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
     ),
     Unread(
         "kl.apply",
-        lambda c: getattr(c.kl, "placement", "reward") == "loss",
+        lambda c: isinstance(c.kl, RetrieveKLConfig) and c.kl.placement == "loss",
         "kl.placement=loss puts no penalty in the reward; drop it",
     ),
     Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
@@ -155,20 +122,25 @@ _UNREAD_LANGUAGE = (
         lambda c: (c.env.eval_data or c.env.eval_split) is not None,
         "env.eval_data and env.eval_split say which prompts evaluate; drop it",
     ),
-    *(
-        Unread(f"loss.{name}", lambda c: isinstance(c.advantage, GroupConfig), _grouped)
-        for name in ("critic_coeff", "loss_critic_type", "clip_value", "separate_losses")
+    Unread(
+        "loss.critic_coeff loss.loss_critic_type loss.clip_value loss.separate_losses",
+        lambda c: isinstance(c.advantage, GroupConfig),
+        "advantage=group has no critic; drop it or choose advantage=gae",
     ),
-    *(
-        Unread(f"actor.lora.{name}", lambda c: c.actor.lora.r == 0, _full)
-        for name in ("alpha", "dropout", "target_modules")
+    Unread(
+        "actor.lora.alpha actor.lora.dropout actor.lora.target_modules",
+        lambda c: c.actor.lora.r == 0,
+        "actor.lora.r=0 has no adapters; set actor.lora.r",
     ),
-    *(
-        Unread(f"loss.{name}", lambda c: True, reason)
-        for name, reason in (
-            ("samples_mc_kl", "a language job samples KL(old||new) from the responses; drop it"),
-            ("samples_mc_entropy", "a token's entropy has a closed form; drop it"),
-        )
+    Unread(
+        "loss.samples_mc_kl",
+        lambda c: True,
+        "a language job samples KL(old||new) from the responses; drop it",
+    ),
+    Unread(
+        "loss.samples_mc_entropy",
+        lambda c: True,
+        "a token's entropy has a closed form; drop it",
     ),
     Unread(
         "collector.samples_count",
@@ -184,17 +156,12 @@ UNREAD = {
 
 
 def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
-    """Refuse an override that the chosen composition never reads.
-
-    Args:
-        config: the checked job.
-        overridden: the keys that the user gave, as in ``loss.beta``.
-
-    Raises:
-        ConfigError: an override is never read; says why.
-    """
+    """Refuse an override, given by its key, that the chosen composition never reads."""
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:
-        named = [key for key in given if f"{key}.".startswith(f"{rule.key}.")]
-        if named and rule.refuses(config):
-            raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")
+        for setting in rule.keys.split():
+            named = [key for key in given if f"{key}.".startswith(f"{setting}.")]
+            if not named or not rule.unread(config):
+                continue
+            if rule.anyway is ... or attrgetter(setting)(config) != rule.anyway:
+                raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")

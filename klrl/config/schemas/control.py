@@ -41,7 +41,7 @@ class EnvConfig(ChoiceConfig):
 
 @dataclass
 class CustomEnvConfig(OwnPart, EnvConfig):
-    """Copies of an environment of the user's own; ``id`` is its target."""
+    """Copies of a custom environment; ``id`` is its target."""
 
     id: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class GaussianActorConfig(ActorConfig):
 
 @dataclass
 class CustomActorConfig(OwnPart, GaussianActorConfig):
-    """A policy network of the user's own, and its critic, own or klrl's MLP."""
+    """A custom policy network; its critic is custom too, or klrl's MLP."""
 
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
     # Any: an OwnPart, or None.
@@ -99,7 +99,7 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 
 @dataclass
 class CNNActorConfig(GaussianActorConfig):
-    """A CNN for images beside MLPs for what else is observed."""
+    """A CNN for images, MLPs for what else is observed."""
 
     arch: str = choice("nature", "impala")
     scale: float = number(gt=0)

@@ -21,7 +21,7 @@ class AdvantageConfig(ChoiceConfig):
 
 @dataclass
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
-    """An estimate of the user's own."""
+    """A custom estimate."""
 
 
 #: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
@@ -86,7 +86,7 @@ class ClipConfig(LossConfig):
 
 @dataclass
 class CustomLossConfig(OwnPart, LossConfig):
-    """A policy loss of the user's own, beside the terms that all losses share."""
+    """A custom policy loss, next to the terms that all losses share."""
 
 
 @dataclass

@@ -114,4 +114,4 @@ class HeldControllerConfig(TargetControllerConfig):
 
 @dataclass
 class CustomControllerConfig(OwnPart, ControllerConfig):
-    """A controller of the user's own."""
+    """A custom controller."""

@@ -37,7 +37,7 @@ class WandbConfig(LoggerConfig):
 
 @dataclass
 class CustomLoggerConfig(OwnPart, LoggerConfig):
-    """``metrics.jsonl`` and a logger of the user's own."""
+    """``metrics.jsonl`` and a custom logger."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What stands outside any group."""
+"""What is outside any group."""
 
 from __future__ import annotations
 

@@ -1,0 +1,184 @@
+"""Rules of both domains; where one may charge which KL: ``klrl/config/placement.py``."""
+
+from __future__ import annotations
+
+import math
+
+from klrl.base.errors import ConfigError
+from klrl.config import (
+    CHOICES,
+    CONTROL,
+    LANGUAGE,
+    JobConfig,
+    KLPENConfig,
+    LegacyKLConfig,
+    LoggerConfig,
+    RetrieveKLConfig,
+    ScheduleControllerConfig,
+    TargetControllerConfig,
+)
+from klrl.config.placement import OWN, check_divergence, check_placement
+from klrl.config.rules import refuse_empty, rule
+
+#: domain -> the values of ``loss.reduction``, and the remedy for others
+_REDUCTIONS = {
+    CONTROL: (
+        ("mean", "sum"),
+        "language only, as are loss=grpo, dr_grpo, dapo and rloo; choose mean or sum over the "
+        "frames",
+    ),
+    LANGUAGE: (
+        ("token", "response", "sequence"),
+        "control only; choose token (mean over tokens), response (mean over each response's) or "
+        "sequence (sum over a response, mean over responses)",
+    ),
+}
+#: domain -> the values of ``controller.unit`` and ``loss.unit``, and the remedy for others
+_UNITS = {
+    CONTROL: (("step",), "language only; a frame is a step: choose step"),
+    LANGUAGE: (
+        ("token", "sequence"),
+        "control only; choose token (mean over tokens) or sequence (sum over a response)",
+    ),
+}
+
+
+@rule
+def check_reduction(c: JobConfig) -> None:
+    """A domain's loss is reduced over what it has: frames, or tokens and responses."""
+    allowed, remedy = _REDUCTIONS[c.domain]
+    if c.loss.reduction not in allowed:
+        raise ConfigError(f"loss.reduction={c.loss.reduction}: {remedy}")
+
+
+@rule
+def check_lr(c: JobConfig) -> None:
+    """The learning rate falls."""
+    if c.optim.lr_floor > c.optim.lr:
+        raise ConfigError(
+            f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
+            "the learning rate falls from lr to lr_floor"
+        )
+
+
+@rule
+def check_init(c: JobConfig) -> None:
+    """An empty name is no run."""
+    refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
+
+
+@rule
+def check_beta(c: JobConfig) -> None:
+    """Beta starts inside its bounds; the forward rule has none."""
+    loss = c.loss
+    if not isinstance(loss, KLPENConfig):
+        return
+    if loss.beta_rule == "custom" and loss.own_beta_rule is None:
+        raise ConfigError(
+            "loss.beta_rule=custom: which one? add loss.own_beta_rule.target=package.module:Name"
+        )
+    if loss.beta_min > loss.beta_max:
+        raise ConfigError(
+            f"loss.beta_min={loss.beta_min:g}: above loss.beta_max={loss.beta_max:g}; swap them"
+        )
+    if loss.beta_rule != "forward" and not loss.beta_min <= loss.beta <= loss.beta_max:
+        raise ConfigError(
+            f"loss.beta={loss.beta:g}: outside loss.beta_min={loss.beta_min:g} .. "
+            f"loss.beta_max={loss.beta_max:g}; start inside the bounds"
+        )
+
+
+@rule
+def check_charged(c: JobConfig) -> None:
+    """Estimator, divergence and placement go together."""
+    if isinstance(c.kl, RetrieveKLConfig):
+        for name in ("estimator", "divergence"):
+            if getattr(c.kl, name) == OWN and getattr(c.kl, f"own_{name}") is None:
+                raise ConfigError(
+                    f"kl.{name}=custom: which one? add kl.own_{name}.target=package.module:name"
+                )
+        check_divergence(c.kl.divergence, c.kl.placement, c.kl.estimator)
+        check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
+
+
+@rule
+def check_step_divergence(c: JobConfig) -> None:
+    """The environment knows one divergence."""
+    if not isinstance(c.kl, RetrieveKLConfig):
+        return
+    if c.kl.divergence != "reverse" and c.kl.apply == "step":
+        raise ConfigError(
+            f"kl.apply=step: charges the reverse KL alone; with kl.divergence={c.kl.divergence} "
+            "use kl.apply=rollout"
+        )
+
+
+@rule
+def check_target(c: JobConfig) -> None:
+    """A target that the divergence cannot reach."""
+    controller = c.controller
+    if not isinstance(c.kl, RetrieveKLConfig) or c.kl.divergence != "js":
+        return
+    if not isinstance(controller, TargetControllerConfig) or controller.unit == "sequence":
+        return
+    if controller.target >= math.log(2):
+        raise ConfigError(
+            f"controller.target={controller.target:g}: kl.divergence=js never reaches ln 2 = 0.693 "
+            "nats in one state; choose less"
+        )
+
+
+@rule
+def check_reward_weight(c: JobConfig) -> None:
+    """Without the reward, the penalty must be there."""
+    rises = isinstance(c.controller, ScheduleControllerConfig) and c.controller.end > 0
+    charged = isinstance(c.kl, LegacyKLConfig) and (c.kl.coef > 0 or rises)
+    if c.advantage.reward_weight == 0 and not charged:
+        what = "kl.coef=0" if c.has_reference else "kl=none"
+        raise ConfigError(
+            f"advantage.reward_weight=0: with {what} there is nothing to learn from; "
+            "use kl=retrieve kl.coef=1"
+        )
+
+
+@rule
+def check_start(c: JobConfig) -> None:
+    """A coefficient that is multiplied must start inside its bounds, above 0."""
+    controller = c.controller
+    if not isinstance(c.kl, LegacyKLConfig) or not isinstance(controller, TargetControllerConfig):
+        return
+    coef = c.kl.coef
+    if not controller.coef_min <= coef <= controller.coef_max:
+        raise ConfigError(
+            f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "
+            f"controller.coef_min={controller.coef_min:g} .. "
+            f"controller.coef_max={controller.coef_max:g}; start inside"
+        )
+
+
+@rule
+def check_unit(c: JobConfig) -> None:
+    """The unit of a target is one that the domain has."""
+    allowed, remedy = _UNITS[c.domain]
+    for group in ("controller", "loss"):
+        unit = getattr(getattr(c, group), "unit", None)
+        if unit is not None and unit not in allowed:
+            raise ConfigError(f"{group}.unit={unit}: {remedy}")
+
+
+@rule
+def check_also(c: JobConfig) -> None:
+    """Only loggers that have no settings of their own may be in ``logger.also``, each once."""
+    plain = [
+        name
+        for name, choice in CHOICES["logger"].items()
+        if choice.schema is LoggerConfig and name != "none"
+    ]
+    names = [c.logger.name, *c.logger.also]
+    for name in c.logger.also:
+        setting = f"logger.also=[{','.join(map(str, c.logger.also))}]"
+        if name not in plain:
+            choose = f"; {name} is chosen with logger={name}" if name in CHOICES["logger"] else ""
+            raise ConfigError(f"{setting}: may hold {', '.join(plain)}{choose}")
+        if names.count(name) > 1:
+            raise ConfigError(f"{setting}: {name} is there already; name it once")

@@ -1,0 +1,221 @@
+"""Rules of a language job."""
+
+from __future__ import annotations
+
+import math
+
+from klrl.base.errors import ConfigError
+from klrl.config import (
+    GroupConfig,
+    InstructionsConfig,
+    LanguageConfig,
+    LegacyKLConfig,
+    RetrieveKLConfig,
+    SortDigitsConfig,
+    TextConfig,
+)
+from klrl.config.rules import refuse_empty, rule
+from klrl.config.schemas.learning import SHAPED
+
+_MOST_DIGITS = 64
+#: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
+BASE_CONTEXT = 256
+#: Arguments of a chat template's rendering that klrl gives itself.
+_RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation", "chat_template")
+
+
+@rule
+def check_reward(c: LanguageConfig) -> None:
+    """Names of rewards, each once; those of another task are refused."""
+    names = c.env.rewards
+    shown = f"[{','.join(map(str, names))}]" if isinstance(c.env.reward, list) else c.env.reward
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"env.reward={shown}: give the name of a reward, or a list of names")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"env.reward={shown}: names {twice[0]} twice; give env.reward_weights")
+    for task, schema in (("sort_digits", SortDigitsConfig), ("instructions", InstructionsConfig)):
+        others = [name for name in names if name in {*schema.own_rewards} - {*c.env.own_rewards}]
+        if others:
+            raise ConfigError(
+                f"env.reward={shown}: {others[0]} belongs to env={task}; give your own function as "
+                "package.module:function"
+            )
+
+
+@rule
+def check_reward_weights(c: LanguageConfig) -> None:
+    """A finite weight for each reward, not all of them 0."""
+    weights, count = c.env.reward_weights, len(c.env.rewards)
+    if weights is None:
+        return
+    if len(weights) != count:
+        raise ConfigError(
+            f"env.reward_weights={weights}: {len(weights)} weights for {count} "
+            f"reward{'s' * (count != 1)}; give one for each name in env.reward"
+        )
+    if not all(map(math.isfinite, weights)):
+        raise ConfigError(f"env.reward_weights={weights}: give finite numbers")
+    if not any(weights):
+        raise ConfigError(
+            f"env.reward_weights={weights}: leaves no reward; give one that is not 0, or learn "
+            "from the penalty alone with advantage.reward_weight=0"
+        )
+
+
+@rule
+def check_data(c: LanguageConfig) -> None:
+    """Data that are named; a share that leaves some; template arguments that are the user's."""
+    if not isinstance(c.env, TextConfig):
+        return
+    refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
+    remedy = "give data files, or null for those of env.data"
+    refuse_empty("env.eval_data", c.env.eval_data, remedy)
+    if c.env.eval_share >= 1:
+        raise ConfigError(f"env.eval_share={c.env.eval_share}: give a share below 1")
+    for name in c.env.template_kwargs:
+        if name in _RENDERING:
+            raise ConfigError(f"env.template_kwargs.{name}: klrl sets it; drop it")
+
+
+@rule
+def check_model(c: LanguageConfig) -> None:
+    """A model that is named; only the smallest task makes its own."""
+    remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
+    own = isinstance(c.env, SortDigitsConfig)
+    null = ", or null for a small one" if own else ""
+    refuse_empty("actor.model", c.actor.model, remedy + null)
+    if not own and c.actor.model is None and c.actor.init is None:
+        raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
+
+
+@rule
+def check_digits(c: LanguageConfig) -> None:
+    """Lengths of lists that there are; shots that leave the base model room for a response."""
+    env = c.env
+    if not isinstance(env, SortDigitsConfig):
+        return
+    if not env.shortest <= env.longest <= _MOST_DIGITS:
+        raise ConfigError(
+            f"env.longest={env.longest}: give env.shortest={env.shortest} .. {_MOST_DIGITS}"
+        )
+    room = BASE_CONTEXT - 8 - env.longest - 20 * env.shots
+    if c.actor.model is None and room < c.collector.max_new_tokens:
+        raise ConfigError(
+            f"env.shots={env.shots}: with env.longest={env.longest} leaves {max(room, 0)} of "
+            f"the base model's {BASE_CONTEXT} tokens for a response of "
+            f"collector.max_new_tokens={c.collector.max_new_tokens}; choose fewer"
+        )
+
+
+@rule
+def check_group_size(c: LanguageConfig) -> None:
+    """A group is compared with itself."""
+    size = c.collector.group_size
+    if isinstance(c.advantage, GroupConfig) and size < 2:
+        raise ConfigError(
+            f"collector.group_size={size}: advantage=group compares the responses to a prompt; "
+            "give >= 2, or choose advantage=gae"
+        )
+
+
+@rule
+def check_minibatches_of_prompts(c: LanguageConfig) -> None:
+    """Minibatches share the prompts equally."""
+    if c.collector.prompts % c.learner.minibatches:
+        raise ConfigError(
+            f"learner.minibatches={c.learner.minibatches}: does not divide collector.prompts="
+            f"{c.collector.prompts}, whose groups stay together; choose a divisor"
+        )
+
+
+@rule
+def check_shaped(c: LanguageConfig) -> None:
+    """The spread divides a KL that is in the advantage, and that one alone."""
+    if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
+        return
+    words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
+    if not c.has_reference:
+        raise ConfigError(f"{words} kl=none has no KL; choose advantage.baseline=normalized")
+    if isinstance(c.kl, RetrieveKLConfig) and c.kl.placement != "reward":
+        raise ConfigError(
+            f"{words} kl.placement={c.kl.placement} charges it in the loss, undivided; choose "
+            "kl.placement=reward or advantage.baseline=leave_one_out"
+        )
+
+
+@rule
+def check_adapter_off(c: LanguageConfig) -> None:
+    """A reference without adapters is that of a policy with adapters."""
+    if c.reference.name == "adapter_off" and c.actor.lora.r == 0 and c.has_reference:
+        raise ConfigError(
+            "reference=adapter_off: actor.lora.r=0 has no adapters to switch off; set "
+            "actor.lora.r=8, or choose reference=initial"
+        )
+
+
+@rule
+def check_lora(c: LanguageConfig) -> None:
+    """Adapters that leave the policy one policy, on modules that have names."""
+    lora = c.actor.lora
+    if lora.dropout:
+        raise ConfigError(
+            f"actor.lora.dropout={lora.dropout:g}: the updated policy would differ from the one "
+            "that sampled; set it to 0"
+        )
+    targets = lora.target_modules
+    listed = isinstance(targets, list) and targets and all(isinstance(t, str) for t in targets)
+    if targets != "all-linear" and not listed:
+        raise ConfigError(
+            f"actor.lora.target_modules={targets}: give names as in [q_proj,v_proj], or all-linear"
+        )
+
+
+@rule
+def check_language_step(c: LanguageConfig) -> None:
+    """A response has no steps to charge one by one."""
+    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
+        raise ConfigError(
+            "kl.apply=step: the KL of a response is known when it is complete; use kl.apply=rollout"
+        )
+
+
+@rule
+def check_compile(c: LanguageConfig) -> None:
+    """No language update is compiled."""
+    if c.learner.compile not in ("auto", "false"):
+        raise ConfigError(
+            f"learner.compile={c.learner.compile}: a language model's update runs eagerly; use "
+            "learner.compile=false"
+        )
+
+
+@rule
+def check_learner_dtype(c: LanguageConfig) -> None:
+    """What learns is held in float32 at least, and computed with as the actor asks."""
+    dtype, actor = c.learner.dtype, c.actor
+    if dtype is not None and actor.dtype == "float64":
+        raise ConfigError(
+            f"learner.dtype={dtype}: actor.dtype=float64 learns in float64; drop one of the two"
+        )
+    if dtype == "mixed" and actor.lora.r:
+        raise ConfigError(
+            f"learner.dtype=mixed: with actor.lora.r={actor.lora.r} the adapters learn in float32 "
+            "anyway; drop it, and set actor.dtype=bfloat16 for the weights under them"
+        )
+    if dtype == "float32" and actor.dtype == "bfloat16" and not actor.lora.r:
+        raise ConfigError(
+            "learner.dtype=float32: actor.dtype=bfloat16 without adapters computes in bfloat16; "
+            "use learner.dtype=mixed, or actor.dtype=float32"
+        )
+
+
+@rule
+def check_micro_batch(c: LanguageConfig) -> None:
+    """A micro-batch is a part of a minibatch."""
+    size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
+    if size is not None and size > prompts:
+        raise ConfigError(
+            f"learner.micro_batch={size}: a minibatch has {prompts} prompts (collector.prompts="
+            f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches}); choose fewer"
+        )
