@@ -52,21 +52,13 @@ from klrl.control.observation import Layout, check_images, require_actor
 
 @dataclass
 class Agent:
-    """A policy with its critic.
-
-    Attributes:
-        actor: observation -> distribution parameters, action, ``action_log_prob``.
-        critic: observation -> ``state_value`` [..., 1].
-        family: the action distribution as pure functions.
-        normalizer: the observation normaliser that both share, or None.
-        layout: of the observation's entries; None for a vector.
-    """
+    """A policy with its critic."""
 
     actor: ProbabilisticTensorDictSequential
-    critic: TensorDictModule
+    critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
     family: Family
-    normalizer: ObservationNormalizer | None
-    layout: Layout | None = None
+    normalizer: ObservationNormalizer | None  # of both networks
+    layout: Layout | None = None  # None for a vector
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -94,9 +86,6 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 
     Writes ``action``, ``pre_tanh`` and ``action_log_prob``; :meth:`log_prob` of a batch that holds
     ``pre_tanh`` never inverts tanh. Without it (data from elsewhere) TorchRL's inverse is used.
-
-    Args:
-        family: the distribution, with the action's bounds.
     """
 
     def __init__(self, family: TanhNormalFamily) -> None:
@@ -145,14 +134,8 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool) -> Agent:
     """Build actor and critic for an environment; sizes come from its specs.
 
-    Args:
-        config: the actor group.
-        env: the environment.
-        normalize: whether observations are normalised inside the networks.
-        separate: ``loss.separate_losses``: keep the critic's gradient out of a shared trunk.
-
-    Raises:
-        ConfigError: the distribution does not fit the action space.
+    ``normalize``: whether observations are normalised inside the networks; ``separate``: keep the
+    critic's gradient out of a shared trunk (``loss.separate_losses``).
     """
     return factory("actor", config, CONTROL)(config, env, normalize=normalize, separate=separate)
 

@@ -162,14 +162,10 @@ class Normal:
 
 
 class TanhNormalFamily(Normal):
-    """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2.
+    """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2, with bounds [A].
 
     The sample is ``pre_tanh`` u [..., A]: recovering u from a saturated action clamps it, and so
     its log-probability (24.6 nats instead of 40.5 at loc 9).
-
-    Args:
-        low: lower action bounds [A].
-        high: upper action bounds [A].
     """
 
     name = "tanh_normal"
@@ -273,12 +269,9 @@ class Categorical:
 
 
 class MultiCategorical(Categorical):
-    """Independent categoricals: log-probs, entropies and KLs are sums over them.
+    """Independent categoricals of K_i actions: log-probs, entropies and KLs are sums over them.
 
     Parameter ``logits`` [..., K_1 + ... + K_M], side by side; sample int64 [..., M].
-
-    Args:
-        counts: K_i, the number of actions of each.
     """
 
     name = "multi_categorical"
@@ -336,11 +329,7 @@ class MultiCategorical(Categorical):
 
 
 class Bernoulli(MultiCategorical):
-    """Independent bits: parameter ``logits`` [..., A] of being 1, sample int64 [..., A].
-
-    Args:
-        bits: A.
-    """
+    """Independent bits: parameter ``logits`` [..., A] of being 1, sample int64 [..., A]."""
 
     name = "bernoulli"
 

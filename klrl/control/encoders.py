@@ -24,12 +24,7 @@ MakeCNN = Callable[[int], nn.Module]
 class Encoders(nn.Module):
     """Transports [..., D] -> features [..., F] by key.
 
-    Args:
-        layout: of the observation.
-        width: outputs of each encoder, where there are several entries.
-        activation: of the MLPs.
-        cnn: name of a CNN in :data:`CNNS`; None where there are no images.
-        scale: what pixels are divided by.
+    Where there are several entries each has ``width`` features; ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(
@@ -94,10 +89,6 @@ class Embedding(nn.Module):
     """Whole numbers [..., M], number i in 0 .. K_i - 1, as the sum of their rows [..., F].
 
     The same function as a linear layer over one-hot numbers, without its zeros.
-
-    Args:
-        counts: K_i.
-        width: F.
     """
 
     offsets: Tensor
@@ -118,10 +109,7 @@ class Embedding(nn.Module):
 class Images(nn.Module):
     """Pixels [..., S] in the order of the environment -> features [..., F].
 
-    Args:
-        entry: of the image.
-        cnn: takes [B, channels, height, width].
-        scale: what pixels are divided by.
+    ``cnn`` takes [B, channels, height, width], divided by ``scale``.
     """
 
     def __init__(self, entry: Entry, cnn: nn.Module, scale: float) -> None:
@@ -177,11 +165,7 @@ CNNS: dict[str, MakeCNN] = {"nature": nature, "impala": impala}
 
 
 class Residual(nn.Module):
-    """X + conv(relu(conv(relu(x)))).
-
-    Args:
-        channels: of input and output.
-    """
+    """X + conv(relu(conv(relu(x))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -220,12 +204,7 @@ _BRIGHTEST = 255.0
 
 
 class Unpacked(nn.Module):
-    """Transports [..., D] -> outputs [..., F] of a network of the user's, given by entry.
-
-    Args:
-        layout: of the observation.
-        network: takes :func:`given`, returns [B, F] or a tuple of such.
-    """
+    """Transports [..., D] -> outputs [..., F] of a network of the user's, given by entry."""
 
     def __init__(self, layout: Layout, network: nn.Module) -> None:
         super().__init__()

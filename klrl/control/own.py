@@ -39,11 +39,7 @@ _WHAT = "return a network (torch.nn.Module)"
 class OwnPolicyNet(PolicyNet):
     """A network of the user's in the policy's place: all of it is the head, there is no trunk.
 
-    Args:
-        normalizer: applied to the observation.
-        network: observation [..., D] -> the distribution's parameters, as :meth:`of_features`.
-        like: klrl's own policy network, for its sizes and its standard deviation.
-        whole: whether the network gives all parameters of a Gaussian, its scale too.
+    Where it gives the ``whole`` Gaussian, klrl's own standard deviation is left out.
     """
 
     def __init__(
@@ -65,13 +61,7 @@ class OwnPolicyNet(PolicyNet):
 
 
 class OwnValueNet(ValueNet):
-    """A network of the user's in the critic's place.
-
-    Args:
-        normalizer: applied to the observation.
-        network: observation [..., D] -> value [..., 1].
-        inputs: D.
-    """
+    """A network of the user's in the critic's place."""
 
     def __init__(self, normalizer: nn.Module, network: nn.Module, inputs: int) -> None:
         nn.Module.__init__(self)
@@ -80,11 +70,7 @@ class OwnValueNet(ValueNet):
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=custom``; arguments as :func:`klrl.control.actor.make_agent`.
-
-    Raises:
-        ConfigError: a network cannot be made, or one call of it shows that it cannot be trained.
-    """
+    """``actor=custom``; arguments as :func:`klrl.control.actor.make_agent`."""
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, family = agent.policy_net, agent.family
     layout = agent.layout
@@ -105,17 +91,11 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 class _Example(NamedTuple):
-    """Made-up observations.
-
-    Attributes:
-        seen: what a network takes.
-        leading: the leading dimensions of its outputs.
-        rows: each of them alone.
-    """
+    """Made-up observations."""
 
     seen: Given
-    leading: tuple[int, ...]
-    rows: list[Given]
+    leading: tuple[int, ...]  # dimensions of a network's outputs
+    rows: list[Given]  # each of them alone
 
 
 def _vectors(size: int) -> _Example:
@@ -163,22 +143,7 @@ def _try_policy(
 def _try(
     setting: str, part: OwnPart, network: nn.Module, example: _Example, most: list[int]
 ) -> tuple[Tensor, ...]:
-    """Call a network on made-up observations.
-
-    Args:
-        setting: that holds it.
-        part: the same.
-        network: takes observations.
-        example: such observations.
-        most: the widths that its outputs may have; one is enough.
-
-    Returns:
-        Its outputs.
-
-    Raises:
-        ConfigError: other shapes or types, a number that is not finite, a parameter that is not
-            used, an output that changes from call to call or depends on other rows.
-    """
+    """The outputs of a network on made-up observations, of widths ``most``; one is enough."""
     text = f"{setting}.target={part.target}"
     parameters = dict(network.named_parameters())
     wrong = [name for name, p in parameters.items() if p.dtype != torch.float32]

@@ -46,15 +46,7 @@ def _notes(copies: EnvBase) -> list[str]:
 
 
 class ControlParts(Parts):
-    """Everything that one control run needs, built from its settings.
-
-    Args:
-        config: the job.
-        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
-
-    Raises:
-        ConfigError: an environment, a policy or a reference cannot be built.
-    """
+    """Everything that one control run needs, built from its settings."""
 
     kl: ReferenceKL | None
 

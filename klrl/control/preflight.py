@@ -346,11 +346,7 @@ def _install(extra: str) -> str:
 
 
 def make_checked(env: EnvConfig) -> Any:
-    """A copy of an environment.
-
-    Raises:
-        ConfigError: it cannot be made here; the message says why.
-    """
+    """A copy of an environment; a ConfigError says why there is none."""
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
     return _make(env)
@@ -406,11 +402,7 @@ def _network(actor: ActorConfig) -> str:
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
-    """The settings of a control run.
-
-    Raises:
-        ConfigError: it is a language run.
-    """
+    """The settings of a control run."""
     config = stored_config(run)
     if not isinstance(config, Config):
         raise ConfigError(f"{setting}={run}: is a language run; give a control run")

@@ -18,14 +18,10 @@ def score(
 ) -> Scored:
     """One number per frame [B], differentiable; a pure function.
 
-    Args:
-        loss: which numbers it needs.
-        family: the action distribution.
-        params: the new policy's parameters at the minibatch's observations.
-        value: the new critic's values [B].
-        batch: ``action_log_prob, advantage, value_target, state_value`` [B], the family's sample,
-            the old policy's parameters, where the loss charges KL to the reference ``ref_log_prob``
-            [B] and ``ref_<parameter>``, and what :func:`draw` gives.
+    ``batch`` holds ``action_log_prob, advantage, value_target, state_value`` [B], the family's
+    sample, the old policy's parameters, where the loss charges KL to the reference ``ref_log_prob``
+    [B] and ``ref_<parameter>``, and what :func:`draw` gives; ``params`` and ``value`` [B] are those
+    of the networks as they are now.
     """
     exact_ref = None
     log_prob = family.log_prob(params, batch[family.sample_key])
@@ -51,15 +47,9 @@ def score(
 def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor]:
     """The random numbers that :func:`score` is a function of.
 
-    Args:
-        loss: which it needs.
-        family: the action distribution.
-        batch: [B, ...], with the old policy's parameters.
-
-    Returns:
-        ``entropy_noise`` [B, samples, A] where the entropy has no closed form; ``old_sample``
-        [B, samples_mc_kl, ...] where KL(old||new) is sampled; ``divergence_noise``
-        [B, samples_mc_js, A] where the loss charges a js without a closed form.
+    ``entropy_noise`` [B, samples, A] where the entropy has no closed form; ``old_sample``
+    [B, samples_mc_kl, ...] where KL(old||new) is sampled; ``divergence_noise``
+    [B, samples_mc_js, A] where the loss charges a js without a closed form.
     """
     drawn, old = {}, _old(family, batch)
     noise = family.entropy_noise(old, loss.config.samples_mc_entropy)

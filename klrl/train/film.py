@@ -24,13 +24,7 @@ from klrl.train.evaluate import Starts
 
 @dataclass(frozen=True)
 class Filmed:
-    """A film, and where it is.
-
-    Attributes:
-        video: its files.
-        film: the episode.
-        domain: of the policy.
-    """
+    """A film, and where it is."""
 
     video: Video
     film: Film
@@ -46,11 +40,7 @@ class Filmed:
 
 
 def check_film(run: str | Path) -> None:
-    """Refuse a run that cannot be filmed, before it is evaluated.
-
-    Raises:
-        ConfigError: its domain has no pictures, or the encoders are not installed.
-    """
+    """Refuse a run that cannot be filmed, before it is evaluated."""
     domain = domain_of(stored_config(find_run(str(run), "RUN")))
     if "film" not in domain.functions:
         raise ConfigError(
@@ -73,9 +63,6 @@ def film_run(
 
     The film is in ``videos/`` of the run folder. It is shown to the loggers of the run as well,
     unless that is still training and has them open.
-
-    Raises:
-        ConfigError: the environment cannot be drawn here, and as :func:`check_film`.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
