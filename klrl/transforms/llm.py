@@ -137,11 +137,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def tokenizer(self) -> Any:
-        """The ``tokenizer`` argument, else the reference's.
-
-        Raises:
-            AttributeError: there is neither.
-        """
+        """The ``tokenizer`` argument, else the reference's."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             tokenizer = getattr(self.ref_model, "tokenizer", None)
@@ -235,11 +231,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
-    """The reward's key, and the three keys to write.
-
-    Raises:
-        ValueError: not one in-key, not one or three out-keys, or something that is no key.
-    """
+    """The reward's key, and the three keys to write."""
     read = _listed("in_keys", ["reward"] if in_keys is None else in_keys)
     written = list(read) if out_keys is None else _listed("out_keys", out_keys)
     if len(written) == len(read):
@@ -260,12 +252,10 @@ def _listed(name: str, keys: Any) -> list[Key]:
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-    """Drop the first charged token of every sequence from the masks if the sampler left it at 0.
-
-    TorchRL 0.14.1's ``TransformersWrapper`` sets the log-prob of the first response token to 0
-    while it generates. Read as a probability of 1, that adds -log pi_ref, several nats, to the KL
-    of every sequence. tests/transforms/test_llm_upstream.py shows when the fault is gone.
-    """
+    """Uncharge each sequence's first charged token where the sampler left its log-prob at 0."""
+    # TorchRL 0.14.1's TransformersWrapper sets it so while it generates. Read as a probability of
+    # 1, that adds -log pi_ref, several nats, to the KL of every sequence.
+    # tests/transforms/test_llm_upstream.py shows when the fault is gone.
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
         return masks

@@ -141,11 +141,7 @@ class RetrieveKL(Parts):
 
 
 def wants_ray(arguments: dict[str, Any]) -> bool:
-    """Whether a constructor's arguments choose Ray.
-
-    Raises:
-        ValueError: an unknown backend, or two choices that contradict each other.
-    """
+    """Whether a constructor's arguments choose Ray."""
     use_ray, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
     if backend not in (None, "direct", "ray"):
         raise ValueError(f"service_backend={backend!r}: choose 'ray' or 'direct'")
@@ -155,11 +151,7 @@ def wants_ray(arguments: dict[str, Any]) -> bool:
 
 
 def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: Any = None) -> Any:
-    """The model, or what its factory makes.
-
-    Raises:
-        ValueError: both or neither.
-    """
+    """The model, or what its factory makes; exactly one of them is given."""
     check_one_of(name, model, factory, default)
     return model if factory is None else factory()
 
@@ -221,12 +213,7 @@ def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
 
 
 class CollectorPolicy:
-    """The policy of the collector that runs an environment, set up to score.
-
-    Args:
-        ref_model: the reference; its input mode and padding are used for the policy too.
-        key: where the policy's log-probs go.
-    """
+    """The policy of the collector that runs an environment, set up to score."""
 
     def __init__(self, ref_model: Any, key: Key) -> None:
         self.ref_model, self.key = ref_model, key
@@ -240,12 +227,7 @@ class CollectorPolicy:
         self.__init__(**state)  # type: ignore[misc]
 
     def resolve(self, transform: Transform) -> Any:
-        """The collector's policy as a scoring model; it shares the live weights.
-
-        Raises:
-            ValueError: the transform is in no environment, or no collector runs it.
-            TypeError: the policy cannot score, as with exploration noise behind it.
-        """
+        """The collector's policy as a scoring model; it shares the live weights."""
         try:
             container = transform.container
         except ValueError:  # what TorchRL raises for a part of a Compose without environment

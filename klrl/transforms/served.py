@@ -16,12 +16,7 @@ from klrl.transforms.base import Parts
 
 
 class Service:
-    """The part that runs in the actor: a transform with its models.
-
-    Args:
-        build: the transform's class.
-        arguments: of its constructor.
-    """
+    """The part that runs in the actor: a transform with its models."""
 
     def __init__(self, build: Callable[..., Transform], arguments: dict[str, Any]) -> None:
         self.transform = transform = build(**arguments)
@@ -54,15 +49,8 @@ class Served(Parts):
     """A transform whose models are in a Ray actor.
 
     Its own parts are shells; a transform that an environment appends to it, as to any Compose, runs
-    here.
-
-    Args:
-        build: the local class.
-        arguments: of its constructor, sent to the actor.
-        num_cpus: of the actor.
-        num_gpus: of the actor.
-        actor_name: reuse the actor of this name, whatever its arguments were, or create it. It
-            lives as long as one of its transforms.
+    here. The actor lives as long as one of its transforms; one of the same ``actor_name`` is
+    reused, whatever its arguments were.
     """
 
     def __init__(
