@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -20,6 +21,23 @@ from klrl.kl.shapes import like_reward, reward_shape
 from klrl.transforms.sampled import check_on_unsampled
 
 TransformT = TypeVar("TransformT", bound=Transform)
+Class = TypeVar("Class", bound=type)
+
+
+def taking_arguments_of(*parts: type, without: Sequence[str] = ()) -> Callable[[Class], Class]:
+    """Show in ``inspect.signature`` of a class what its ``**kwargs`` may be: arguments of parts."""
+
+    def shown(cls: Class) -> Class:
+        own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+        own = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        for part in parts:
+            for each in inspect.signature(part).parameters.values():
+                if each.name not in (*without, *(known.name for known in own)):
+                    own.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        return cls
+
+    return shown
 
 
 class InPlace(Transform):

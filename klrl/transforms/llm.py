@@ -20,7 +20,7 @@ from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
-from klrl.transforms.base import NextTransform
+from klrl.transforms.base import NextTransform, taking_arguments_of
 from klrl.transforms.computation import (
     per_token_spec,
     shaped_rows,
@@ -43,6 +43,7 @@ from klrl.transforms.tokens import Encoded
 __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 
 
+@taking_arguments_of()
 class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
@@ -267,19 +268,16 @@ def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]
     return [mask & ~first for mask, first in zip(masks, firsts, strict=True)]
 
 
+@taking_arguments_of(Served, KLRewardTransform, without=("build", "arguments", "more"))
 class RayKLRewardTransform(Served):
     """:class:`KLRewardTransform` with the reference in a Ray actor.
 
     Args:
         ref_model: the reference; sent by value.
-        ref_model_factory: makes ``ref_model`` in the actor; give one of the two.
-        num_cpus: of the actor; default 1.
-        num_gpus: of the actor.
-        device: of the reference, in the actor; results return to the data's device.
-        actor_name: reuse the actor of this name, or create it.
-        use_ray_service: accepted; it is what this class does.
-        service_backend: accepted; "ray".
-        **kwargs: of KLRewardTransform.
+        **kwargs: of KLRewardTransform, whose ``ref_model_factory`` makes it in the actor and whose
+            ``device`` is there, while results return to the data's; of the actor ``num_cpus``
+            (default 1), ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create
+            it.
 
     Raises:
         ValueError: no reference, or one beside its factory; ``detach=False``. Errors of a step keep
@@ -287,32 +285,8 @@ class RayKLRewardTransform(Served):
         ImportError: Ray is not installed.
     """
 
-    def __init__(
-        self,
-        ref_model: Any = None,
-        *,
-        ref_model_factory: Callable[[], Any] | None = None,
-        num_cpus: float | None = None,
-        num_gpus: float = 0,
-        device: torch.device | str | None = None,
-        actor_name: str | None = None,
-        use_ray_service: bool = True,
-        service_backend: str | None = "ray",
-        **kwargs: Any,
-    ) -> None:
-        check_one_of("ref_model", ref_model, ref_model_factory)
-        arguments = {
-            "ref_model": ref_model,
-            "ref_model_factory": ref_model_factory,
-            "device": device,
-            **kwargs,
-        }
-        super().__init__(
-            KLRewardTransform,
-            arguments,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            actor_name=actor_name,
-        )
+    def __init__(self, ref_model: Any = None, **kwargs: Any) -> None:
+        check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
+        super().__init__(KLRewardTransform, {"ref_model": ref_model}, **kwargs)
 
     coef = coeff = coefficient()

@@ -58,10 +58,14 @@ class Served(Parts):
         build: Callable[..., Transform],
         arguments: dict[str, Any],
         *,
-        num_cpus: float | None,
-        num_gpus: float,
-        actor_name: str | None,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,  # accepted, as service_backend: it is what this class does
+        service_backend: str | None = "ray",
+        **more: Any,
     ) -> None:
+        arguments = arguments | more
         if not arguments.get("detach", True):
             raise ValueError("detach=False: no gradient comes back from another process")
         options: dict[str, Any] = {
@@ -100,7 +104,10 @@ class Served(Parts):
             raise ValueError(
                 f"the environment's reward is {reward_key}: with Ray it must be 'reward', or given"
             )
-        sent = [_to_send(td) for td in (tensordict.exclude("next"), next_tensordict)]
+        sent = [  # copies on the CPU, with no device set: the actor may have another
+            each if each.device is None else each.cpu().clear_device_()
+            for each in (tensordict.exclude("next"), next_tensordict)
+        ]
         written = self._ask("step", *sent)
         if next_tensordict.device is not None:
             written = written.to(next_tensordict.device)
@@ -139,8 +146,3 @@ def coefficient() -> property:
         self._ask("coefficient", value)
 
     return property(read, move, doc="Reward per nat, for all transforms of the actor.")
-
-
-def _to_send(tensordict: TensorDictBase) -> TensorDictBase:
-    """A copy on the CPU, with no device set: the actor may have another."""
-    return tensordict if tensordict.device is None else tensordict.cpu().clear_device_()
