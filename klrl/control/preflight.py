@@ -338,7 +338,7 @@ def _check_id(env_id: str) -> None:
 
 
 #: Module of an environment -> klrl's extra that installs it.
-EXTRAS = {"ale_py": "atari", "minigrid": "minigrid", "shimmy": "dm_control"}
+EXTRAS = {"ale_py": "atari", "minigrid": "minigrid"}
 
 
 def _install(extra: str) -> str:
