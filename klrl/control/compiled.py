@@ -43,7 +43,7 @@ from klrl.base.cache import (
 )
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
-from klrl.config import Config, LossConfig, OwnPart
+from klrl.config import Config, OwnPart
 from klrl.control.cuda_graph import capture
 from klrl.control.step import Problem, Step, eager_step, pure_step
 
@@ -187,7 +187,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         _processor(),
         _sources(),
         type(problem.loss).__name__,
-        _compiled_settings(problem.loss.config),
+        {k: v for k, v in asdict(problem.loss.config).items() if k not in NOT_COMPILED},
         problem.loss.reference_estimator,
         problem.loss.divergence.name,
         problem.loss.reference_estimator and problem.loss.reward_scale,
@@ -203,10 +203,6 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         [_layout(value) for value in example],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _compiled_settings(config: LossConfig) -> dict[str, Any]:
-    return {key: value for key, value in asdict(config).items() if key not in NOT_COMPILED}
 
 
 def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:

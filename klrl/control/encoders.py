@@ -156,7 +156,12 @@ def impala(channels: int) -> nn.Module:
     blocks = [
         layer
         for inputs, outputs in zip((channels, *widths), widths, strict=False)
-        for layer in (_conv(inputs, outputs, 3, 1, 1), nn.MaxPool2d(3, 2, 1), *_residuals(outputs))
+        for layer in (
+            _conv(inputs, outputs, 3, 1, 1),
+            nn.MaxPool2d(3, 2, 1),
+            Residual(outputs),
+            Residual(outputs),
+        )
     ]
     return nn.Sequential(*blocks, nn.ReLU(), nn.Flatten())
 
@@ -177,10 +182,6 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
         return x + self.inner(x)
-
-
-def _residuals(channels: int) -> tuple[nn.Module, nn.Module]:
-    return Residual(channels), Residual(channels)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
@@ -248,11 +249,9 @@ def _given(entry: Entry, part: Tensor) -> Tensor:
 
 def given_sizes(layout: Layout) -> Size | dict[str, Size]:
     """Of :func:`given`, without B: S or K of numbers, (channels, height, width) of an image."""
-    sizes = {entry.key: _given_size(entry) for entry in layout.entries if entry.kind != "mask"}
+    sizes: dict[str, Size] = {
+        entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
+        for entry in layout.entries
+        if entry.kind != "mask"
+    }
     return sizes if len(sizes) > 1 else next(iter(sizes.values()))
-
-
-def _given_size(entry: Entry) -> Size:
-    if entry.kind == "image":
-        return entry.pixels
-    return sum(entry.counts) if entry.kind == "index" else entry.size

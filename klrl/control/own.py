@@ -75,7 +75,7 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     plain, family = agent.policy_net, agent.family
     layout = agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
-    example = _vectors(plain.inputs) if layout is None else _entries(layout)
+    example = _example(plain.inputs, layout)
     made = make_own("actor", config, {"inputs": inputs, "outputs": plain.outputs})
     network: nn.Module = require("actor", config, made, nn.Module, _WHAT)
     whole = _try_policy(config, network, plain, family, example)
@@ -98,21 +98,13 @@ class _Example(NamedTuple):
     rows: list[Given]  # each of them alone
 
 
-def _vectors(size: int) -> _Example:
-    """Observations [2, 3, D]."""
-    seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
-    return _Example(seen, (2, 3), list(seen.reshape(6, 1, size)))
-
-
-def _entries(layout: Layout) -> _Example:
-    """Six observations, by entry."""
+def _example(size: int, layout: Layout | None) -> _Example:
+    """Observations [2, 3, D], or six by entry."""
+    if layout is None:
+        seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
+        return _Example(seen, (2, 3), list(seen.reshape(6, 1, size)))
     drawn = torch.from_numpy(layout.drawn(np.random.default_rng(0), 6))
     return _Example(given(layout, drawn), (6,), [given(layout, each[None]) for each in drawn])
-
-
-def _fresh(seen: Given) -> Given:
-    """A network may take keys out of what it is given."""
-    return seen if isinstance(seen, Tensor) else dict(seen)
 
 
 def _shapes(seen: Given) -> str:
@@ -155,7 +147,9 @@ def _try(
     if isinstance(network, _CELLS):
         raise ConfigError(recurrent)
     with told(setting, part):
-        first, again, *alone = (network(_fresh(each)) for each in (seen, seen, *rows))
+        # Each its own dictionary: a network may take keys out of what it is given.
+        inputs = (each if isinstance(each, Tensor) else dict(each) for each in (seen, seen, *rows))
+        first, again, *alone = map(network, inputs)
     outputs = _as_outputs(text, first, leading, _shapes(seen), most)
     others = _as_outputs(text, again, leading, _shapes(seen), most)
     singles = [_as_outputs(text, each, (1,), _shapes(rows[0]), most) for each in alone]

@@ -70,7 +70,12 @@ class ControlParts(Parts):
             load_agent(config.actor.init, self.agent)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.modules.to(self.device)
-        self.kl = self._make_kl()
+        self.kl = None
+        if self.reference is not None:
+            # The KL, and with it the reference, on the run's device.
+            reference = AnnotatedReference(self.reference.module.to(self.device))
+            kl = make_reference_kl(config.kl, self.agent.actor, reference)
+            self.kl = None if kl is None else kl.to(self.device)
         self.preflight = [
             *_notes(self._copies),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
@@ -186,11 +191,3 @@ class ControlParts(Parts):
             return load_reference(config.path, config.which, self.agent, self._copies, described)
 
         return FrozenReference.start(self.reference_rule, self.agent.actor, load_other)
-
-    def _make_kl(self) -> ReferenceKL | None:
-        """KL(policy||reference), and with it the reference, on the run's device."""
-        if self.reference is None:
-            return None
-        reference = AnnotatedReference(self.reference.module.to(self.device))
-        kl = make_reference_kl(self.config.kl, self.agent.actor, reference)
-        return None if kl is None else kl.to(self.device)

@@ -26,9 +26,12 @@ def score(
     exact_ref = None
     log_prob = family.log_prob(params, batch[family.sample_key])
     kl_old = _kl_old(loss, family, params, batch)
-    entropy = _entropy(loss, family, params, batch)
+    # Outside the graph where there is no bonus.
+    scored = params if loss.entropy_bonus else _detached(params)
+    entropy = family.entropy(scored, batch.get("entropy_noise"))
     if loss.reference_estimator == "exact":
-        ref, noise = _ref(family, batch), batch.get("divergence_noise")
+        ref = {key: batch[f"ref_{key}"] for key in family.param_keys}
+        noise = batch.get("divergence_noise")
         exact_ref = family.divergence(loss.divergence.name, params, ref, noise)
     return Scored(
         log_prob=log_prob,
@@ -76,18 +79,8 @@ def _kl_old(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch) 
     return family.kl(old, _detached(params) if loss.kl_old == "measured" else params)
 
 
-def _entropy(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch) -> Tensor:
-    """Entropy [B]; outside the graph where there is no bonus."""
-    params = params if loss.entropy_bonus else _detached(params)
-    return family.entropy(params, batch.get("entropy_noise"))
-
-
 def _old(family: Family, batch: Minibatch) -> dict[str, Tensor]:
     return {key: batch[key] for key in family.param_keys}
-
-
-def _ref(family: Family, batch: Minibatch) -> dict[str, Tensor]:
-    return {key: batch[f"ref_{key}"] for key in family.param_keys}
 
 
 def _detached(params: Params) -> dict[str, Tensor]:

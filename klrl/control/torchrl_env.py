@@ -57,7 +57,9 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
         self.base = base
         self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
         self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
-        self.action_space = _action_space(setting, self._action_spec)
+        spec = self._action_spec  # a one-hot action is chosen as a number
+        plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
+        self.action_space = _space(f"{setting}: its action_spec", plain)
         whole = _space(f"{setting}: its observation_spec", base.observation_spec)
         assert isinstance(whole, spaces.Dict)
         # A single entry is the observation; several are seen by key.
@@ -197,19 +199,13 @@ def _require_one(setting: str, base: EnvBase) -> None:
 # ------------------------------------------------------------------------------------------ specs
 
 
-def _action_space(setting: str, spec: TensorSpec) -> gymnasium.Space[Any]:
-    """A one-hot action is chosen as a number."""
-    plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
-    return _space(f"{setting}: its action_spec", plain)
-
-
 def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
     """A spec of batch size [] as a space; ``what`` names it in errors."""
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})
     shape, dtype = tuple(spec.shape), _DTYPES.get(spec.dtype)
     if dtype is None or any(size < 1 for size in shape):
-        raise ConfigError(f"{what} is {_shown(spec.dtype, shape)}; {_LEAVE_OUT}")
+        raise ConfigError(f"{what} is {spec.dtype or 'no tensor'} of shape {shape}; {_LEAVE_OUT}")
     if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
         return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
     if isinstance(spec, MultiCategorical):
@@ -295,10 +291,6 @@ def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, Any]:
 
 def _listed(keys: Iterable[Key]) -> str:
     return ", ".join(key if isinstance(key, str) else ".".join(key) for key in keys)
-
-
-def _shown(dtype: torch.dtype | None, shape: tuple[int, ...]) -> str:
-    return f"{dtype or 'no tensor'} of shape {shape}"
 
 
 @contextmanager

@@ -90,7 +90,8 @@ class Learner:
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
-        lr, beta = self._lr(progress), self.beta_rule.beta
+        optim, beta = self.config.optim, self.beta_rule.beta
+        lr = optim.lr + (optim.lr_floor - optim.lr) * min(progress, 1.0)
         frames = self.steps.lay_out(batch)
         # KL(old||new) is measured per position, and so are its targets here.
         positions = self.steps.positions_per_unit(frames)
@@ -116,11 +117,6 @@ class Learner:
         if isinstance(self.config.loss, KLPENConfig):
             learned |= {"kl/old/beta": beta, "learner/alpha": alpha}
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
-
-    def _lr(self, progress: float) -> float:
-        """Linear from lr to lr_floor."""
-        c = self.config.optim
-        return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
         """One pass over the rollout; the metrics of each step."""
