@@ -92,7 +92,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
-        "mlp": Choice(control.GaussianActorConfig, _control("klrl.control.actor:mlp_agent")),
+        "mlp": Choice(control.GaussianActorConfig, _control("klrl.control.actor:fitting_agent")),
         "normal": Choice(control.GaussianActorConfig, _control("klrl.control.actor:normal_agent")),
         "tanh_normal": Choice(
             control.GaussianActorConfig, _control("klrl.control.actor:tanh_normal_agent")
@@ -100,7 +100,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "categorical": Choice(
             control.ActorConfig, _control("klrl.control.actor:categorical_agent")
         ),
-        "cnn": Choice(control.CNNActorConfig, _control("klrl.control.actor:cnn_agent")),
+        "cnn": Choice(control.CNNActorConfig, _control("klrl.control.actor:fitting_agent")),
         "custom": Choice(control.CustomActorConfig, _control("klrl.control.own:custom_agent")),
         "causal_lm": Choice(language.CausalLMConfig, _language("klrl.language.policy:make_policy")),
     },

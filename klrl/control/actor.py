@@ -140,17 +140,8 @@ def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: 
     return factory("actor", config, CONTROL)(config, env, normalize=normalize, separate=separate)
 
 
-def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=mlp``: categorical for discrete actions, else normal; see :func:`make_agent`."""
-    return _fitting_agent(config, env, **how)
-
-
-def cnn_agent(config: CNNActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=cnn``: the same distributions; arguments as :func:`make_agent`."""
-    return _fitting_agent(config, env, **how)
-
-
-def _fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=mlp`` and ``cnn``: categorical for discrete actions, else normal."""
     discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
@@ -220,7 +211,12 @@ def _agent(
     layout: Layout | None = getattr(env, "layout", None)
     require_actor(config.name, layout)
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    normalizer = _normalizer(size, layout) if normalize else None
+    # Of vectors; images, indices and masks are read as they are.
+    normalizer: ObservationNormalizer | None = None
+    if normalize and layout is None:
+        normalizer = ObservationNormalizer(size)
+    elif normalize and layout is not None and layout.vectors:
+        normalizer = VectorNormalizer(layout.vectors)
     policy_trunk = _trunk(config, size, layout)
     value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout)
     shared: nn.Module = normalizer or nn.Identity()
@@ -232,13 +228,6 @@ def _agent(
     )
     critic = TensorDictModule(value, ["observation"], ["state_value"])
     return Agent(actor, critic, family, normalizer, layout)
-
-
-def _normalizer(size: int, layout: Layout | None) -> ObservationNormalizer | None:
-    """Of vectors; images, indices and masks are read as they are."""
-    if layout is None:
-        return ObservationNormalizer(size)
-    return VectorNormalizer(layout.vectors) if layout.vectors else None
 
 
 def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequential:

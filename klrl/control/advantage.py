@@ -182,12 +182,9 @@ def discounted(delta: Tensor, decay: Tensor) -> Tensor:
 
     On Python floats: 0.1 us per entry whatever the shape, where a tensor operation costs 2 us.
     """
-    rows = zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True)
-    sums = [_backwards(deltas, decays) for deltas, decays in rows]
-    return delta.new_tensor(sums).unsqueeze(-1)
-
-
-def _backwards(deltas: list[float], decays: list[float]) -> list[float]:
-    pairs = zip(reversed(deltas), reversed(decays), strict=True)
-    sums = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
-    return sums[:0:-1]
+    rows = []
+    for deltas, decays in zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True):
+        pairs = zip(reversed(deltas), reversed(decays), strict=True)
+        sums = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
+        rows.append(sums[:0:-1])
+    return delta.new_tensor(rows).unsqueeze(-1)

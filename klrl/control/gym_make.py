@@ -6,6 +6,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,11 @@ def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     if module:
         importlib.import_module(module)
     if "mujoco" in str(gymnasium.spec(name).entry_point):
-        _route_mujoco_warnings()
+        # MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder unless told otherwise.
+        with suppress(ImportError):  # gymnasium.make says what is missing, and how to install it
+            import mujoco
+
+            mujoco.set_mju_user_warning(_log)
     return gymnasium.make(env_id, **kwargs)
 
 
@@ -95,15 +100,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
             f"{', '.join(space.spaces)}; give some of them"
         )
     return gymnasium.wrappers.FilterObservation(env, list(keys))
-
-
-def _route_mujoco_warnings() -> None:
-    """MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder unless told otherwise."""
-    try:
-        import mujoco
-    except ImportError:
-        return  # gymnasium.make says what is missing, and how to install it
-    mujoco.set_mju_user_warning(_log)
 
 
 def _log(message: str) -> None:

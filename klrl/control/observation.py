@@ -199,7 +199,9 @@ def layout_of(
         )
     has_mask = (MASK,) in parts and action_mask == "auto"
     _require_sizes(setting, parts)
-    if not from_info and _is_single(parts):
+    alone = parts.get(())  # one vector, one-hot numbers among them
+    served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not from_info and isinstance(alone, served) and not is_image(alone):
         return None
     entries = [
         _mask_entry(setting, action, space)
@@ -331,13 +333,6 @@ def _leaves(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[An
             yield from _leaves(inner, (*path, place))
     else:
         yield path, space
-
-
-def _is_single(parts: Mapping[tuple[Any, ...], Space[Any]]) -> bool:
-    """Whether the space is one vector, one-hot numbers among them."""
-    served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    space = parts.get(())
-    return isinstance(space, served) and not is_image(space)
 
 
 def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:

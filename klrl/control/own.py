@@ -16,7 +16,7 @@ from klrl.config.own import make_own, require, told
 from klrl.control.actor import (
     Agent,
     categorical_agent,
-    mlp_agent,
+    fitting_agent,
     normal_agent,
     tanh_normal_agent,
 )
@@ -27,7 +27,7 @@ from klrl.control.observation import Layout
 
 #: ``actor.distribution`` -> who builds it.
 _AGENTS: dict[str, Callable[..., Agent]] = {
-    "auto": mlp_agent,
+    "auto": fitting_agent,
     "normal": normal_agent,
     "tanh_normal": tanh_normal_agent,
     "categorical": categorical_agent,

@@ -37,14 +37,6 @@ from klrl.train.row import Rewards
 from klrl.train.schedule import Size
 
 
-def _notes(copies: EnvBase) -> list[str]:
-    """What the policy sees or does otherwise than the environment."""
-    if not isinstance(copies, VectorGymEnv):
-        return []
-    unread = copies.unread_mask()
-    return copies.notes if unread is None else [*copies.notes, unread]
-
-
 class ControlParts(Parts):
     """Everything that one control run needs, built from its settings."""
 
@@ -76,8 +68,10 @@ class ControlParts(Parts):
             reference = AnnotatedReference(self.reference.module.to(self.device))
             kl = make_reference_kl(config.kl, self.agent.actor, reference)
             self.kl = None if kl is None else kl.to(self.device)
+        copies = self._copies
+        notes = [*copies.notes, copies.unread_mask()] if isinstance(copies, VectorGymEnv) else []
         self.preflight = [
-            *_notes(self._copies),
+            *filter(None, notes),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer = (

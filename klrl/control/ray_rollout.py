@@ -120,27 +120,22 @@ class RayRollout:
 
     def _add(self, worker: int) -> None:
         """Start a worker, as the last of RayCollector's list; nothing waits for it."""
-        resources = {"num_cpus": self._config.cpus_per_worker, "num_gpus": 0}
-        self._collector.add_collectors(
-            [self._env_maker(worker)], 1, None, [self._arguments(worker)], [resources]
-        )
-
-    def _env_maker(self, worker: int) -> Callable[[], Any]:
-        copies = self._env.num_envs // self._config.workers
-        seed, replacements = self._seed + worker * copies, self._replacements[worker]
+        config, replacements = self._config, self._replacements[worker]
+        resources = {"num_cpus": config.cpus_per_worker, "num_gpus": 0}
+        copies = self._env.num_envs // config.workers
+        seed = self._seed + worker * copies
         if replacements:
             seed = derived_seed(self._seed, f"replacement {worker}", replacements)
-        return partial(make_env, self._env, seed=seed, num_envs=copies)
-
-    def _arguments(self, worker: int) -> dict[str, Any]:
+        make = partial(make_env, self._env, seed=seed, num_envs=copies)
         agent = copy.deepcopy(self._agent)
         agent.modules.to("cpu")
-        return {
+        arguments = {
             "agent": agent,
-            "steps": self._config.steps,
-            "seed": derived_seed(self._seed, f"worker {worker}", self._replacements[worker]),
-            "threads": self._config.cpus_per_worker,
+            "steps": config.steps,
+            "seed": derived_seed(self._seed, f"worker {worker}", replacements),
+            "threads": config.cpus_per_worker,
         }
+        self._collector.add_collectors([make], 1, None, [arguments], [resources])
 
     def _replace(self, worker: int) -> None:
         """Start a new worker in place of a lost one."""

@@ -68,7 +68,9 @@ def film_run(
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
     domain = domain_of(config)
-    name = _name(which, sampled, seed, words)
+    # As best,sampled,seed=1,env.kwargs.g=14.
+    parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
+    name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:
         film = domain.film(
             folder,
@@ -84,12 +86,6 @@ def film_run(
     if RunFolder(folder).status != "running":
         _show(folder, stored_config(folder), domain, video, which)
     return Filmed(video, film, domain)
-
-
-def _name(which: str, sampled: bool, seed: int, words: Sequence[str]) -> str:
-    """The film's: ``best,sampled,seed=1,env.kwargs.g=14``."""
-    parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
-    return re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
 
 
 def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str) -> None:

@@ -81,7 +81,10 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     if not count:
         return Schedule(frozenset(), NOTHING, closing)
     size = Size(evals.episodes, min(largest.steps or steps, steps // count))
-    return Schedule(_evenly(count, config.iterations), size, closing)
+    if count == 1:
+        return Schedule(frozenset({config.iterations}), size, closing)
+    evenly = (round(Fraction(config.iterations * i, count - 1)) for i in range(count))
+    return Schedule(frozenset(evenly), size, closing)
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
@@ -93,10 +96,3 @@ def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
             return count
     ends = min(wanted, 2)
     return ends if min(most, steps // ends // longest) >= min(_FEWEST, largest.episodes) else 0
-
-
-def _evenly(count: int, last: int) -> frozenset[int]:
-    """``count`` iterations from 0 to the last; 1: the last."""
-    if count == 1:
-        return frozenset({last})
-    return frozenset(round(Fraction(last * i, count - 1)) for i in range(count))
