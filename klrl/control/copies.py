@@ -124,7 +124,7 @@ class VectorGymEnv(EnvBase):
                 copy = self._make()
                 _, info = within(self._step_timeout, partial(copy.reset, seed=0))
                 copy.close()
-        except Exception:  # someone else's code: the run's own reset will tell
+        except Exception:  # someone else's code: the run's own reset will report it
             return None
         if not isinstance(info, Mapping) or MASK not in info:
             return None

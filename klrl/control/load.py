@@ -62,7 +62,7 @@ def load_agent(run: str, agent: Agent) -> None:
 
 
 def describe_policy(config: Config) -> dict[str, Any]:
-    """What it takes, beside the environment's specs, to build a run's networks again."""
+    """What it takes, in addition to the environment's specs, to build a run's networks again."""
     return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
 
 

@@ -112,7 +112,7 @@ class ControlParts(Parts):
         return 1.0 if self._reward_normalizer is None else self._reward_normalizer.scale
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row tells of a charged rollout."""
+        """What a row reports of a charged rollout."""
         return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:

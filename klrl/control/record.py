@@ -1,4 +1,4 @@
-"""What a row of a control run tells of its rollout."""
+"""What a row of a control run reports of its rollout."""
 
 from __future__ import annotations
 

@@ -163,10 +163,7 @@ def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 def _pure_adam(
     optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
 ) -> None:
-    """Move moments and parameters in place, in operations that a compiler fuses.
-
-    Kingma and Ba (2015), algorithm 1; the decay is Loshchilov and Hutter's (2019).
-    """
+    """Kingma and Ba (2015), algorithm 1, in place, in operations that a compiler fuses."""
     flat, exp_avg, exp_avg_sq, count = state
     count.add_(1)
     exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
@@ -174,7 +171,7 @@ def _pure_adam(
     # 1 - b^t as -expm1(t log b): in float32 the difference itself would lose four digits at t = 1.
     mean = exp_avg / -torch.expm1(count * math.log(BETA1))
     spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
-    if optim.weight_decay:
+    if optim.weight_decay:  # Loshchilov and Hutter (2019)
         flat.mul_(1 - lr * optim.weight_decay)
     flat.sub_(lr * mean / spread)
 

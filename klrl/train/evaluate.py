@@ -40,7 +40,7 @@ class Starts:
 
 #: ``best`` is chosen from these ...
 IN_RUN = Starts("in-run")
-#: ... and told from these.
+#: ... and reported from these.
 CLOSING = Starts("closing")
 
 

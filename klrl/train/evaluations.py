@@ -1,4 +1,4 @@
-"""The evaluations of a run: those that choose its best policy, and those that are told."""
+"""The evaluations of a run: those that choose its best policy, and those that are reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tell(Protocol):
 
 
 class Evaluations:
-    """When the policy is evaluated, which was the best, and what the closing ones tell."""
+    """When the policy is evaluated, which was the best, and what the closing ones report."""
 
     def __init__(
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters, tell: Tell

@@ -1,4 +1,4 @@
-"""The algorithm: :meth:`Training.train`. What its steps do for a domain stand in its parts:
+"""The algorithm: :meth:`Training.train`. What its steps do for a domain is in its parts:
 :mod:`klrl.control.parts`, :mod:`klrl.language.parts`.
 """
 
@@ -77,7 +77,7 @@ class Parts(ABC):
 
     @abstractmethod
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row tells of a charged rollout."""
+        """What a row reports of a charged rollout."""
 
     @abstractmethod
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
@@ -90,7 +90,7 @@ class Parts(ABC):
 
     @abstractmethod
     def components(self) -> dict[str, Any]:
-        """What a checkpoint holds beside counters, coefficients and random states, by name."""
+        """What a checkpoint holds next to counters, coefficients and random states, by name."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
@@ -98,7 +98,7 @@ class Parts(ABC):
 
     @property
     def reward_norm(self) -> float:
-        """What the rewards of the last rollout were multiplied by, beside ``env.reward_scale``.
+        """What the rewards of the last rollout were multiplied by, next to ``env.reward_scale``.
 
         A KL in the loss is multiplied by it too.
         """

@@ -130,10 +130,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """A reset has no action and so no KL: write the zeros that the observation spec promises.
-
-        A reward is no observation, and a reset has none.
-        """
+        """A reset has no action and so no KL: write the zeros that the observation spec promises."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:
@@ -180,7 +177,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         return next_tensordict.set(self.out_key, charged)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward replaces the reward, or is a new observation beside it."""
+        """The charged reward replaces the reward, or is a new observation next to it."""
         parent, observation_spec = self.parent, output_spec["full_observation_spec"]
         charged = reward_like(parent, self.reward_key)
         if self.out_key in parent.reward_keys:
@@ -248,7 +245,7 @@ def _is_key(key: Any) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """Refuse to charge a reward twice; a charged reward has its raw value beside it."""
+    """Refuse to charge a reward twice; a charged reward has its raw value next to it."""
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(

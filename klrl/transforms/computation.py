@@ -63,7 +63,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
         per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
-            and of an action's dimensions. None: as the RetrieveLogProb says that stands beside
+            and of an action's dimensions. None: as the RetrieveLogProb says that is next to
             this transform in a Compose; without one, tokens.
 
     Raises:
@@ -178,7 +178,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return self._says_per_token() is not False
 
     def _says_per_token(self) -> bool | None:
-        """``per_token``, else what scores the log-probs beside this transform; None: unknown."""
+        """``per_token``, else what scores the log-probs next to this transform; None: unknown."""
         if self.per_token is not None:
             return self.per_token
         scorers = [part for part in siblings(self) if self.gen_key in part.out_keys]

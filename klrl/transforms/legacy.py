@@ -138,7 +138,7 @@ class KLRewardTransform(ChargedReward):
         return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward, in place of the reward or beside it; the KL; log pi_0."""
+        """The charged reward, in place of the reward or next to it; the KL; log pi_0."""
         output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
         if self.kl_key is not None:

@@ -78,7 +78,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
 
     Raises:
-        ValueError: no reference, or one beside its factory; a reference that generates or does not
+        ValueError: no reference, or both it and its factory; a reference that generates or does not
             read tokens; not exactly one in-key, or not one or three out-keys; shapes that do not
             fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
@@ -218,7 +218,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return rows, _without_forced_zero(rows, masks)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Add per token: the charged reward, as the reward or beside it; the KL; log pi_ref."""
+        """Add per token: the charged reward, as the reward or next to it; the KL; log pi_ref."""
         observations = output_spec["full_observation_spec"]
         if self.add_to_reward:
             is_reward = self.reward_out == next(iter(self.parent.reward_keys), "reward")
@@ -280,8 +280,8 @@ class RayKLRewardTransform(Served):
             it.
 
     Raises:
-        ValueError: no reference, or one beside its factory; ``detach=False``. Errors of a step keep
-            their type.
+        ValueError: no reference, or both it and its factory; ``detach=False``. Errors of a step
+            keep their type.
         ImportError: Ray is not installed.
     """
 

@@ -58,7 +58,7 @@ class RetrieveKL(Parts):
             ``temperature``; of all three: ``padding_side``, ``reward_key``.
 
     Raises:
-        ValueError: no model, or one beside its factory; ``generate=True``; ``pad_output`` or
+        ValueError: no model, or both it and its factory; ``generate=True``; ``pad_output`` or
             ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
             step.
         TypeError: an argument that nothing reads.
@@ -117,7 +117,7 @@ def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: An
 
 
 def check_one_of(name: str, model: Any, factory: Any, default: Any = None) -> None:
-    """Refuse a model beside its factory, or neither of them."""
+    """Refuse a model with its factory, or neither of them."""
     if factory is not None and model is not None and model is not default:
         raise ValueError(f"both {name} and {name}_factory are given: choose one")
     if factory is None and model is None:
@@ -278,7 +278,7 @@ class RayRetrieveKL(Served):
             ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create it.
 
     Raises:
-        ValueError: no model, or one beside its factory; "from_collector", whose policy is in
+        ValueError: no model, or both it and its factory; "from_collector", whose policy is in
             another process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """

@@ -68,10 +68,8 @@ class Served(Parts):
         arguments = arguments | more
         if not arguments.get("detach", True):
             raise ValueError("detach=False: no gradient comes back from another process")
-        options: dict[str, Any] = {
-            "num_cpus": 1 if num_cpus is None else num_cpus,
-            "num_gpus": num_gpus,
-        }
+        cpus = 1 if num_cpus is None else num_cpus
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": num_gpus}
         if actor_name is not None:
             options |= {"name": actor_name, "get_if_exists": True}
         ray = start_ray()

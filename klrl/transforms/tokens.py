@@ -186,15 +186,13 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
 
 
 def _not_padding(row: Tensor, tokenizer: Any, ragged: bool) -> Tensor:
-    """Real tokens of ids without a mask: all but the runs of pads at both ends.
-
-    Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
-    """
+    """Real tokens of ids without a mask: all but the runs of pads at both ends."""
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)
     if ragged or pad is None or not (row != pad).any():
         return real
     inside = (row != pad).nonzero().squeeze(-1)
+    # Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
     last = int(inside[-1]) + int(pad == getattr(tokenizer, "eos_token_id", None))
     positions = torch.arange(row.numel(), device=row.device)
     return (positions >= inside[0]) & (positions <= last)
