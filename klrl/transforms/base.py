@@ -130,7 +130,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """A reset has no action and so no KL: write the zeros that the observation spec promises."""
+        """A reset has no action, so no KL: write the zeros that the observation spec promises."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:
