@@ -185,7 +185,7 @@ LEFT_OUT = {
         "is newer than 0.2.0's records; tests/control/test_observation.py, test_covering.py",
     ),
     **dict.fromkeys(
-        ("env=lunar_lander", "env=bipedal_walker", "env=atari", "env=minigrid", "env=dm_control"),
+        ("env=lunar_lander", "env=bipedal_walker", "env=atari", "env=minigrid"),
         "needs an extra",
     ),
     "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",

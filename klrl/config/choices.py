@@ -83,11 +83,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
-        "mlp": _control(control.GaussianActorConfig, "actor:mlp_agent"),
+        "mlp": _control(control.GaussianActorConfig, "actor:fitting_agent"),
         "normal": _control(control.GaussianActorConfig, "actor:normal_agent"),
         "tanh_normal": _control(control.GaussianActorConfig, "actor:tanh_normal_agent"),
         "categorical": _control(control.ActorConfig, "actor:categorical_agent"),
-        "cnn": _control(control.CNNActorConfig, "actor:cnn_agent"),
+        "cnn": _control(control.CNNActorConfig, "actor:fitting_agent"),
         "custom": _control(control.CustomActorConfig, "own:custom_agent"),
         "causal_lm": _language(language.CausalLMConfig, "policy:make_policy"),
     },

@@ -68,12 +68,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy, on the memory of its torch parameters.
-
-    Args:
-        net: the policy's network, on the CPU.
-        family: its action distribution.
-    """
+    """An MLP policy in numpy, on the memory of its torch parameters, which are on the CPU."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
@@ -150,13 +145,7 @@ def _decision(family: Family) -> Callable[[Array], Array]:
 
 
 class TorchActing:
-    """Any network on any device; on a GPU a step replays one captured CUDA graph.
-
-    Args:
-        net: the policy's network.
-        family: its action distribution.
-        device: where the network is.
-    """
+    """Any network on any device; on a GPU a step replays one captured CUDA graph."""
 
     def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
         self._net, self._family, self._device = net, family, device

@@ -38,15 +38,7 @@ def is_discrete(space: Space[Any]) -> bool:
 
 
 def require_served(setting: str, space: Space[Any]) -> None:
-    """Refuse an action space that no policy here acts in.
-
-    Args:
-        setting: that names the environment, with its value.
-        space: its actions'.
-
-    Raises:
-        ConfigError: it names the space.
-    """
+    """Refuse an action space that no policy here acts in; ``setting`` names the environment."""
     if isinstance(space, spaces.Box):
         if not np.issubdtype(space.dtype, np.floating):
             raise ConfigError(

@@ -52,21 +52,13 @@ from klrl.control.observation import Layout, check_images, require_actor
 
 @dataclass
 class Agent:
-    """A policy with its critic.
-
-    Attributes:
-        actor: observation -> distribution parameters, action, ``action_log_prob``.
-        critic: observation -> ``state_value`` [..., 1].
-        family: the action distribution as pure functions.
-        normalizer: the observation normaliser that both share, or None.
-        layout: of the observation's entries; None for a vector.
-    """
+    """A policy with its critic."""
 
     actor: ProbabilisticTensorDictSequential
-    critic: TensorDictModule
+    critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
     family: Family
-    normalizer: ObservationNormalizer | None
-    layout: Layout | None = None
+    normalizer: ObservationNormalizer | None  # of both networks
+    layout: Layout | None = None  # None for a vector
 
     @property
     def modules(self) -> nn.ModuleDict:
@@ -94,9 +86,6 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 
     Writes ``action``, ``pre_tanh`` and ``action_log_prob``; :meth:`log_prob` of a batch that holds
     ``pre_tanh`` never inverts tanh. Without it (data from elsewhere) TorchRL's inverse is used.
-
-    Args:
-        family: the distribution, with the action's bounds.
     """
 
     def __init__(self, family: TanhNormalFamily) -> None:
@@ -145,29 +134,14 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool) -> Agent:
     """Build actor and critic for an environment; sizes come from its specs.
 
-    Args:
-        config: the actor group.
-        env: the environment.
-        normalize: whether observations are normalised inside the networks.
-        separate: ``loss.separate_losses``: keep the critic's gradient out of a shared trunk.
-
-    Raises:
-        ConfigError: the distribution does not fit the action space.
+    ``normalize``: whether observations are normalised inside the networks; ``separate``: keep the
+    critic's gradient out of a shared trunk (``loss.separate_losses``).
     """
     return factory("actor", config, CONTROL)(config, env, normalize=normalize, separate=separate)
 
 
-def mlp_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=mlp``: categorical for discrete actions, else normal; see :func:`make_agent`."""
-    return _fitting_agent(config, env, **how)
-
-
-def cnn_agent(config: CNNActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=cnn``: the same distributions; arguments as :func:`make_agent`."""
-    return _fitting_agent(config, env, **how)
-
-
-def _fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+    """``actor=mlp`` and ``cnn``: categorical for discrete actions, else normal."""
     discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
@@ -237,7 +211,12 @@ def _agent(
     layout: Layout | None = getattr(env, "layout", None)
     require_actor(config.name, layout)
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    normalizer = _normalizer(size, layout) if normalize else None
+    # Of vectors; images, indices and masks are read as they are.
+    normalizer: ObservationNormalizer | None = None
+    if normalize and layout is None:
+        normalizer = ObservationNormalizer(size)
+    elif normalize and layout is not None and layout.vectors:
+        normalizer = VectorNormalizer(layout.vectors)
     policy_trunk = _trunk(config, size, layout)
     value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout)
     shared: nn.Module = normalizer or nn.Identity()
@@ -249,13 +228,6 @@ def _agent(
     )
     critic = TensorDictModule(value, ["observation"], ["state_value"])
     return Agent(actor, critic, family, normalizer, layout)
-
-
-def _normalizer(size: int, layout: Layout | None) -> ObservationNormalizer | None:
-    """Of vectors; images, indices and masks are read as they are."""
-    if layout is None:
-        return ObservationNormalizer(size)
-    return VectorNormalizer(layout.vectors) if layout.vectors else None
 
 
 def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequential:

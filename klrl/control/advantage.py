@@ -29,22 +29,13 @@ def gae(
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
 
+    The function that it returns writes ``advantage``, ``value_target`` and ``state_value``
+    [N, T, 1]. Truncated episodes are bootstrapped from ``("next", "observation")``, the last
+    observation that the environment returned; terminated ones are not.
+
     TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic on both ends of every
     transition, and builds padded trajectories. Here the value after a step is that of the next row,
-    and the critic is evaluated again only where an episode or the rollout ends. Tests compare the
-    result with TorchRL's.
-
-    Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
-    the environment returned; terminated ones are not.
-
-    Args:
-        config: the advantage group.
-        critic: observation -> ``state_value``.
-        reward_scale: factor on the shaped reward.
-        normalizer: another one, which follows the rewards.
-
-    Returns:
-        A function that writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
+    and the critic is evaluated again only where an episode or the rollout ends.
     """
     value_of = critic.module
 
@@ -95,11 +86,7 @@ def custom(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> OwnAdvantage:
-    """``advantage=custom``: a function of the user's, tried once; arguments as :func:`gae`.
-
-    Raises:
-        ConfigError: it cannot be made, raises, or does not write what the learner reads.
-    """
+    """``advantage=custom``: a function of the user's, tried once; arguments as :func:`gae`."""
     given = {"config": config, "critic": critic, "reward_scale": reward_scale}
 
     def made(normalizer: RewardNormalizer | None) -> Any:
@@ -127,15 +114,10 @@ def custom(
 
 @dataclass(frozen=True)
 class OwnAdvantage:
-    """The user's function of a rollout.
+    """The user's function of a rollout."""
 
-    Attributes:
-        part: it; a component of the checkpoint where it has ``state_dict`` and ``load_state_dict``.
-        forgets: whether it has state without them.
-    """
-
-    part: Any
-    forgets: bool
+    part: Any  # of the checkpoint, where it has state_dict and load_state_dict
+    forgets: bool  # whether it has state without them
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -200,12 +182,9 @@ def discounted(delta: Tensor, decay: Tensor) -> Tensor:
 
     On Python floats: 0.1 us per entry whatever the shape, where a tensor operation costs 2 us.
     """
-    rows = zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True)
-    sums = [_backwards(deltas, decays) for deltas, decays in rows]
-    return delta.new_tensor(sums).unsqueeze(-1)
-
-
-def _backwards(deltas: list[float], decays: list[float]) -> list[float]:
-    pairs = zip(reversed(deltas), reversed(decays), strict=True)
-    sums = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
-    return sums[:0:-1]
+    rows = []
+    for deltas, decays in zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True):
+        pairs = zip(reversed(deltas), reversed(decays), strict=True)
+        sums = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
+        rows.append(sums[:0:-1])
+    return delta.new_tensor(rows).unsqueeze(-1)

@@ -26,9 +26,6 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
     The observation is one picture [42, 42, 1] of uint8. An episode has 6 steps, and its return is
     1 where the paddle is below the ball at the end, else -1: whoever sees the ball gets 1, whoever
     does not about -5/7 on average.
-
-    Args:
-        render_mode: rgb_array, or None.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}

@@ -22,20 +22,7 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Compare policy and reference, where the run begins with equal ones.
-
-    Args:
-        agent: as it starts.
-        reference: pi_ref, None for ``kl=none``.
-        env: whose observations they see; it is not stepped.
-        fresh: not resumed.
-
-    Returns:
-        The lines to open the run with.
-
-    Raises:
-        ConfigError: a check failed.
-    """
+    """Compare policy and reference, where a fresh run begins with equal ones; the opening lines."""
     return run_checks(_checks(agent, reference, env, fresh))
 
 

@@ -43,7 +43,7 @@ from klrl.base.cache import (
 )
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
-from klrl.config import Config, LossConfig, OwnPart
+from klrl.config import Config, OwnPart
 from klrl.control.cuda_graph import capture
 from klrl.control.step import Problem, Step, eager_step, pure_step
 
@@ -67,13 +67,7 @@ _SOURCES = (
 
 
 def decide(config: Config, device: torch.device, asked: str | None = None) -> str:
-    """What a mode stands for, by the settings and the kind of device alone.
-
-    Args:
-        config: the job.
-        device: where its update runs.
-        asked: auto, false, jit or aot; default ``learner.compile``.
-    """
+    """What a mode stands for, by the settings and the kind of device alone."""
     asked = config.learner.compile if asked is None else asked
     if device.type == "cuda":
         return "jit" if asked in ("auto", "aot") else asked
@@ -84,25 +78,16 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
 
 @dataclass(frozen=True)
 class Choice:
-    """How a run's step will run.
+    """How a run's step will run."""
 
-    Attributes:
-        mode: false, jit or aot.
-        why: for the user, where it is not what the settings would have given.
-    """
-
-    mode: str
-    why: str | None = None
+    mode: str  # false, jit or aot
+    why: str | None = None  # where it is not what the settings would have given
 
 
 def choose(asked: str, config: Config, device: torch.device, package: Callable[[], Path]) -> Choice:
     """What a mode comes to on this machine; nothing is built.
 
-    Args:
-        asked: auto, false, jit or aot.
-        config: the job.
-        device: where its update runs.
-        package: tells where the step's package would lie; called for auto and aot on a CPU.
+    ``package`` says where the step's package would lie; it is called for auto and aot on a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if getattr(config.kl, "placement", "reward") != "reward":
@@ -131,17 +116,11 @@ def choose(asked: str, config: Config, device: torch.device, package: Callable[[
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step that is ready to be called.
-
-    Attributes:
-        step: the function.
-        mode: false, jit or aot: how it runs.
-        description: the same in a line for the user.
-    """
+    """A step that is ready to be called."""
 
     step: Step
-    mode: str
-    description: str
+    mode: str  # false, jit or aot
+    description: str  # the same in a line for the user
 
 
 def prepare(
@@ -150,13 +129,9 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step of a mode; an eager one where that fails.
+    """Make the step of a mode, as :func:`choose` gave it; an eager one where that fails.
 
-    Args:
-        mode: false, jit or aot, as :func:`choose` gave it.
-        problem: what the step is built from.
-        example: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
-        say: told before something takes long.
+    ``example``: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
     """
     eager = Prepared(eager_step(problem), "false", "update: eager")
     if mode == "false":
@@ -180,11 +155,7 @@ def _jit(problem: Problem, example: Sequence[Tensor]) -> Prepared:
 
 
 def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Refuse inputs that a package would misread.
-
-    Raises:
-        RuntimeError: another shape, stride, type or device.
-    """
+    """Refuse inputs that a package would misread: another shape, stride, type or device."""
     for i, (expected, value) in enumerate(zip(example, given, strict=True)):
         layout, built_for = _layout(value), _layout(expected)
         if layout != built_for:
@@ -216,7 +187,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         _processor(),
         _sources(),
         type(problem.loss).__name__,
-        _compiled_settings(problem.loss.config),
+        {k: v for k, v in asdict(problem.loss.config).items() if k not in NOT_COMPILED},
         problem.loss.reference_estimator,
         problem.loss.divergence.name,
         problem.loss.reference_estimator and problem.loss.reward_scale,
@@ -232,10 +203,6 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
         [_layout(value) for value in example],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _compiled_settings(config: LossConfig) -> dict[str, Any]:
-    return {key: value for key, value in asdict(config).items() if key not in NOT_COMPILED}
 
 
 def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
@@ -268,12 +235,7 @@ class BadPackage(Exception):
 
 
 def _load(path: Path) -> Any:
-    """The package, on one thread's inputs; None where there is none.
-
-    Raises:
-        Untrusted: another user may have written into the folder.
-        BadPackage: it is there, but not to be used.
-    """
+    """The package, on one thread's inputs; None where there is none."""
     try:
         if not path.exists():
             return None
@@ -342,12 +304,7 @@ def _sources() -> str:
 
 
 class Captured:
-    """A step as one CUDA graph: parameters and moments where they lie, minibatches copied in.
-
-    Args:
-        step: changes its first four arguments in place.
-        example: its arguments; the first four are the ones that it will always get.
-    """
+    """A step as one CUDA graph: parameters and moments where they lie, minibatches copied in."""
 
     def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
         *self._state, rows, coef = example

@@ -61,15 +61,6 @@ class VectorGymEnv(EnvBase):
         make: makes a copy; default ``gymnasium.make`` of the id.
         setting: that names the environment, for errors; default ``env.id=...``.
         action_mask: ``env.action_mask``.
-
-    Attributes:
-        layout: of the observation's entries; None for a vector.
-        notes: lines about what the policy sees or does otherwise than the environment.
-
-    Raises:
-        ConfigError: a space, a wrapper or a key that is not served.
-        EnvError: a copy raised, took too long, or returned what its spaces do not promise.
-        NonFiniteError: a step returned NaN or infinity.
     """
 
     def __init__(
@@ -93,8 +84,9 @@ class VectorGymEnv(EnvBase):
         copies = [make() for _ in range(num_envs)]
         spaces = copies[0].observation_space, copies[0].action_space
         self.layout = layout_of(self._setting, *spaces, action_mask)
-        self.notes = [line for line in (_seen(spaces[0], self.layout), told(spaces[1]))
-                      if line is not None]  # fmt: skip
+        seen = flattened(spaces[0]) if self.layout is None else self.layout.line
+        #: What the policy sees or does otherwise than the environment.
+        self.notes = [line for line in (seen, told(spaces[1])) if line is not None]
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
         self._way: Way | None = None
@@ -132,7 +124,7 @@ class VectorGymEnv(EnvBase):
                 copy = self._make()
                 _, info = within(self._step_timeout, partial(copy.reset, seed=0))
                 copy.close()
-        except Exception:  # someone else's code: the run's own reset will tell
+        except Exception:  # someone else's code: the run's own reset will report it
             return None
         if not isinstance(info, Mapping) or MASK not in info:
             return None
@@ -157,11 +149,7 @@ class VectorGymEnv(EnvBase):
         return float(self._envs[0].metadata.get("render_fps", 30))
 
     def picture(self) -> np.ndarray:
-        """The first copy as it is now, uint8 [height, width, 3]; made with an rgb_array mode.
-
-        Raises:
-            EnvError: it raised, or drew something else.
-        """
+        """The first copy as it is now, uint8 [height, width, 3]; made with an rgb_array mode."""
         drawn: list[np.ndarray] = []
 
         def draw() -> None:
@@ -174,15 +162,10 @@ class VectorGymEnv(EnvBase):
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Reset all copies, or those of a mask [N].
+        """Reset all copies, or those of a mask [N]; observations [N, D].
 
-        Args:
-            mask: which copies.
-            seeds: one for each copy, whether it is reset or not.
-
-        Returns:
-            Observations [N, D]; copies that were not reset keep their last one. The next call
-            reuses their memory.
+        A copy that is not reset keeps its last one. ``seeds`` has one for each copy, reset or
+        not. The next call reuses the memory.
         """
         self._call_copies(lambda: self._reset_copies(mask, seeds), "reset")
         return self._observations
@@ -204,15 +187,10 @@ class VectorGymEnv(EnvBase):
     def step_native(
         self, action: np.ndarray, mask: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step copies with actions [N, A] or [N]; whether numbers are finite is not checked.
+        """Step all copies, or those of a mask [N], with actions [N, A] or [N].
 
-        Args:
-            action: of each copy.
-            mask: which copies [N]; all else stays as it was. None: all.
-
-        Returns:
-            Observation [N, D], reward [N], terminated [N], truncated [N]; the next call reuses
-            their memory.
+        Observation [N, D], reward [N], terminated [N], truncated [N]; whether they are finite is
+        not checked, and the next call reuses their memory.
         """
         if self._box:
             # np.clip costs three times these two.
@@ -248,11 +226,7 @@ class VectorGymEnv(EnvBase):
             terminated[i], truncated[i] = terminal, timeout
 
     def _call_copies(self, call: Callable[[], None], what: str) -> None:
-        """Step or reset them; whatever goes wrong then is an EnvError in one line.
-
-        Raises:
-            EnvError: it names the copy, and the step since the environment was made.
-        """
+        """Step or reset them; whatever goes wrong is an EnvError in one line."""
         try:
             within(self._step_timeout, call)
         except TookTooLong:
@@ -291,11 +265,7 @@ class VectorGymEnv(EnvBase):
         return TensorDict(entries, batch_size=self.batch_size)
 
     def observed(self, value: np.ndarray, when: str) -> torch.Tensor:
-        """Observations [N, ...] as they are stored, copied; bytes are always finite.
-
-        Raises:
-            NonFiniteError: as :meth:`finite`.
-        """
+        """Observations [N, ...] as they are stored, copied; bytes are always finite."""
         if self.observation_dtype == np.uint8:
             return torch.from_numpy(value.copy())
         return self.finite("observation", value, when)
@@ -306,7 +276,8 @@ class VectorGymEnv(EnvBase):
         Raises:
             NonFiniteError: a NaN or an infinity; it names the copy of the environment.
         """
-        tensor = _float(value)
+        # numpy warns of 1e39; np.errstate would take 2 us of every step to silence it.
+        tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
         if not torch.isfinite(tensor).all():
             bad = (~torch.isfinite(tensor)).nonzero()
             raise NonFiniteError(
@@ -325,11 +296,7 @@ class VectorGymEnv(EnvBase):
     # ------------------------------------------------------------------------------- its state
 
     def keep_state(self) -> Way:
-        """Have the copies' state at hand from now on; to be called before their first reset.
-
-        Returns:
-            How they are saved, by a proof with other copies.
-        """
+        """Have the copies' state at hand, from before their first reset on; how it is saved."""
         if self._way is None:
             self._way = prove(self._make, self._step_timeout)
             self._envs = [self._way.keep(env) for env in self._envs]
@@ -344,12 +311,7 @@ class VectorGymEnv(EnvBase):
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_copies_state(self, state: torch.Tensor) -> None:
-        """Go on from :meth:`copies_state`.
-
-        Raises:
-            Exception: it is not one of these copies, or whatever the environment raises; the copies
-                are as they were made.
-        """
+        """Go on from :meth:`copies_state`; where that fails, the copies are as they were made."""
         saved = json.loads(state.cpu().numpy().tobytes())
         if not self._new:
             self._make_anew()
@@ -378,17 +340,10 @@ class VectorGymEnv(EnvBase):
 
 @dataclass(slots=True)
 class _Place:
-    """Which copy is stepped or reset, and how often all were stepped.
-
-    Not attributes of the environment: an nn.Module takes 2 us to set one.
-    """
+    """Which copy is stepped or reset, and how often all were stepped."""
 
     copy: int = 0
     step: int = 0
-
-
-def _seen(space: gymnasium.Space, layout: Layout | None) -> str | None:
-    return flattened(space) if layout is None else layout.line
 
 
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
@@ -398,11 +353,3 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env
     return FlattenObservation(env)
-
-
-def _float(value: np.ndarray) -> torch.Tensor:
-    """A float32 copy, because the simulator reuses its buffers.
-
-    numpy warns of 1e39; np.errstate would take 2 us of every step to silence it.
-    """
-    return torch.from_numpy(np.array(value, dtype=np.float32, copy=True))

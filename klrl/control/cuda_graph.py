@@ -11,14 +11,9 @@ T = TypeVar("T")
 
 
 def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Run a function some times, then capture it.
+    """Run a function on tensors that stay where they are, then capture it.
 
-    Args:
-        function: reads and writes tensors that stay where they are.
-        device: where they are.
-
-    Returns:
-        The graph, and what the function returned: each replay writes into these tensors.
+    The graph, and what the function returned: each replay writes into these tensors.
     """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

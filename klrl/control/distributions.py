@@ -12,9 +12,9 @@ TanhNormal is the value before tanh). All results are in nats, one number per st
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,51 +33,67 @@ EXCLUDED = -1e9
 Params = Mapping[str, Tensor]
 
 
-class Family(Protocol):
-    """What a distribution family must offer; add one here and a choice in ``actor.py``."""
+class Family(ABC):
+    """A distribution family; its choice is in ``actor.py``.
+
+    What it does not override holds where every number is a closed form or a sum, and the sample is
+    the action.
+    """
 
     name: str
     param_keys: tuple[str, ...]
-    sample_key: str
+    sample_key = "action"
 
+    @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log-density of the action behind ``sample``, shape [...]."""
 
+    @abstractmethod
     def kl(self, p: Params, q: Params) -> Tensor:
         """KL(p || q) in closed form, shape [...]."""
 
+    @abstractmethod
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
         """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only where it is sampled."""
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
         """What :meth:`divergence` needs drawn, [..., samples, A]; None for a closed form or sum."""
+        return None
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
         """Standard error of a :meth:`divergence` that needs noise, shape [...]."""
+        raise NotImplementedError(f"{self.name} samples no divergence")
 
+    @abstractmethod
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """Entropy, shape [...]; ``noise`` only where there is no closed form."""
 
     def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
         """What :meth:`entropy` needs drawn, [..., samples, A]; None for a closed form."""
+        return None
 
+    @abstractmethod
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
         """What :meth:`act` needs drawn, one row [width] for each entry of ``shape``."""
 
+    @abstractmethod
     def act(self, params: Params, noise: Tensor) -> Tensor:
         """The sample that noise gives under these parameters; a draw of the distribution."""
 
     def action(self, sample: Tensor) -> Tensor:
         """The action behind a sample."""
+        return sample
 
+    @abstractmethod
     def sample(self, params: Params, samples: int) -> Tensor:
         """Draws without gradient, shape [samples, ...]."""
 
+    @abstractmethod
     def distribution(self, **params: Tensor) -> Distribution:
         """The torch distribution over actions."""
 
 
-class Normal:
+class Normal(Family):
     """Independent Gaussians, summed over the action's last dimension.
 
     Parameters ``loc`` and ``scale`` [..., A]; the sample is the action itself.
@@ -85,7 +101,6 @@ class Normal:
 
     name = "normal"
     param_keys: tuple[str, ...] = ("loc", "scale")
-    sample_key = "action"
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """sum_i -(a_i - mu_i)^2 / (2 sigma_i^2) - log sigma_i - log(2 pi) / 2."""
@@ -134,10 +149,6 @@ class Normal:
         """sum_i 1/2 + log(2 pi) / 2 + log sigma_i."""
         return (0.5 + _HALF_LOG_2PI + params["scale"].log()).sum(-1)
 
-    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
-        """None: the entropy has a closed form."""
-        return None
-
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
         """Standard normals [*shape, A]."""
         return torch.randn(*shape, width)
@@ -145,10 +156,6 @@ class Normal:
     def act(self, params: Params, noise: Tensor) -> Tensor:
         """Mu + sigma * noise."""
         return params["loc"] + params["scale"] * noise
-
-    def action(self, sample: Tensor) -> Tensor:
-        """The sample itself."""
-        return sample
 
     def sample(self, params: Params, samples: int) -> Tensor:
         """Draws of the Gaussian, shape [samples, ..., A]."""
@@ -162,14 +169,10 @@ class Normal:
 
 
 class TanhNormalFamily(Normal):
-    """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2.
+    """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2, with bounds [A].
 
     The sample is ``pre_tanh`` u [..., A]: recovering u from a saturated action clamps it, and so
     its log-probability (24.6 nats instead of 40.5 at loc 9).
-
-    Args:
-        low: lower action bounds [A].
-        high: upper action bounds [A].
     """
 
     name = "tanh_normal"
@@ -212,12 +215,11 @@ class TanhNormalFamily(Normal):
         )
 
 
-class Categorical:
+class Categorical(Family):
     """One of K actions; parameter ``logits`` [..., K], sample int64 [...]."""
 
     name = "categorical"
     param_keys: tuple[str, ...] = ("logits",)
-    sample_key = "action"
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log softmax(logits)[a]; ``sample`` may have more leading dimensions than the logits."""
@@ -234,22 +236,10 @@ class Categorical:
         """KL(p || q), KL(q || p) or js, sums over the actions."""
         return self.kl(p, q) if name == "reverse" else over_actions(name, _log_p(p), _log_p(q))
 
-    def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
-        """None: all are sums."""
-        return None
-
-    def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
-        """0: nothing is sampled."""
-        return p["logits"].new_zeros(p["logits"].shape[:-1])
-
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """-sum_a p(a) log p(a)."""
         log_p = _log_p(params)
         return -(log_p.exp() * log_p).sum(-1)
-
-    def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
-        """None: the entropy has a closed form."""
-        return None
 
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
         """Standard Gumbel variables [*shape, K]."""
@@ -258,10 +248,6 @@ class Categorical:
     def act(self, params: Params, noise: Tensor) -> Tensor:
         """Argmax_a logits(a) + Gumbel noise, a draw of softmax(logits) (Maddison et al. 2014)."""
         return (params["logits"] + noise).argmax(-1)
-
-    def action(self, sample: Tensor) -> Tensor:
-        """The sample itself."""
-        return sample
 
     def sample(self, params: Params, samples: int) -> Tensor:
         """Draws [samples, ...]."""
@@ -273,12 +259,9 @@ class Categorical:
 
 
 class MultiCategorical(Categorical):
-    """Independent categoricals: log-probs, entropies and KLs are sums over them.
+    """Independent categoricals of K_i actions: log-probs, entropies and KLs are sums over them.
 
     Parameter ``logits`` [..., K_1 + ... + K_M], side by side; sample int64 [..., M].
-
-    Args:
-        counts: K_i, the number of actions of each.
     """
 
     name = "multi_categorical"
@@ -336,11 +319,7 @@ class MultiCategorical(Categorical):
 
 
 class Bernoulli(MultiCategorical):
-    """Independent bits: parameter ``logits`` [..., A] of being 1, sample int64 [..., A].
-
-    Args:
-        bits: A.
-    """
+    """Independent bits: parameter ``logits`` [..., A] of being 1, sample int64 [..., A]."""
 
     name = "bernoulli"
 

@@ -24,12 +24,7 @@ MakeCNN = Callable[[int], nn.Module]
 class Encoders(nn.Module):
     """Transports [..., D] -> features [..., F] by key.
 
-    Args:
-        layout: of the observation.
-        width: outputs of each encoder, where there are several entries.
-        activation: of the MLPs.
-        cnn: name of a CNN in :data:`CNNS`; None where there are no images.
-        scale: what pixels are divided by.
+    Where there are several entries each has ``width`` features; ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(
@@ -94,10 +89,6 @@ class Embedding(nn.Module):
     """Whole numbers [..., M], number i in 0 .. K_i - 1, as the sum of their rows [..., F].
 
     The same function as a linear layer over one-hot numbers, without its zeros.
-
-    Args:
-        counts: K_i.
-        width: F.
     """
 
     offsets: Tensor
@@ -118,10 +109,7 @@ class Embedding(nn.Module):
 class Images(nn.Module):
     """Pixels [..., S] in the order of the environment -> features [..., F].
 
-    Args:
-        entry: of the image.
-        cnn: takes [B, channels, height, width].
-        scale: what pixels are divided by.
+    ``cnn`` takes [B, channels, height, width], divided by ``scale``.
     """
 
     def __init__(self, entry: Entry, cnn: nn.Module, scale: float) -> None:
@@ -168,7 +156,12 @@ def impala(channels: int) -> nn.Module:
     blocks = [
         layer
         for inputs, outputs in zip((channels, *widths), widths, strict=False)
-        for layer in (_conv(inputs, outputs, 3, 1, 1), nn.MaxPool2d(3, 2, 1), *_residuals(outputs))
+        for layer in (
+            _conv(inputs, outputs, 3, 1, 1),
+            nn.MaxPool2d(3, 2, 1),
+            Residual(outputs),
+            Residual(outputs),
+        )
     ]
     return nn.Sequential(*blocks, nn.ReLU(), nn.Flatten())
 
@@ -177,11 +170,7 @@ CNNS: dict[str, MakeCNN] = {"nature": nature, "impala": impala}
 
 
 class Residual(nn.Module):
-    """X + conv(relu(conv(relu(x)))).
-
-    Args:
-        channels: of input and output.
-    """
+    """X + conv(relu(conv(relu(x))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -193,10 +182,6 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The same shape."""
         return x + self.inner(x)
-
-
-def _residuals(channels: int) -> tuple[nn.Module, nn.Module]:
-    return Residual(channels), Residual(channels)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
@@ -220,12 +205,7 @@ _BRIGHTEST = 255.0
 
 
 class Unpacked(nn.Module):
-    """Transports [..., D] -> outputs [..., F] of a network of the user's, given by entry.
-
-    Args:
-        layout: of the observation.
-        network: takes :func:`given`, returns [B, F] or a tuple of such.
-    """
+    """Transports [..., D] -> outputs [..., F] of a network of the user's, given by entry."""
 
     def __init__(self, layout: Layout, network: nn.Module) -> None:
         super().__init__()
@@ -269,11 +249,9 @@ def _given(entry: Entry, part: Tensor) -> Tensor:
 
 def given_sizes(layout: Layout) -> Size | dict[str, Size]:
     """Of :func:`given`, without B: S or K of numbers, (channels, height, width) of an image."""
-    sizes = {entry.key: _given_size(entry) for entry in layout.entries if entry.kind != "mask"}
+    sizes: dict[str, Size] = {
+        entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
+        for entry in layout.entries
+        if entry.kind != "mask"
+    }
     return sizes if len(sizes) > 1 else next(iter(sizes.values()))
-
-
-def _given_size(entry: Entry) -> Size:
-    if entry.kind == "image":
-        return entry.pixels
-    return sum(entry.counts) if entry.kind == "index" else entry.size

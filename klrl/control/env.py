@@ -10,13 +10,7 @@ from klrl.control.gym_make import make_one
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
-    """The copies of the chosen ``env``, as one batched environment.
-
-    Args:
-        config: the env group.
-        seed: of the first reset.
-        num_envs: overrides ``config.num_envs``, for evaluation.
-    """
+    """The copies of the chosen ``env`` as one batched environment, seeded for its first reset."""
     return factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
 
 
@@ -51,10 +45,6 @@ def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> Tran
 
     Episode return (``episode_reward``) and length (``step_count``) come first, so that they count
     the raw reward even when a KL transform shapes it at every step.
-
-    Args:
-        copies: from :func:`make_copies`.
-        transforms: those that act at every step, as the KL's with ``kl.apply=step``.
     """
     return TransformedEnv(copies, Compose(RewardSum(), StepCounter(), *transforms))
 

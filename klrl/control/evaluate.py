@@ -37,17 +37,8 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    Args:
-        agent: plays.
-        config: the environment.
-        starts: the start states. An environment that ignores its seed starts where it will.
-        size: where its steps are not enough for all episodes, as many as surely fit are begun at a
-            time.
-        sampled: draw the actions, without touching torch's global generator; else take the mode.
-        device: of the agent.
-
-    Raises:
-        NonFiniteError: a step returned NaN or infinity.
+    Where ``size``'s steps are not enough for all episodes, as many as surely fit are begun at a
+    time. Sampled actions leave torch's global generator as it was.
     """
     how = "sampled" if sampled else "deterministic"
     return evaluation(_scores(agent, config, starts, size, sampled, device), CONTROL, how, starts)
@@ -81,13 +72,7 @@ def _scores(
 
 
 def _wave(episodes: int, left: int | None, longest: int | None) -> tuple[int, int]:
-    """How many episodes are begun together, and after how many steps each is cut off.
-
-    Args:
-        episodes: most that are wanted.
-        left: steps that they may take together; None for no limit.
-        longest: steps after which the environment ends an episode; None: it does not say.
-    """
+    """How many episodes are begun together, and after how many steps each is cut off."""
     if left is not None:
         episodes = min(episodes, left // (longest or USUAL_STEPS))
     if longest is not None:
@@ -105,13 +90,7 @@ def play(
 ) -> tuple[Scores, int]:
     """One episode from each seed, in the first copies; their scores, and the steps they took.
 
-    Args:
-        env: is reset and stepped.
-        acting: the policy.
-        seeds: of the start states.
-        limit: steps after which an episode is cut off.
-        noise: of sampled actions; None: the mode.
-        watch: called in every state, the first and the last included.
+    Without ``noise`` the mode is taken; ``watch`` is called in every state, first and last too.
     """
     playing = np.arange(env.num_copies) < len(seeds)
     ended, total, steps = np.zeros_like(playing), np.zeros(env.num_copies), 0
@@ -135,12 +114,7 @@ def play(
 
 
 class Noise:
-    """The noise of sampled actions, from a generator of its own.
-
-    Args:
-        seed: of the generator.
-        copies: of the environment.
-    """
+    """The noise of sampled actions, from a generator of its own."""
 
     def __init__(self, seed: int, copies: int) -> None:
         self._state = torch.Generator().manual_seed(seed).get_state()

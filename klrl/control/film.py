@@ -33,21 +33,7 @@ def film_trained(
     which: str,
     device: torch.device,
 ) -> Film:
-    """Film one episode: the first of those that an evaluation from these start states plays.
-
-    Args:
-        folder: the run.
-        config: names the task.
-        camera: takes the pictures.
-        starts: of an evaluation.
-        sampled: draw the actions (others than an evaluation's); else take the mode.
-        which: last or best checkpoint.
-        device: of the policy.
-
-    Raises:
-        ConfigError: the environment cannot be drawn here.
-        EnvError, NonFiniteError: the episode failed.
-    """
+    """Film one episode: the first of those that an evaluation from these start states plays."""
     env = _drawn(config.env)
     try:
         acting = make_acting(trained_agent(folder, which, str(device)), device)
@@ -63,11 +49,7 @@ def film_trained(
 
 
 def _drawn(config: EnvConfig) -> VectorGymEnv:
-    """A copy that draws, which has drawn once.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """A copy that draws, which has drawn once."""
     mode = {"render_mode": _MODE}
     if isinstance(config, CustomEnvConfig):
         drawing: EnvConfig = replace(config, args={**config.args, **mode})

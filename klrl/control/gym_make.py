@@ -6,6 +6,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +19,7 @@ from klrl.config.own import make_own, require, told
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
-    """One copy of the environment that the env group describes, in its wrappers.
-
-    Of its observation there are the keys of ``env.observation_keys``, where that is given.
-
-    Raises:
-        ConfigError: it or a wrapper is the user's own, and raises or is no Gymnasium environment;
-            no such key.
-        gymnasium.error.Error, TypeError, ValueError, ModuleNotFoundError: as :func:`make_gym`.
-    """
+    """One copy of the environment that the env group describes, in its wrappers."""
     env = _bare(config)
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
@@ -80,21 +73,16 @@ def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """``gymnasium.make``, with MuJoCo's warnings in Python's logging.
-
-    Args:
-        env_id: an id, or ``module:id`` for an environment that a module registers.
-        kwargs: arguments of the environment.
-
-    Raises:
-        gymnasium.error.Error, TypeError, ValueError: as ``gymnasium.make``.
-        ModuleNotFoundError: no such module.
-    """
+    """``gymnasium.make`` of an id or ``module:id``, with MuJoCo's warnings in Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
     if "mujoco" in str(gymnasium.spec(name).entry_point):
-        _route_mujoco_warnings()
+        # MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder unless told otherwise.
+        with suppress(ImportError):  # gymnasium.make says what is missing, and how to install it
+            import mujoco
+
+            mujoco.set_mju_user_warning(_log)
     return gymnasium.make(env_id, **kwargs)
 
 
@@ -112,15 +100,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
             f"{', '.join(space.spaces)}; give some of them"
         )
     return gymnasium.wrappers.FilterObservation(env, list(keys))
-
-
-def _route_mujoco_warnings() -> None:
-    """MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder unless told otherwise."""
-    try:
-        import mujoco
-    except ImportError:
-        return  # gymnasium.make says what is missing, and how to install it
-    mujoco.set_mju_user_warning(_log)
 
 
 def _log(message: str) -> None:

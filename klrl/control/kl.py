@@ -31,13 +31,10 @@ DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
 
 
 class AnnotatedReference(FrozenPolicy):
-    """pi_ref, which looks its answers up in a batch that :func:`annotate` has written them into.
+    """A reference that reads its answers from the batch, where :func:`annotate` stored them.
 
-    A reference costs one forward per rollout, however many transforms ask it. Batches without an
-    annotation (single steps of an environment) are evaluated.
-
-    Args:
-        reference: the frozen policy; not copied, since it may move.
+    It costs one forward per rollout, however many transforms ask it. Batches without an annotation
+    (single steps of an environment) are evaluated. The policy is not copied, since it may move.
     """
 
     def __init__(self, reference: ProbabilisticTensorDictSequential) -> None:
@@ -64,10 +61,7 @@ def make_reference_kl(
 ) -> ReferenceKL | None:
     """Build the transform of ``kl``; None for ``kl=none``.
 
-    Args:
-        config: the kl group.
-        actor: the live policy, not copied.
-        reference: the frozen policy, not copied: where it moves, the transform follows.
+    Neither policy is copied: where the reference moves, the transform follows.
     """
     return factory("kl", config, CONTROL)(config, actor, reference)
 
@@ -137,14 +131,10 @@ def annotate(
     family: Family,
     divergence: Divergence = REVERSE,
 ) -> None:
-    """Write what pi_ref says of a rollout, once for the whole batch.
+    """Write what pi_ref says of a rollout [N, T], once for the whole batch.
 
-    Args:
-        batch: [N, T]; gets ``("ref", key)`` for the family's parameters and ``("ref", "log_prob")``
-            [N, T] of the actions that were taken; another divergence than the reverse KL too.
-        reference: the frozen policy, of the same family.
-        family: the action distribution.
-        divergence: which is charged.
+    ``("ref", key)`` for the family's parameters and ``("ref", "log_prob")`` [N, T] of the actions
+    that were taken; where it is charged, another divergence than the reverse KL.
     """
     scored = reference.get_dist_params(batch.select(*reference.in_keys))
     ref = {key: scored.get(key) for key in family.param_keys}
@@ -161,12 +151,7 @@ def annotate(
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
-    """Take coef * KL from the reward of a rollout, where the environment has not done so.
-
-    Args:
-        batch: [N, T], annotated.
-        kl: how; None leaves the reward alone.
-    """
+    """Take coef * KL from the reward of an annotated rollout [N, T], unless the environment did."""
     if kl is None or kl.transform is None or kl.online:
         return
     if not kl.divergence.is_reverse:
@@ -179,13 +164,7 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
     pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
-
-    Returns:
-        ``exact`` (closed form), ``k1``, ``k2``, ``k3``: scalars; where another divergence is
-        charged, what :func:`klrl.kl.measure.mean_charged` gives too.
-
-    Raises:
-        NonFiniteError: one of them is NaN or infinite.
+    Where another divergence is charged, :func:`klrl.kl.measure.mean_charged` too.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}

@@ -56,17 +56,13 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def load_agent(run: str, agent: Agent) -> None:
-    """``actor.init``: start networks from a trained run's, normaliser and critic included.
-
-    Raises:
-        ConfigError: no such run, or its networks have other shapes.
-    """
+    """``actor.init``: start networks from a trained run's, normaliser and critic included."""
     folder = find_run(run, "actor.init")
     load_component(folder, "last", "agent", agent.modules, torch.device("cpu"))
 
 
 def describe_policy(config: Config) -> dict[str, Any]:
-    """What it takes, beside the environment's specs, to build a run's networks again."""
+    """What it takes, in addition to the environment's specs, to build a run's networks again."""
     return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
 
 
@@ -85,21 +81,10 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
 def load_reference(
     path: str, which: str, agent: Agent, env: EnvBase, described: Mapping[str, Any] | None
 ) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
-    """Another run's policy as pi_ref, with the normaliser that it was trained with.
+    """Another run's policy as pi_ref, with its normaliser; and its description for the manifest.
 
-    Args:
-        path: the run folder.
-        which: last or best.
-        agent: the live networks; the reference must have their action distribution.
-        env: the environment of this run.
-        described: on resume, what this run noted of its reference: its weights then come from
-            this run's own checkpoint, and the other folder may be gone.
-
-    Returns:
-        The policy, and its description for the manifest.
-
-    Raises:
-        ConfigError: the policy does not fit this environment or this action distribution.
+    ``described``: on resume, what this run noted of it. Its weights then come from this run's own
+    checkpoint, and the other folder may be gone.
     """
     if described is None:
         folder = find_run(path, _PATH)

@@ -27,9 +27,6 @@ class ObservationNormalizer(nn.Module):
     The statistics move only in :meth:`update`, which the runner calls once per iteration, after the
     learner: from the rollout to the end of its update the policy is one fixed function. They are
     buffers, so a copied policy keeps the normaliser that it was copied with.
-
-    Args:
-        size: length D of an observation.
     """
 
     clip = 10.0
@@ -72,11 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """The same over the first ``size`` numbers of a transport [..., D]; the others pass.
-
-    Args:
-        size: how many numbers are of vectors; they come first.
-    """
+    """The same over the first ``size`` numbers of a transport [..., D], its vectors."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors of [..., D]."""
@@ -107,17 +100,9 @@ def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
 class PolicyNet(nn.Module):
     """observation [..., D] -> the distribution's parameters.
 
-    Args:
-        normalizer: applied to the observation.
-        trunk: hidden layers.
-        outputs: A for a Gaussian, K for a categorical.
-        init_std: a Gaussian's initial standard deviation; None for a categorical.
-        masked: how many of an observation's numbers, the last ones, say which of the K actions can
-            be taken; 0 for all. An excluded one has probability 0.
-
-    Attributes:
-        inputs: length D of an observation.
-        outputs: as given.
+    ``outputs`` is A for a Gaussian, K for a categorical, whose ``init_std`` is None. The last
+    ``masked`` numbers of an observation say which of the K actions can be taken; an excluded one
+    has probability 0.
     """
 
     head: nn.Module
@@ -166,13 +151,7 @@ class PolicyNet(nn.Module):
 class ValueNet(nn.Module):
     """observation [..., D] -> state value [..., 1].
 
-    Args:
-        normalizer: applied to the observation.
-        trunk: hidden layers, the policy's own where they are shared.
-        detach_trunk: keep the critic's gradient out of the trunk.
-
-    Attributes:
-        inputs: length D of an observation.
+    ``detach_trunk`` keeps the critic's gradient out of the trunk.
     """
 
     head: nn.Module
@@ -209,12 +188,7 @@ def _width(trunk: nn.Sequential) -> int:
 
 
 class Networks(nn.Module):
-    """Policy and critic as one function of normalised observations, as the learner calls them.
-
-    Args:
-        policy: the policy's network.
-        value: the critic's; parameters that they share are counted once.
-    """
+    """Policy and critic as one function of normalised observations, as the learner calls them."""
 
     def __init__(self, policy: PolicyNet, value: ValueNet) -> None:
         super().__init__()
@@ -244,12 +218,6 @@ class PairedNetworks:
 
     Policy and critic have trunks of the same shape. Where matching weights are adjacent in memory,
     they are one tensor [2, H, D], and a layer of both trunks is one batched product.
-
-    Args:
-        networks: their parameters are views of one tensor, as :meth:`Networks.in_order` says.
-
-    Attributes:
-        leaves: the tensors to differentiate by; they cover that one tensor, in its order.
     """
 
     def __init__(self, networks: Networks) -> None:
@@ -262,6 +230,7 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
+        #: To differentiate by; they cover that one tensor, in its order.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:

@@ -40,23 +40,15 @@ KINDS = ("vector", "index", "image", "mask")
 
 @dataclass(frozen=True)
 class Entry:
-    """One part of an observation.
+    """One part of an observation."""
 
-    Attributes:
-        key: of a Dict, or the place in a Tuple; nested ones are joined by a dot. Empty for all.
-        path: the same, as it is looked up.
-        kind: vector, index, image or mask.
-        shape: as the environment gives it.
-        counts: index: how many values each number has. mask: how many actions each choice has.
-        starts: index: the lowest value of each.
-    """
-
-    key: str
-    path: tuple[Any, ...]
-    kind: str
+    key: str  # of a Dict, or the place in a Tuple, joined by dots; empty for all
+    path: tuple[Any, ...]  # the same, as it is looked up
+    kind: str  # one of KINDS
     shape: tuple[int, ...]
+    #: index: how many values each number has. mask: how many actions each choice has.
     counts: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()  # index: the lowest value of each
 
     @property
     def size(self) -> int:
@@ -89,13 +81,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each entry of an observation lies in its transport, [D].
-
-    Attributes:
-        entries: in the order in which they lie.
-        dtype: of the transport, float32 or uint8.
-        from_info: the mask is the info's.
-    """
+    """Where each entry of an observation lies in its transport, [D]."""
 
     entries: tuple[Entry, ...]
     dtype: str
@@ -135,15 +121,9 @@ class Layout:
             start += entry.size
 
     def pack(self, observation: Any, mask: Any = None, *, ended: bool = False) -> np.ndarray:
-        """An observation of the environment as its transport [D].
+        """An observation of the environment, and the info's mask, as transport [D].
 
-        Args:
-            observation: as the environment gives it.
-            mask: the info's, where it is from there.
-            ended: no action follows, so the mask may be missing, and may allow none.
-
-        Raises:
-            Misfit: a key is missing, has another shape, or the mask allows no action.
+        ``ended``: no action follows, so the mask may be missing, and may allow none.
         """
         packed = np.empty(self.size, self.dtype)
         for entry, place in self.places():
@@ -209,18 +189,7 @@ class Layout:
 def layout_of(
     setting: str, observation: Space[Any], action: Space[Any], action_mask: str = "auto"
 ) -> Layout | None:
-    """The layout of a space; None for a single vector.
-
-    Args:
-        setting: that names the environment, with its value, for errors.
-        observation: the environment's observation space.
-        action: its action space, for the length of a mask.
-        action_mask: ``env.action_mask``.
-
-    Raises:
-        ConfigError: a part of no fixed size, of none, or of a size beyond what is told apart; two
-            of one name; a mask that does not fit the actions.
-    """
+    """The layout of a space; None for a single vector. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     if from_info and (MASK,) in parts:
@@ -230,7 +199,9 @@ def layout_of(
         )
     has_mask = (MASK,) in parts and action_mask == "auto"
     _require_sizes(setting, parts)
-    if not from_info and _is_single(parts):
+    alone = parts.get(())  # one vector, one-hot numbers among them
+    served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not from_info and isinstance(alone, served) and not is_image(alone):
         return None
     entries = [
         _mask_entry(setting, action, space)
@@ -282,11 +253,7 @@ def _where(key: str) -> tuple[str, str]:
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
-    """Images go to a CNN or to networks of the user's own, and to nothing else.
-
-    Raises:
-        ConfigError: names the actor that serves the observation.
-    """
+    """Images go to a CNN or to networks of the user's own, and to nothing else."""
     images = [] if layout is None else layout.images
     if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))
@@ -306,11 +273,7 @@ SMALLEST = {"nature": 36, "impala": 1}
 
 
 def check_images(layout: Layout | None, cnn: str) -> None:
-    """Refuse images that a CNN has no output for.
-
-    Raises:
-        ConfigError: names its size and the CNN that serves it.
-    """
+    """Refuse images that a CNN has no output for."""
     for image in [] if layout is None else layout.images:
         _, height, width = image.pixels
         if min(height, width) < SMALLEST[cnn]:
@@ -338,12 +301,7 @@ def flattened(space: Space[Any]) -> str | None:
 
 
 class Packed(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
-    """An environment whose observations are transports [D].
-
-    Args:
-        env: of the space that the layout is of.
-        layout: packs them.
-    """
+    """An environment whose observations are transports [D]."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], layout: Layout) -> None:
         super().__init__(env)
@@ -375,13 +333,6 @@ def _leaves(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[An
             yield from _leaves(inner, (*path, place))
     else:
         yield path, space
-
-
-def _is_single(parts: Mapping[tuple[Any, ...], Space[Any]]) -> bool:
-    """Whether the space is one vector, one-hot numbers among them."""
-    served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    space = parts.get(())
-    return isinstance(space, served) and not is_image(space)
 
 
 def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
@@ -436,11 +387,7 @@ def _named(entry: Entry) -> str:
 
 
 def _from_zero(entry: Entry, value: Any) -> np.ndarray:
-    """Flat, and numbers counted from 0.
-
-    Raises:
-        Misfit: a number outside its range; an embedding would read another one's row.
-    """
+    """Flat, and numbers counted from 0."""
     flat = np.asarray(value).reshape(-1)
     if entry.kind != "index":
         return flat

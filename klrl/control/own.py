@@ -16,7 +16,7 @@ from klrl.config.own import make_own, require, told
 from klrl.control.actor import (
     Agent,
     categorical_agent,
-    mlp_agent,
+    fitting_agent,
     normal_agent,
     tanh_normal_agent,
 )
@@ -27,7 +27,7 @@ from klrl.control.observation import Layout
 
 #: ``actor.distribution`` -> who builds it.
 _AGENTS: dict[str, Callable[..., Agent]] = {
-    "auto": mlp_agent,
+    "auto": fitting_agent,
     "normal": normal_agent,
     "tanh_normal": tanh_normal_agent,
     "categorical": categorical_agent,
@@ -39,11 +39,7 @@ _WHAT = "return a network (torch.nn.Module)"
 class OwnPolicyNet(PolicyNet):
     """A network of the user's in the policy's place: all of it is the head, there is no trunk.
 
-    Args:
-        normalizer: applied to the observation.
-        network: observation [..., D] -> the distribution's parameters, as :meth:`of_features`.
-        like: klrl's own policy network, for its sizes and its standard deviation.
-        whole: whether the network gives all parameters of a Gaussian, its scale too.
+    Where it gives the ``whole`` Gaussian, klrl's own standard deviation is left out.
     """
 
     def __init__(
@@ -65,13 +61,7 @@ class OwnPolicyNet(PolicyNet):
 
 
 class OwnValueNet(ValueNet):
-    """A network of the user's in the critic's place.
-
-    Args:
-        normalizer: applied to the observation.
-        network: observation [..., D] -> value [..., 1].
-        inputs: D.
-    """
+    """A network of the user's in the critic's place."""
 
     def __init__(self, normalizer: nn.Module, network: nn.Module, inputs: int) -> None:
         nn.Module.__init__(self)
@@ -80,16 +70,12 @@ class OwnValueNet(ValueNet):
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=custom``; arguments as :func:`klrl.control.actor.make_agent`.
-
-    Raises:
-        ConfigError: a network cannot be made, or one call of it shows that it cannot be trained.
-    """
+    """``actor=custom``; arguments as :func:`klrl.control.actor.make_agent`."""
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, family = agent.policy_net, agent.family
     layout = agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
-    example = _vectors(plain.inputs) if layout is None else _entries(layout)
+    example = _example(plain.inputs, layout)
     made = make_own("actor", config, {"inputs": inputs, "outputs": plain.outputs})
     network: nn.Module = require("actor", config, made, nn.Module, _WHAT)
     whole = _try_policy(config, network, plain, family, example)
@@ -105,34 +91,20 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 class _Example(NamedTuple):
-    """Made-up observations.
-
-    Attributes:
-        seen: what a network takes.
-        leading: the leading dimensions of its outputs.
-        rows: each of them alone.
-    """
+    """Made-up observations."""
 
     seen: Given
-    leading: tuple[int, ...]
-    rows: list[Given]
+    leading: tuple[int, ...]  # dimensions of a network's outputs
+    rows: list[Given]  # each of them alone
 
 
-def _vectors(size: int) -> _Example:
-    """Observations [2, 3, D]."""
-    seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
-    return _Example(seen, (2, 3), list(seen.reshape(6, 1, size)))
-
-
-def _entries(layout: Layout) -> _Example:
-    """Six observations, by entry."""
+def _example(size: int, layout: Layout | None) -> _Example:
+    """Observations [2, 3, D], or six by entry."""
+    if layout is None:
+        seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
+        return _Example(seen, (2, 3), list(seen.reshape(6, 1, size)))
     drawn = torch.from_numpy(layout.drawn(np.random.default_rng(0), 6))
     return _Example(given(layout, drawn), (6,), [given(layout, each[None]) for each in drawn])
-
-
-def _fresh(seen: Given) -> Given:
-    """A network may take keys out of what it is given."""
-    return seen if isinstance(seen, Tensor) else dict(seen)
 
 
 def _shapes(seen: Given) -> str:
@@ -163,22 +135,7 @@ def _try_policy(
 def _try(
     setting: str, part: OwnPart, network: nn.Module, example: _Example, most: list[int]
 ) -> tuple[Tensor, ...]:
-    """Call a network on made-up observations.
-
-    Args:
-        setting: that holds it.
-        part: the same.
-        network: takes observations.
-        example: such observations.
-        most: the widths that its outputs may have; one is enough.
-
-    Returns:
-        Its outputs.
-
-    Raises:
-        ConfigError: other shapes or types, a number that is not finite, a parameter that is not
-            used, an output that changes from call to call or depends on other rows.
-    """
+    """The outputs of a network on made-up observations, of widths ``most``; one is enough."""
     text = f"{setting}.target={part.target}"
     parameters = dict(network.named_parameters())
     wrong = [name for name, p in parameters.items() if p.dtype != torch.float32]
@@ -190,7 +147,9 @@ def _try(
     if isinstance(network, _CELLS):
         raise ConfigError(recurrent)
     with told(setting, part):
-        first, again, *alone = (network(_fresh(each)) for each in (seen, seen, *rows))
+        # Each its own dictionary: a network may take keys out of what it is given.
+        inputs = (each if isinstance(each, Tensor) else dict(each) for each in (seen, seen, *rows))
+        first, again, *alone = map(network, inputs)
     outputs = _as_outputs(text, first, leading, _shapes(seen), most)
     others = _as_outputs(text, again, leading, _shapes(seen), most)
     singles = [_as_outputs(text, each, (1,), _shapes(rows[0]), most) for each in alone]

@@ -37,24 +37,8 @@ from klrl.train.row import Rewards
 from klrl.train.schedule import Size
 
 
-def _notes(copies: EnvBase) -> list[str]:
-    """What the policy sees or does otherwise than the environment."""
-    if not isinstance(copies, VectorGymEnv):
-        return []
-    unread = copies.unread_mask()
-    return copies.notes if unread is None else [*copies.notes, unread]
-
-
 class ControlParts(Parts):
-    """Everything that one control run needs, built from its settings.
-
-    Args:
-        config: the job.
-        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
-
-    Raises:
-        ConfigError: an environment, a policy or a reference cannot be built.
-    """
+    """Everything that one control run needs, built from its settings."""
 
     kl: ReferenceKL | None
 
@@ -78,9 +62,16 @@ class ControlParts(Parts):
             load_agent(config.actor.init, self.agent)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.modules.to(self.device)
-        self.kl = self._make_kl()
+        self.kl = None
+        if self.reference is not None:
+            # The KL, and with it the reference, on the run's device.
+            reference = AnnotatedReference(self.reference.module.to(self.device))
+            kl = make_reference_kl(config.kl, self.agent.actor, reference)
+            self.kl = None if kl is None else kl.to(self.device)
+        copies = self._copies
+        notes = [*copies.notes, copies.unread_mask()] if isinstance(copies, VectorGymEnv) else []
         self.preflight = [
-            *_notes(self._copies),
+            *filter(None, notes),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer = (
@@ -121,7 +112,7 @@ class ControlParts(Parts):
         return 1.0 if self._reward_normalizer is None else self._reward_normalizer.scale
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row tells of a charged rollout."""
+        """What a row reports of a charged rollout."""
         return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
@@ -194,11 +185,3 @@ class ControlParts(Parts):
             return load_reference(config.path, config.which, self.agent, self._copies, described)
 
         return FrozenReference.start(self.reference_rule, self.agent.actor, load_other)
-
-    def _make_kl(self) -> ReferenceKL | None:
-        """KL(policy||reference), and with it the reference, on the run's device."""
-        if self.reference is None:
-            return None
-        reference = AnnotatedReference(self.reference.module.to(self.device))
-        kl = make_reference_kl(self.config.kl, self.agent.actor, reference)
-        return None if kl is None else kl.to(self.device)

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,11 +55,15 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     require_served(env.named, space)
     layout = layout_of(env.named, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
-    if isinstance(actor, CustomActorConfig) and layout is not None and layout.images:
-        _require_critic(actor)
+    of_users = isinstance(actor, CustomActorConfig) and actor.own_critic is None
+    if of_users and layout is not None and layout.images:
+        raise ConfigError(
+            "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
+            "reads no images; add actor.own_critic.target=package.module:Name"
+        )
     if isinstance(env, CustomEnvConfig):
         _check_specs(env, copy)
-        _check_answers(env, copy)
+        _check_answers(env, copy if layout is None else Packed(copy, layout))
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
@@ -69,14 +72,6 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
             f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
-        )
-
-
-def _require_critic(actor: CustomActorConfig) -> None:
-    if actor.own_critic is None:
-        raise ConfigError(
-            "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
-            "reads no images; add actor.own_critic.target=package.module:Name"
         )
 
 
@@ -187,8 +182,9 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             with told(*wrapper):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
+        given = env.args if isinstance(env, CustomEnvConfig) else env.kwargs
         raise ConfigError(
-            f"{env.named} with {env.arguments}={_arguments(env)}: its first step fails: "
+            f"{env.named} with {env.arguments}={given}: its first step fails: "
             f"{first_line(error)}; {fix}"
         ) from error
 
@@ -213,13 +209,9 @@ def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart
 
 def _too_long(env: EnvConfig) -> ConfigError:
     return ConfigError(
-        f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; mend "
+        f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; fix "
         "the environment, or give more"
     )
-
-
-def _arguments(env: EnvConfig) -> Mapping[str, Any]:
-    return env.args if isinstance(env, CustomEnvConfig) else env.kwargs
 
 
 def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
@@ -247,7 +239,10 @@ def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
 
 def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
     """Reset and step an environment of the user's own: its answers must fit its spaces."""
-    space, actions = copy.observation_space, copy.action_space
+    import numpy as np
+    from gymnasium import spaces
+
+    space, actions, text = copy.observation_space, copy.action_space, env.named
     actions.seed(0)
 
     def play() -> Any:
@@ -257,10 +252,11 @@ def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
         reset, step = within(env.step_timeout, play)
     except TookTooLong:
         return  # the check of a step says so
+    except Misfit as error:
+        raise ConfigError(f"{text}: {error}; fix the environment") from error
     except (Exception, SystemExit) as error:
         with told(*(_raising_wrapper(env, error) or ("env", env))):
             raise
-    text = env.named
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise ConfigError(f"{text}: reset returned {type(reset).__name__}; give observation, info")
     if not (isinstance(step, tuple) and len(step) == 5):
@@ -270,44 +266,19 @@ def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
         )
     try:
         for observation in (reset[0], step[0]):
-            _require_contained(space, observation)
+            if isinstance(space, spaces.Box):
+                require_observation(observation, space.shape)
+                if not np.isfinite(np.asarray(observation)).all():
+                    raise Misfit("an observation is not finite")
+            elif not space.contains(observation):
+                raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
         reward = require_number(step[1])
         require_flag("terminated", step[2])
         require_flag("truncated", step[3])
     except Misfit as error:
-        raise ConfigError(f"{text}: {error}; mend the environment") from error
+        raise ConfigError(f"{text}: {error}; fix the environment") from error
     if not math.isfinite(reward):
         raise ConfigError(f"{text}: the first reward is {reward}; give finite numbers")
-
-
-def _require_contained(space: Any, observation: Any, key: str = "") -> None:
-    """An observation of the kind and shape that its space promises, all numbers finite.
-
-    Args:
-        space: of it, or of its part.
-        observation: the same.
-        key: of the part.
-    """
-    import gymnasium
-    import numpy as np
-
-    named = f"observation's {key}" if key else "observation"
-    if isinstance(space, gymnasium.spaces.Dict) and isinstance(observation, Mapping):
-        for name, inner in space.spaces.items():
-            if name not in observation:
-                raise Misfit(f"{named} has no {name}")
-            _require_contained(inner, observation[name], f"{key}.{name}" if key else name)
-        return
-    if isinstance(space, gymnasium.spaces.Tuple) and isinstance(observation, tuple):
-        for place, (inner, value) in enumerate(zip(space.spaces, observation, strict=False)):
-            _require_contained(inner, value, f"{key}.{place}" if key else str(place))
-    if key or not isinstance(space, gymnasium.spaces.Box):
-        if not space.contains(observation):
-            raise Misfit(f"{named} {observation!r:.60} is not in its space {space}")
-        return
-    require_observation(observation, space.shape)
-    if not np.isfinite(np.asarray(observation)).all():
-        raise Misfit("an observation is not finite")
 
 
 def _check_id(env_id: str) -> None:
@@ -338,7 +309,7 @@ def _check_id(env_id: str) -> None:
 
 
 #: Module of an environment -> klrl's extra that installs it.
-EXTRAS = {"ale_py": "atari", "minigrid": "minigrid", "shimmy": "dm_control"}
+EXTRAS = {"ale_py": "atari", "minigrid": "minigrid"}
 
 
 def _install(extra: str) -> str:
@@ -346,11 +317,7 @@ def _install(extra: str) -> str:
 
 
 def make_checked(env: EnvConfig) -> Any:
-    """A copy of an environment.
-
-    Raises:
-        ConfigError: it cannot be made here; the message says why.
-    """
+    """A copy of an environment; a ConfigError says why there is none."""
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
     return _make(env)
@@ -406,11 +373,7 @@ def _network(actor: ActorConfig) -> str:
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
-    """The settings of a control run.
-
-    Raises:
-        ConfigError: it is a language run.
-    """
+    """The settings of a control run."""
     config = stored_config(run)
     if not isinstance(config, Config):
         raise ConfigError(f"{setting}={run}: is a language run; give a control run")

@@ -58,22 +58,11 @@ def ray_rollout(context: RolloutContext) -> RayRollout:
 
 
 class RayRollout:
-    """Rollouts of ``steps`` steps of every copy, split among the workers.
+    """Rollouts of ``steps`` steps of every copy, split among the W workers of a collector.
 
     Worker i plays N / W copies from copy i * N / W on, with the environment seeds that they have in
     one process, and draws its actions from its own random stream. All is a function of ``seed`` as
-    long as no worker dies: a replacement starts new episodes with new seeds.
-
-    Args:
-        config: the collector group; W workers.
-        env: the env group; ``num_envs`` copies in all, N.
-        agent: the live policy, whose weights go with each request.
-        device: of the batches; the workers are on CPUs.
-        seed: of the run's environments and actions.
-        say: takes a line about a worker that was replaced.
-
-    Raises:
-        WorkerError: the cluster cannot be joined, or has too few CPUs.
+    long as no worker dies: a replacement starts new episodes with new seeds, and ``say`` hears it.
     """
 
     def __init__(
@@ -103,13 +92,7 @@ class RayRollout:
             self._add(worker)
 
     def collect(self) -> TensorDictBase:
-        """The next rollout, [N, T].
-
-        Raises:
-            NonFiniteError: a step returned NaN or infinity.
-            WorkerError: a worker died again and again, or the cluster has had too few CPUs, or no
-                head, for too long.
-        """
+        """The next rollout, [N, T]."""
         weights = self._ray.put(weights_of(self._agent))
         requests = [self._request(worker, weights) for worker in range(self._config.workers)]
         parts = [self._part_of(i, request, weights) for i, request in enumerate(requests)]
@@ -137,27 +120,22 @@ class RayRollout:
 
     def _add(self, worker: int) -> None:
         """Start a worker, as the last of RayCollector's list; nothing waits for it."""
-        resources = {"num_cpus": self._config.cpus_per_worker, "num_gpus": 0}
-        self._collector.add_collectors(
-            [self._env_maker(worker)], 1, None, [self._arguments(worker)], [resources]
-        )
-
-    def _env_maker(self, worker: int) -> Callable[[], Any]:
-        copies = self._env.num_envs // self._config.workers
-        seed, replacements = self._seed + worker * copies, self._replacements[worker]
+        config, replacements = self._config, self._replacements[worker]
+        resources = {"num_cpus": config.cpus_per_worker, "num_gpus": 0}
+        copies = self._env.num_envs // config.workers
+        seed = self._seed + worker * copies
         if replacements:
             seed = derived_seed(self._seed, f"replacement {worker}", replacements)
-        return partial(make_env, self._env, seed=seed, num_envs=copies)
-
-    def _arguments(self, worker: int) -> dict[str, Any]:
+        make = partial(make_env, self._env, seed=seed, num_envs=copies)
         agent = copy.deepcopy(self._agent)
         agent.modules.to("cpu")
-        return {
+        arguments = {
             "agent": agent,
-            "steps": self._config.steps,
-            "seed": derived_seed(self._seed, f"worker {worker}", self._replacements[worker]),
-            "threads": self._config.cpus_per_worker,
+            "steps": config.steps,
+            "seed": derived_seed(self._seed, f"worker {worker}", replacements),
+            "threads": config.cpus_per_worker,
         }
+        self._collector.add_collectors([make], 1, None, [arguments], [resources])
 
     def _replace(self, worker: int) -> None:
         """Start a new worker in place of a lost one."""
@@ -208,11 +186,7 @@ class RayRollout:
         return answer
 
     def _look(self) -> None:
-        """Count the machines.
-
-        Raises:
-            WorkerError: there were too few for too long.
-        """
+        """Count the machines; give up where there were too few for too long."""
         self._looked = time.monotonic()
         away = headless(self._ray)
         missing = None if away else self._cluster.missing()
@@ -233,16 +207,7 @@ class RayRollout:
 
 
 class RolloutWorker(BaseCollector):
-    """A local collector in a process of Ray's: plays with the weights that each request brings.
-
-    Args:
-        create_env_fn: makes the environment of this worker; in a list, as RayCollector passes it.
-        agent: the policy, on the CPU; each request replaces its weights.
-        steps: T.
-        seed: of this process's generators; torch's draws the actions.
-        threads: of torch.
-        **_: RayCollector's other arguments for collectors, unused here.
-    """
+    """A local collector in a process of Ray's: plays with the weights that each request brings."""
 
     def __init__(
         self,
@@ -266,11 +231,7 @@ class RolloutWorker(BaseCollector):
         return True
 
     def play(self, weights: Arrays) -> Arrays:
-        """One rollout [N, T] of the policy with these weights, from where the last one ended.
-
-        Raises:
-            NonFiniteError: a step returned NaN or infinity.
-        """
+        """One rollout [N, T] of the policy with these weights, from where the last one ended."""
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._agent.actor.load_state_dict(state)
         return to_arrays(self._rollout.collect())
@@ -320,16 +281,7 @@ def join(parts: list[Arrays]) -> TensorDict:
 
 
 class Cluster:
-    """Ray, started on loopback or joined at ``RAY_ADDRESS``, unless it runs already.
-
-    Args:
-        workers: that are to run in it.
-        cpus: that each requests, on one machine. A Ray started here declares that many for all,
-            whatever the machine has: workers would wait forever for CPUs that Ray does not have.
-
-    Raises:
-        WorkerError: Ray does not start, or the cluster has fewer CPUs.
-    """
+    """Ray, started on loopback or joined at ``RAY_ADDRESS``, unless it runs already."""
 
     def __init__(self, workers: int, cpus: int) -> None:
         self.ray = ray

@@ -1,4 +1,4 @@
-"""What a row of a control run tells of its rollout."""
+"""What a row of a control run reports of its rollout."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from klrl.train.row import Rewards
 def rewards_of(
     batch: TensorDictBase, kl: ReferenceKL | None, normalizer: RewardNormalizer | None = None
 ) -> Rewards:
-    """Rewards and episodes of a rollout [N, T].
-
-    Args:
-        batch: charged as ``kl`` says.
-        kl: None for ``kl=none``.
-        normalizer: of ``env.normalize_reward``.
-    """
+    """Rewards and episodes of a charged rollout [N, T]."""
     after = batch.get("next")
     shaped, own = _mean(after.get("reward")), _episodes(after)
     if normalizer is not None:

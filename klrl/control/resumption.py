@@ -34,12 +34,7 @@ class KeptRollout(Protocol):
 
 
 class RunningEpisodes:
-    """The state of a run's rollout: the environments and what is carried from step to step.
-
-    Attributes:
-        way: how the environments are saved.
-        new: whether a resumed run began new ones.
-    """
+    """The state of a run's rollout: the environments and what is carried from step to step."""
 
     def __init__(self) -> None:
         self.way = Way(ANEW, "they have not begun")
@@ -58,11 +53,7 @@ class RunningEpisodes:
         self._loaded = dict(state)
 
     def prove(self, copies: EnvBase | None) -> None:
-        """Find out how they are saved.
-
-        Args:
-            copies: of the environment, before their first reset; None where workers have them.
-        """
+        """Find out how they are saved, before their first reset; None: workers have them."""
         if isinstance(copies, VectorGymEnv):
             self.way = copies.keep_state()
         elif copies is None:
@@ -79,12 +70,8 @@ class RunningEpisodes:
     ) -> Rollout:
         """Make the rollout, and go on with what was loaded.
 
-        Args:
-            iteration: from which it collects.
-            make: makes it, with new episodes.
-            reseed: seeds the environments for new episodes once more.
-            say: takes a line where a resumed run has new episodes, or one of this run will not go
-                on with their saved state.
+        ``reseed`` seeds the environments for new episodes once more; ``say`` takes a line where a
+        resumed run has new episodes, or one of this run will not go on with their saved state.
         """
         loaded, self._loaded = self._loaded, {}
         if loaded:

@@ -21,26 +21,18 @@ class RewardNormalizer:
     scaling"), with two differences: one factor for all frames of a rollout, its own included, so
     that an advantage adds up rewards of one unit; and no G across the end of an episode, truncated
     or not. The mean stays in the rewards.
-
-    Args:
-        gamma: discount per frame.
-
-    Attributes:
-        scale: the factor on rewards; 1 before the first rollout with a reward other than 0.
     """
 
     def __init__(self, gamma: float) -> None:
         self._gamma, self._moments = gamma, RunningMeanStd()
         self._sums: list[float] = []  # gamma G of each row's last frame, 0 after an episode's end
         self._begun = False
-        self.scale = 1.0
+        self.scale = 1.0  # until a rollout has a reward other than 0
 
     def update(self, reward: Tensor, done: Tensor) -> float:
-        """Take in a rollout; the factor for it.
+        """The factor for a rollout, taken in: rewards and ends of episodes [N, T, 1].
 
-        Args:
-            reward: [N, T, 1]; row n goes on where row n of the rollout before ended.
-            done: [N, T, 1], whether an episode ended after the frame.
+        Row n goes on where row n of the rollout before ended.
         """
         rows = reward[..., 0].tolist()
         if len(self._sums) != len(rows):  # the first one

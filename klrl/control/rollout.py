@@ -21,24 +21,14 @@ from klrl.train.loop import Rollout
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """The arguments from which a control run's rollout is made.
-
-    Attributes:
-        config: the job.
-        copies: of the environment, seeded; None where the workers make their own.
-        agent: the live policy; its weights are used as they are at each rollout.
-        device: of the policy and of the batches.
-        seed: of the environments.
-        online: transforms applied at every step.
-        say: takes a line about each automatic choice.
-    """
+    """The arguments from which a control run's rollout is made."""
 
     config: Config
-    copies: EnvBase | None
+    copies: EnvBase | None  # None where the workers make their own
     agent: Agent
     device: torch.device
     seed: int
-    online: tuple[Transform, ...] = ()
+    online: tuple[Transform, ...] = ()  # applied at every step
     say: Callable[[str], None] = print
 
 
@@ -62,15 +52,7 @@ def native_rollout(
     device: torch.device,
     say: Callable[[str], None] = print,
 ) -> Rollout:
-    """The native loop over an environment, or TorchRL's collector where it has no plan for it.
-
-    Args:
-        env: whose copies are stepped.
-        agent: the live policy.
-        steps: T.
-        device: of the policy and of the batches.
-        say: takes a line with the reason where the native loop is not used.
-    """
+    """The native loop over an environment, or TorchRL's collector where it has no plan for it."""
     plan = make_plan(env)
     if isinstance(plan, str):
         say(f"collector=vector: {plan}; TorchRL's collector is used")
@@ -91,14 +73,7 @@ def _copies(context: RolloutContext) -> EnvBase:
 
 
 class TorchRLRollout:
-    """TorchRL's collector in this process: rollouts of ``steps`` steps of every copy.
-
-    Args:
-        env: the environment, on the CPU.
-        actor: the live policy; its weights are used as they are at each rollout.
-        steps: T.
-        device: of the policy and of the batches.
-    """
+    """TorchRL's collector in this process: rollouts of ``steps`` steps of every copy."""
 
     def __init__(
         self, env: TransformedEnv, actor: nn.Module, steps: int, device: torch.device
@@ -148,11 +123,7 @@ class TorchRLRollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`.
-
-        Raises:
-            Exception: it is not one of this environment, or whatever that raises.
-        """
+        """Go on from :meth:`state_dict`."""
         self._base.set_copies_state(state["copies"])
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)

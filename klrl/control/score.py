@@ -18,21 +18,20 @@ def score(
 ) -> Scored:
     """One number per frame [B], differentiable; a pure function.
 
-    Args:
-        loss: which numbers it needs.
-        family: the action distribution.
-        params: the new policy's parameters at the minibatch's observations.
-        value: the new critic's values [B].
-        batch: ``action_log_prob, advantage, value_target, state_value`` [B], the family's sample,
-            the old policy's parameters, where the loss charges KL to the reference ``ref_log_prob``
-            [B] and ``ref_<parameter>``, and what :func:`draw` gives.
+    ``batch`` holds ``action_log_prob, advantage, value_target, state_value`` [B], the family's
+    sample, the old policy's parameters, where the loss charges KL to the reference ``ref_log_prob``
+    [B] and ``ref_<parameter>``, and what :func:`draw` gives; ``params`` and ``value`` [B] are those
+    of the networks as they are now.
     """
     exact_ref = None
     log_prob = family.log_prob(params, batch[family.sample_key])
     kl_old = _kl_old(loss, family, params, batch)
-    entropy = _entropy(loss, family, params, batch)
+    # Outside the graph where there is no bonus.
+    scored = params if loss.entropy_bonus else _detached(params)
+    entropy = family.entropy(scored, batch.get("entropy_noise"))
     if loss.reference_estimator == "exact":
-        ref, noise = _ref(family, batch), batch.get("divergence_noise")
+        ref = {key: batch[f"ref_{key}"] for key in family.param_keys}
+        noise = batch.get("divergence_noise")
         exact_ref = family.divergence(loss.divergence.name, params, ref, noise)
     return Scored(
         log_prob=log_prob,
@@ -51,15 +50,9 @@ def score(
 def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor]:
     """The random numbers that :func:`score` is a function of.
 
-    Args:
-        loss: which it needs.
-        family: the action distribution.
-        batch: [B, ...], with the old policy's parameters.
-
-    Returns:
-        ``entropy_noise`` [B, samples, A] where the entropy has no closed form; ``old_sample``
-        [B, samples_mc_kl, ...] where KL(old||new) is sampled; ``divergence_noise``
-        [B, samples_mc_js, A] where the loss charges a js without a closed form.
+    ``entropy_noise`` [B, samples, A] where the entropy has no closed form; ``old_sample``
+    [B, samples_mc_kl, ...] where KL(old||new) is sampled; ``divergence_noise``
+    [B, samples_mc_js, A] where the loss charges a js without a closed form.
     """
     drawn, old = {}, _old(family, batch)
     noise = family.entropy_noise(old, loss.config.samples_mc_entropy)
@@ -86,18 +79,8 @@ def _kl_old(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch) 
     return family.kl(old, _detached(params) if loss.kl_old == "measured" else params)
 
 
-def _entropy(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch) -> Tensor:
-    """Entropy [B]; outside the graph where there is no bonus."""
-    params = params if loss.entropy_bonus else _detached(params)
-    return family.entropy(params, batch.get("entropy_noise"))
-
-
 def _old(family: Family, batch: Minibatch) -> dict[str, Tensor]:
     return {key: batch[key] for key in family.param_keys}
-
-
-def _ref(family: Family, batch: Minibatch) -> dict[str, Tensor]:
-    return {key: batch[f"ref_{key}"] for key in family.param_keys}
 
 
 def _detached(params: Params) -> dict[str, Tensor]:

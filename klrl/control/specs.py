@@ -25,16 +25,7 @@ def observation_spec(shape: tuple[int, ...], dtype: np.dtype, n: int) -> Composi
 
 
 def action_spec(setting: str, space: gymnasium.Space, n: int) -> Composite:
-    """``action`` of the policy, flat, as :mod:`klrl.control.action_space` says.
-
-    Args:
-        setting: that names the environment, with its value.
-        space: of one copy.
-        n: copies.
-
-    Raises:
-        ConfigError: a space that is not served.
-    """
+    """``action`` of the policy, flat, as :mod:`klrl.control.action_space` says."""
     require_served(setting, space)
     return Composite(action=_of_actions(space, n), shape=(n,))
 

@@ -40,12 +40,6 @@ class Columns:
     One gather shuffles all of them, and a compiled step has one input whose shape can be checked.
     Integers (actions) are exact as float32 up to 2^24. Bytes (pixels) lie in it four to a float:
     nothing computes with these floats, they are copied alone, which keeps every bit.
-
-    Args:
-        example: the tensors of one batch; shapes behind B and types are taken from it.
-
-    Raises:
-        TypeError: a type that float32 does not hold.
     """
 
     def __init__(self, example: Mapping[str, Tensor]) -> None:
@@ -93,30 +87,15 @@ def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """All that a step reads of the optimiser's settings; they are constant during a run.
-
-    Attributes:
-        eps: Adam's epsilon.
-        max_grad_norm: the gradient is scaled down to this Euclidean norm.
-        weight_decay: decoupled from the gradient; 0 is plain Adam.
-    """
+    """All that a step reads of the optimiser's settings; they are constant during a run."""
 
     eps: float
-    max_grad_norm: float
-    weight_decay: float
+    max_grad_norm: float  # Euclidean
+    weight_decay: float  # decoupled from the gradient; 0 is plain Adam
 
 
 class Adam:
-    """The optimiser's state, over one flat tensor that all parameters are views of.
-
-    Args:
-        parameters: each once; from now on they are views of :attr:`flat`.
-        settings: what the step reads.
-
-    Attributes:
-        flat, exp_avg, exp_avg_sq: [P].
-        count: steps made, a scalar float tensor.
-    """
+    """The optimiser's state, over one flat tensor that all parameters become views of."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: AdamSettings) -> None:
         self.settings = settings
@@ -156,14 +135,7 @@ def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a step is built from; all of it is constant during a run.
-
-    Attributes:
-        agent: the networks.
-        loss: the loss.
-        optim: the optimiser's settings.
-        columns: the layout of a minibatch.
-    """
+    """What a step is built from; all of it is constant during a run."""
 
     agent: Agent
     loss: PolicyLoss
@@ -191,10 +163,7 @@ def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 def _pure_adam(
     optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
 ) -> None:
-    """Move moments and parameters in place, in operations that a compiler fuses.
-
-    Kingma and Ba (2015), algorithm 1; the decay is Loshchilov and Hutter's (2019).
-    """
+    """Kingma and Ba (2015), algorithm 1, in place, in operations that a compiler fuses."""
     flat, exp_avg, exp_avg_sq, count = state
     count.add_(1)
     exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
@@ -202,7 +171,7 @@ def _pure_adam(
     # 1 - b^t as -expm1(t log b): in float32 the difference itself would lose four digits at t = 1.
     mean = exp_avg / -torch.expm1(count * math.log(BETA1))
     spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
-    if optim.weight_decay:
+    if optim.weight_decay:  # Loshchilov and Hutter (2019)
         flat.mul_(1 - lr * optim.weight_decay)
     flat.sub_(lr * mean / spread)
 

@@ -42,35 +42,24 @@ Key = str | tuple[str, ...]
 
 
 def wrap(setting: str, base: EnvBase) -> TorchRLEnv:
-    """A copy of a TorchRL environment as one of Gymnasium.
-
-    Args:
-        setting: that names it, with its value.
-        base: of batch size [], with one action and one reward.
-
-    Raises:
-        ConfigError: it has others, or a spec that is no space.
-    """
+    """A copy of a TorchRL environment of batch size [], one action and one reward."""
     keeps = callable(getattr(_innermost(base), "get_state", None))
     return (KeptTorchRLEnv if keeps else TorchRLEnv)(setting, base)
 
 
 class TorchRLEnv(gymnasium.Env[Any, Any]):
-    """One copy; arguments and errors as :func:`wrap`.
+    """One copy; arguments as :func:`wrap`."""
 
-    Attributes:
-        base: the environment.
-        fault_calls: how many resets and steps :meth:`fault` takes at most.
-    """
-
-    fault_calls = 10
+    fault_calls = 10  # resets and steps of :meth:`fault`, at most
 
     def __init__(self, setting: str, base: EnvBase) -> None:
         _require_one(setting, base)
         self.base = base
         self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
         self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
-        self.action_space = _action_space(setting, self._action_spec)
+        spec = self._action_spec  # a one-hot action is chosen as a number
+        plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
+        self.action_space = _space(f"{setting}: its action_spec", plain)
         whole = _space(f"{setting}: its observation_spec", base.observation_spec)
         assert isinstance(whole, spaces.Dict)
         # A single entry is the observation; several are seen by key.
@@ -97,11 +86,7 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
         return self._seen(self._carried), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """As Gymnasium's; an end that is not terminal is a truncation.
-
-        Raises:
-            Misfit: a key is missing.
-        """
+        """As Gymnasium's; an end that is not terminal is a truncation."""
         given = self._carried.copy().set(self._action_key, self._as_action(action))
         with self._drawing():
             stepped = self.base.step(given)
@@ -122,11 +107,7 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
         self.base.close(raise_if_closed=False)
 
     def fault(self) -> str:
-        """What of a reset and a step does not fit its specs; empty where all does.
-
-        Raises:
-            Exception: whatever the environment raises.
-        """
+        """What of a reset and a step does not fit its specs; empty where all does."""
         with self._drawing():
             before = self.base.rand_action(self.base.reset())
             # step() stumbles over what _step leaves out.
@@ -195,11 +176,7 @@ def _innermost(base: EnvBase) -> EnvBase:
 
 
 def _require_one(setting: str, base: EnvBase) -> None:
-    """One environment, with one action, one number as reward, and an end.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """One environment, with one action, one number as reward, and an end."""
     if tuple(base.batch_size):
         raise ConfigError(
             f"{setting}: has the batch size {list(base.batch_size)}; return one environment of "
@@ -222,27 +199,13 @@ def _require_one(setting: str, base: EnvBase) -> None:
 # ------------------------------------------------------------------------------------------ specs
 
 
-def _action_space(setting: str, spec: TensorSpec) -> gymnasium.Space[Any]:
-    """A one-hot action is chosen as a number."""
-    plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
-    return _space(f"{setting}: its action_spec", plain)
-
-
 def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
-    """A spec as a space.
-
-    Args:
-        what: it is of, with the setting, for the error.
-        spec: of batch size [].
-
-    Raises:
-        ConfigError: there is no such space.
-    """
+    """A spec of batch size [] as a space; ``what`` names it in errors."""
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})
     shape, dtype = tuple(spec.shape), _DTYPES.get(spec.dtype)
     if dtype is None or any(size < 1 for size in shape):
-        raise ConfigError(f"{what} is {_shown(spec.dtype, shape)}; {_LEAVE_OUT}")
+        raise ConfigError(f"{what} is {spec.dtype or 'no tensor'} of shape {shape}; {_LEAVE_OUT}")
     if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
         return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
     if isinstance(spec, MultiCategorical):
@@ -328,10 +291,6 @@ def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, Any]:
 
 def _listed(keys: Iterable[Key]) -> str:
     return ", ".join(key if isinstance(key, str) else ".".join(key) for key in keys)
-
-
-def _shown(dtype: torch.dtype | None, shape: tuple[int, ...]) -> str:
-    return f"{dtype or 'no tensor'} of shape {shape}"
 
 
 @contextmanager

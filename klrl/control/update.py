@@ -24,14 +24,7 @@ Frames = dict[str, Tensor]
 class ControlSteps(Steps[Frames, Tensor]):
     """Steps of policy and critic: :mod:`klrl.control.step`'s, eager or compiled.
 
-    Nothing waits for the device between two minibatches.
-
-    Args:
-        config: the job.
-        agent: the networks, changed in place; their parameters become views of one tensor.
-        reference_estimator: how the loss charges KL(policy||reference), if it does.
-        mode: how the step is to run: auto, false, jit or aot.
-        divergence: of policy and reference, where it charges that exactly.
+    Nothing waits for the device between two minibatches. ``mode`` is auto, false, jit or aot.
     """
 
     def __init__(

@@ -36,14 +36,11 @@ from klrl.transforms.base import NextTransform
 
 @dataclass(frozen=True)
 class Plan:
-    """When each transform of an environment is applied.
+    """When each transform of an environment is applied."""
 
-    Attributes:
-        online: at every step, because they change the policy's observation.
-        batch: to the finished rollout, in their order, because they only read transitions.
-    """
-
+    #: At every step, because they change the policy's observation.
     online: tuple[Transform, ...]
+    #: To the finished rollout, in their order, because they only read transitions.
     batch: tuple[Transform, ...]
 
 
@@ -96,17 +93,7 @@ def named(entries: Iterable[tuple[tuple[str, ...], Tensor]]) -> Iterator[tuple[A
 
 
 class VectorRollout:
-    """Rollouts of ``steps`` steps of every copy.
-
-    Args:
-        env: a VectorGymEnv in a TransformedEnv.
-        agent: the live policy; its weights are used as they are at each rollout.
-        steps: T.
-        device: of the policy and of the batches.
-
-    Raises:
-        ValueError: the environment has no :class:`Plan`.
-    """
+    """Rollouts of ``steps`` steps of every copy."""
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         plan = make_plan(env)
@@ -125,11 +112,7 @@ class VectorRollout:
         self._carried: dict[Any, Tensor] = {}
 
     def collect(self) -> TensorDictBase:
-        """The next rollout, [N, T].
-
-        Raises:
-            NonFiniteError: a step returned NaN or infinity.
-        """
+        """The next rollout, [N, T]."""
         with torch.no_grad():
             batch = self._play().to(self._device)
             self._add_policy(batch)
@@ -160,11 +143,7 @@ class VectorRollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`.
-
-        Raises:
-            Exception: it is not one of this environment, or whatever that raises.
-        """
+        """Go on from :meth:`state_dict`."""
         self._base.set_copies_state(state["copies"])
         self._observation = state["observation"].cpu().numpy()
         self._trajectories = state["trajectories"].cpu().numpy()

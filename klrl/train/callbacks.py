@@ -40,22 +40,13 @@ class Callback:
         """Everything is open; the first rollout comes next."""
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        """An iteration is done.
+        """An iteration is done; ``row`` is a copy of what ``metrics.jsonl`` will get next.
 
-        Args:
-            training: the run.
-            row: what ``metrics.jsonl`` will get next; a copy.
-            batch: the rollout, charged and with advantages.
+        The rollout ``batch`` is charged and has its advantages.
         """
 
     def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
-        """An evaluation was made.
-
-        Args:
-            training: the run.
-            row: has ``eval/return`` and its kin, unless no episode ended.
-            seconds: that it took.
-        """
+        """An evaluation was made; the row has ``eval/return`` unless no episode ended."""
 
     def saved(self, training: Loop, which: str, seconds: float) -> None:
         """A checkpoint was written: ``last`` or ``best``."""
@@ -68,11 +59,7 @@ class Callback:
 
 
 def check_hooks(callback: Callback) -> None:
-    """Refuse a method with a hook's name in another library, or nearly with one of klrl's.
-
-    Raises:
-        ConfigError: nothing would call it; names the hooks.
-    """
+    """Refuse a method with a hook's name in another library, or nearly with one of klrl's."""
     hooks = dict(inspect.getmembers(Callback, inspect.isfunction))
     for name, method in inspect.getmembers(type(callback), inspect.isfunction):
         near = get_close_matches(name, hooks, n=1, cutoff=0.8)

@@ -27,9 +27,7 @@ from klrl.train.schedule import Size
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Attributes:
-        use: what it is for.
-        seed: another seed, another set. Two sets share no start state (a seed in 2^31 by chance).
+    Two sets share no start state (a seed in 2^31 by chance).
     """
 
     use: str
@@ -42,50 +40,31 @@ class Starts:
 
 #: ``best`` is chosen from these ...
 IN_RUN = Starts("in-run")
-#: ... and told from these.
+#: ... and reported from these.
 CLOSING = Starts("closing")
 
 
 class Scores(NamedTuple):
-    """Of some episodes (responses): the score of each, and the gold score where there is one.
-
-    Attributes:
-        returns: of those that ended.
-        gold: of the same.
-        cut: how many did not end within the steps that they were given.
-    """
+    """Of some episodes (responses): the score of each, and the gold score where there is one."""
 
     returns: list[float]
     gold: Sequence[float] = ()
-    cut: int = 0
+    cut: int = 0  # episodes that did not end, and do not count
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy scored.
+    """What a policy scored."""
 
-    Attributes:
-        returns: unshaped return (reward) of each episode (response) that ended, in the order of
-            their start states.
-        domain: of the policy.
-        how: how it played: deterministic, greedy, or sampled at a temperature.
-        gold: the gold score of each, where it is not the reward.
-        cut: episodes that did not end, and do not count.
-    """
-
-    returns: list[float]
+    returns: list[float]  # unshaped, in the order of the start states
     domain: Domain
-    how: str
-    gold: Sequence[float] = ()
-    cut: int = 0
+    how: str  # deterministic, greedy, or sampled at a temperature
+    gold: Sequence[float] = ()  # where it is not the reward
+    cut: int = 0  # episodes that did not end, and do not count
 
     @property
     def mean(self) -> float:
-        """Mean return.
-
-        Raises:
-            ValueError: no episode ended.
-        """
+        """Mean return; a ValueError where no episode ended."""
         if not self.returns:
             raise ValueError(self.told)
         return statistics.fmean(self.returns)
@@ -121,14 +100,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Take scores from a domain until it has no more; training's generators stay as they were.
-
-    Args:
-        scores: of a few episodes (responses) at a time, while they are played.
-        domain: who plays.
-        how: for :class:`Evaluation`.
-        starts: seed the global generators, for environments and rewards that draw from them.
-    """
+    """Take scores from a domain until it has no more; training's generators stay as they were."""
     returns: list[float] = []
     gold: list[float] = []
     cut = 0

@@ -1,4 +1,4 @@
-"""The evaluations of a run: those that choose its best policy, and those that are told."""
+"""The evaluations of a run: those that choose its best policy, and those that are reported."""
 
 from __future__ import annotations
 
@@ -43,18 +43,7 @@ class Tell(Protocol):
 
 
 class Evaluations:
-    """When the policy is evaluated, which was the best, and what the closing ones tell.
-
-    Args:
-        config: the job.
-        domain: of the job.
-        parts: play.
-        counters: of the run; hold the best return.
-        tell: calls the hook ``evaluated``.
-
-    Attributes:
-        schedule: when, and of how many episodes.
-    """
+    """When the policy is evaluated, which was the best, and what the closing ones report."""
 
     def __init__(
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters, tell: Tell
@@ -68,11 +57,7 @@ class Evaluations:
         return [self.schedule.told(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update, where that is due, in a row of its own.
-
-        Returns:
-            Whether it is the best so far.
-        """
+        """Evaluate before the first update, in a row of its own; whether it is the best so far."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations:
@@ -98,13 +83,8 @@ class Evaluations:
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
         """After the last iteration: the closing evaluation, and that of the best policy.
 
-        Both start from the same states, none of which chose the best.
-
-        Args:
-            row: the last; gets this evaluation in place of its own. Its seconds are those of all.
-            files: hold the best checkpoint.
-            recorder: says what was wrong with it.
-            improved: the policy is the best one.
+        Both start from the same states, none of which chose the best. The row gets the closing one
+        in place of its own, and the seconds of all.
         """
         if self._counters.iteration < self._last or not self.schedule.closing.episodes:
             return
@@ -124,7 +104,7 @@ class Evaluations:
                 row[name.replace("/", "/best_")] = best[name]
 
     def _play(self, row: Row, starts: Starts, size: Size) -> None:
-        """Evaluate; the row gets ``eval/...`` in place of those it has, and the seconds beside."""
+        """Evaluate; the row gets ``eval/...`` in place of those it has, and the seconds."""
         began = time.perf_counter()
         result = self._parts.evaluation(starts, size)
         seconds = time.perf_counter() - began

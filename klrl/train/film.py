@@ -24,13 +24,7 @@ from klrl.train.evaluate import Starts
 
 @dataclass(frozen=True)
 class Filmed:
-    """A film, and where it is.
-
-    Attributes:
-        video: its files.
-        film: the episode.
-        domain: of the policy.
-    """
+    """A film, and where it is."""
 
     video: Video
     film: Film
@@ -46,11 +40,7 @@ class Filmed:
 
 
 def check_film(run: str | Path) -> None:
-    """Refuse a run that cannot be filmed, before it is evaluated.
-
-    Raises:
-        ConfigError: its domain has no pictures, or the encoders are not installed.
-    """
+    """Refuse a run that cannot be filmed, before it is evaluated."""
     domain = domain_of(stored_config(find_run(str(run), "RUN")))
     if "film" not in domain.functions:
         raise ConfigError(
@@ -73,15 +63,14 @@ def film_run(
 
     The film is in ``videos/`` of the run folder. It is shown to the loggers of the run as well,
     unless that is still training and has them open.
-
-    Raises:
-        ConfigError: the environment cannot be drawn here, and as :func:`check_film`.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
     domain = domain_of(config)
-    name = _name(which, sampled, seed, words)
+    # As best,sampled,seed=1,env.kwargs.g=14.
+    parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
+    name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:
         film = domain.film(
             folder,
@@ -97,12 +86,6 @@ def film_run(
     if RunFolder(folder).status != "running":
         _show(folder, stored_config(folder), domain, video, which)
     return Filmed(video, film, domain)
-
-
-def _name(which: str, sampled: bool, seed: int, words: Sequence[str]) -> str:
-    """The film's: ``best,sampled,seed=1,env.kwargs.g=14``."""
-    parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
-    return re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
 
 
 def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str) -> None:

@@ -28,33 +28,20 @@ Minibatch = TypeVar("Minibatch")
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a gradient step is made with.
-
-    Attributes:
-        lr: the learning rate.
-        beta: of KL(old||new).
-        kl_ref: ``kl.coef``, of KL(policy||reference), for a loss that charges it.
-    """
+    """What a gradient step is made with."""
 
     lr: float
-    beta: float
-    kl_ref: float
+    beta: float  # of KL(old||new)
+    kl_ref: float  # ``kl.coef``, of KL(policy||reference), for a loss that charges it
 
 
 class Steps(ABC, Generic[Frames, Minibatch]):
-    """The gradient steps of a domain, on the networks that it holds.
-
-    Attributes:
-        loss: what they minimise.
-        optimizer: with ``state_dict`` and ``load_state_dict``.
-        mode: how a step runs: false (eager), jit or aot; known before the first rollout.
-        say: takes, at the first minibatch, what there is to say of it.
-        mode_changed: takes the mode where, at the first minibatch, it had to become another.
-    """
+    """The gradient steps of a domain, on the networks that it holds."""
 
     loss: PolicyLoss
-    optimizer: Any
-    mode: str
+    optimizer: Any  # with state_dict and load_state_dict
+    mode: str  # false (eager), jit or aot; known before the first rollout
+    #: Both are called at the first minibatch: with lines for the user, with another mode.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
 
@@ -85,15 +72,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
 
 class Learner:
-    """PPO's update: policy and critic from one rollout, then beta from its KL.
-
-    Args:
-        config: the job.
-        steps: those of its domain.
-
-    Attributes:
-        beta_rule: moves ``loss.beta``.
-    """
+    """PPO's update: policy and critic from one rollout, then beta from its KL."""
 
     def __init__(self, config: JobConfig, steps: Steps[Any, Any]) -> None:
         self.config, self.steps, self.loss = config, steps, steps.loss
@@ -102,21 +81,17 @@ class Learner:
         require_declared(self._names)
 
     def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Row:
-        """Learn from a rollout.
+        """Learn from a rollout with advantages.
 
-        Args:
-            batch: with advantages; annotated where the loss charges KL to the reference.
-            progress: share of the run that is over, 0..1, for the learning rate and ``dtarg``.
-            kl_coef: ``kl.coef``, for a loss that charges KL to the reference.
-
-        Returns:
-            What the loss measured and the gradient's norm, means over minibatches; KL(old||new)
-            over the whole rollout after the update; ``kl/old/beta`` that the update started with.
+        ``progress`` is the share of the run that is over, 0..1. What the loss measured and the
+        gradient's norm are means over minibatches; KL(old||new) is that of the whole rollout after
+        the update, ``kl/old/beta`` what the update started with.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
         """
-        lr, beta = self._lr(progress), self.beta_rule.beta
+        optim, beta = self.config.optim, self.beta_rule.beta
+        lr = optim.lr + (optim.lr_floor - optim.lr) * min(progress, 1.0)
         frames = self.steps.lay_out(batch)
         # KL(old||new) is measured per position, and so are its targets here.
         positions = self.steps.positions_per_unit(frames)
@@ -142,11 +117,6 @@ class Learner:
         if isinstance(self.config.loss, KLPENConfig):
             learned |= {"kl/old/beta": beta, "learner/alpha": alpha}
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
-
-    def _lr(self, progress: float) -> float:
-        """Linear from lr to lr_floor."""
-        c = self.config.optim
-        return c.lr + (c.lr_floor - c.lr) * min(progress, 1.0)
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
         """One pass over the rollout; the metrics of each step."""

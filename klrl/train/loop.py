@@ -1,4 +1,4 @@
-"""The algorithm: :meth:`Training.train`. What its steps do for a domain stand in its parts:
+"""The algorithm: :meth:`Training.train`. What its steps do for a domain is in its parts:
 :mod:`klrl.control.parts`, :mod:`klrl.language.parts`.
 """
 
@@ -51,29 +51,13 @@ class Rollout(Protocol):
 
 
 class Parts(ABC):
-    """What a domain builds of one run, and how it takes the steps that are its own.
+    """What a domain builds of one run, and how it takes the steps that are its own."""
 
-    Args:
-        config: the job.
-        device: where it computes.
-
-    Attributes:
-        kl: KL(policy||reference), None for ``kl=none``.
-        learner: the update.
-        estimate_advantage: writes the advantages of a rollout.
-        reference: pi_ref, None for ``kl=none``.
-        reference_rule: what it starts as, and how it moves.
-        preflight: what its checks say, to open the run with.
-        longest_episode: steps of an evaluation's longest episode; None: the environment does not
-            say.
-        phase: takes the name of the phase that begins, for the progress line and the row.
-    """
-
-    kl: ReferenceKL | None
-    reference: FrozenReference | None
-    preflight: Sequence[str]
+    kl: ReferenceKL | None  # None for ``kl=none``
+    reference: FrozenReference | None  # the same
+    preflight: Sequence[str]  # lines to open the run with
     learner: Learner
-    longest_episode: int | None
+    longest_episode: int | None  # in steps; None: the environment does not say
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
@@ -93,7 +77,7 @@ class Parts(ABC):
 
     @abstractmethod
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row tells of a charged rollout."""
+        """What a row reports of a charged rollout."""
 
     @abstractmethod
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
@@ -106,7 +90,7 @@ class Parts(ABC):
 
     @abstractmethod
     def components(self) -> dict[str, Any]:
-        """What a checkpoint holds beside counters, coefficients and random states, by name."""
+        """What a checkpoint holds next to counters, coefficients and random states, by name."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Take the rollout into the observation statistics, after the update that used it."""
@@ -114,7 +98,7 @@ class Parts(ABC):
 
     @property
     def reward_norm(self) -> float:
-        """What the rewards of the last rollout were multiplied by, beside ``env.reward_scale``.
+        """What the rewards of the last rollout were multiplied by, next to ``env.reward_scale``.
 
         A KL in the loss is multiplied by it too.
         """
@@ -133,25 +117,11 @@ class Parts(ABC):
 class Training:
     """One run: the loop, its counters, and the parts that a domain built for it.
 
-    Args:
-        config: the job.
-        before: on resume, the run's manifest: how its update was compiled, and what a reference
-            from another run was. Weights will come from the run's own checkpoint, not
-            ``actor.init``.
-
-    Attributes:
-        domain: of the job.
-        parts: what the domain built.
-        controller: moves ``kl.coef`` of the parts.
-        counters: iterations and frames (samples) so far.
-        evaluations: when the policy is evaluated, and what that tells.
-        recorder: takes rows; there while the run is open.
-
-    Raises:
-        ConfigError: an environment, a model, a policy or a reference cannot be built.
+    ``before``: on resume, the run's manifest: how its update was compiled, and what a reference
+    from another run was. Weights then come from the run's own checkpoint, not ``actor.init``.
     """
 
-    recorder: Recorder
+    recorder: Recorder  # while the run is open
 
     def __init__(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> None:
         self.config = config
@@ -175,12 +145,6 @@ class Training:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Rollout, KL, advantage, update, record; until the frames are done.
-
-        Args:
-            files: the run folder.
-            group: the sweep that the job belongs to.
-            resume: go on from the folder's last checkpoint.
-            callbacks: hooks, called in this order after the domain's own.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
@@ -316,11 +280,7 @@ class Training:
         return Checkpoints(files.checkpoints, components)
 
     def load(self, checkpoints: Checkpoints) -> Mapping[str, Any]:
-        """Go on from ``last``; the controller's state holds ``kl.coef``.
-
-        Returns:
-            The files of rows then, as far as the checkpoint has :meth:`Recorder.marks` of them.
-        """
+        """Go on from ``last``, whose controller holds ``kl.coef``; the recorder's marks of then."""
         return checkpoints.load_last(self.parts.device)
 
     def _open(
@@ -402,13 +362,6 @@ def start(
     callbacks: Sequence[Callback] = (),
 ) -> int | None:
     """Train one policy and record the run.
-
-    Args:
-        config: the job, checked.
-        files: its folder.
-        group: the sweep that the job belongs to.
-        resume: go on from the folder's last checkpoint.
-        callbacks: hooks of the loop.
 
     Returns:
         A signal that came when nothing was left to stop: the run is finished, but a sweep stops.

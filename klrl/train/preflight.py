@@ -18,19 +18,11 @@ SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, to
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the preflight.
-
-    Attributes:
-        name: what was checked.
-        value: what was measured.
-        limit: the largest value that is right.
-        detail: a word on it, or empty.
-        remedy: what to do where it fails.
-    """
+    """One line of the preflight."""
 
     name: str
     value: float
-    limit: float
+    limit: float  # the largest value that is right
     detail: str = ""
     remedy: str = "report this"
 
@@ -46,14 +38,7 @@ class Check:
 
 
 def run_checks(checks: Iterable[Check | str]) -> list[str]:
-    """Opening lines of a run, one for each check that passes.
-
-    Args:
-        checks: run one after the other; a string among them is a note and passes.
-
-    Raises:
-        ConfigError: the first that fails, with its remedy.
-    """
+    """Opening lines of a run, one for each check that passes; a string is a note, and passes."""
     lines = []
     for check in checks:
         if isinstance(check, Check) and not check.ok:
@@ -65,14 +50,9 @@ def run_checks(checks: Iterable[Check | str]) -> list[str]:
 def kl_at_start(
     kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str, mask: Tensor | None = None
 ) -> Check:
-    """KL(pi_0 || pi_ref), mean: 0 where the reference is the policy as it starts.
+    """KL(pi_0 || pi_ref), mean in nats: 0 where the reference is the policy as it starts.
 
-    Args:
-        kl: exact or sampled, per frame or per token [B, R], nats.
-        domain: names the unit.
-        dtype: of the policy.
-        remedy: what to do where it fails.
-        mask: where tokens are real; None: everywhere.
+    ``kl`` is exact or sampled, per frame or per token [B, R], of which ``mask`` says the real ones.
     """
     kl = kl.detach()
     value = abs(float(kl.mean() if mask is None else masked_mean(kl, mask)))

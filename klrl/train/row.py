@@ -15,18 +15,11 @@ from klrl.runs.metrics import Row, require_declared
 
 @dataclass(frozen=True)
 class Rewards:
-    """What a domain reads off a charged rollout: means per frame (token), added up in float64.
-
-    Attributes:
-        raw, shaped: the reward before and after the penalty.
-        applied: the KL(policy||reference), or another divergence, that the reward was charged with,
-            nats; 0 for none.
-        own: entries of the domain's own: episodes, responses.
-    """
+    """What a domain reads off a charged rollout: means per frame (token), added up in float64."""
 
     raw: float
     shaped: float
-    applied: float
+    applied: float  # nats that the reward was charged with, before the coefficient; 0 for none
     own: Row = field(default_factory=dict)
 
 
@@ -41,20 +34,7 @@ def make_row(
     seconds: float,
     phases: Mapping[str, float],
 ) -> Row:
-    """One line of ``metrics.jsonl``.
-
-    Args:
-        domain: of the run; names the axis.
-        counters: of the iteration that was just done.
-        size: frames (samples) of its rollout.
-        rewards: of its rollout.
-        kl: KL(policy||reference) of the run, None for ``kl=none``.
-        measured: that KL of the rollout by every estimator, and the divergence that is charged
-            where it is another one.
-        learned: what the update gave.
-        seconds: what the iteration took.
-        phases: what each of its phases took.
-    """
+    """One line of ``metrics.jsonl``, of the iteration that was just done."""
     coef = 0.0 if kl is None else kl.coef
     row: Row = {
         "iteration": counters.iteration,

@@ -20,15 +20,10 @@ _CLOSING_SHARE = Fraction(1, 2)
 
 
 class Size(NamedTuple):
-    """How much an evaluation may be.
-
-    Attributes:
-        episodes: at most so many episodes (responses).
-        steps: that they may take together; None for no limit.
-    """
+    """How much an evaluation may be."""
 
     episodes: int
-    steps: int | None = None
+    steps: int | None = None  # that they may take together; None for no limit
 
 
 NOTHING = Size(0, 0)
@@ -36,17 +31,11 @@ NOTHING = Size(0, 0)
 
 @dataclass(frozen=True)
 class Schedule:
-    """The evaluations of a run.
+    """The evaluations of a run."""
 
-    Attributes:
-        iterations: after which of them the policy is evaluated; 0 is before the first update.
-        size: of each of these.
-        closing: of the one after the last iteration, from other start states.
-    """
-
-    iterations: frozenset[int]
-    size: Size
-    closing: Size
+    iterations: frozenset[int]  # 0 is before the first update
+    size: Size  # of each of these
+    closing: Size  # after the last iteration, from other start states
 
     def told(self, domain: Domain, longest: int | None) -> str:
         """For a person to read."""
@@ -57,12 +46,7 @@ class Schedule:
 
 
 def fitting(size: Size, longest: int | None) -> int:
-    """How many episodes fit if each is as long as it may be.
-
-    Args:
-        size: of the evaluation.
-        longest: steps of the longest episode; None: not known.
-    """
+    """How many episodes fit if each is as long as it may be."""
     episodes, steps = size
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
@@ -79,10 +63,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     Without ``eval.every``, all evaluations during the run take at most ``eval.share`` of as many
     steps as the training. A step costs less than a frame of training, which adds the update; where
     a slow simulator has few copies left to be stepped together, a little more (hopper: 1.1).
-
-    Args:
-        config: the job.
-        longest: steps of the longest episode; None: the environment does not say. 1 for language.
+    ``longest``: steps of the longest episode; None: not known; 1 for language.
     """
     evals = config.eval
     if not evals.on:
@@ -100,7 +81,10 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     if not count:
         return Schedule(frozenset(), NOTHING, closing)
     size = Size(evals.episodes, min(largest.steps or steps, steps // count))
-    return Schedule(_evenly(count, config.iterations), size, closing)
+    if count == 1:
+        return Schedule(frozenset({config.iterations}), size, closing)
+    evenly = (round(Fraction(config.iterations * i, count - 1)) for i in range(count))
+    return Schedule(frozenset(evenly), size, closing)
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
@@ -112,10 +96,3 @@ def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
             return count
     ends = min(wanted, 2)
     return ends if min(most, steps // ends // longest) >= min(_FEWEST, largest.episodes) else 0
-
-
-def _evenly(count: int, last: int) -> frozenset[int]:
-    """``count`` iterations from 0 to the last; 1: the last."""
-    if count == 1:
-        return frozenset({last})
-    return frozenset(round(Fraction(last * i, count - 1)) for i in range(count))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -20,6 +21,23 @@ from klrl.kl.shapes import like_reward, reward_shape
 from klrl.transforms.sampled import check_on_unsampled
 
 TransformT = TypeVar("TransformT", bound=Transform)
+Class = TypeVar("Class", bound=type)
+
+
+def taking_arguments_of(*parts: type, without: Sequence[str] = ()) -> Callable[[Class], Class]:
+    """Show in ``inspect.signature`` of a class what its ``**kwargs`` may be: arguments of parts."""
+
+    def shown(cls: Class) -> Class:
+        own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+        own = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        for part in parts:
+            for each in inspect.signature(part).parameters.values():
+                if each.name not in (*without, *(known.name for known in own)):
+                    own.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        return cls
+
+    return shown
 
 
 class InPlace(Transform):
@@ -31,8 +49,8 @@ class InPlace(Transform):
 
         TorchRL 0.14.1 rebuilds it with an IndexError where this is the first transform of a Compose
         inside another one, and forgets what stands before the inner Compose where it is not.
-        tests/transforms/test_places.py shows when the fault is gone.
         """
+        # tests/transforms/test_places.py shows when the fault is gone.
         if self.__dict__.get("_parent") is None:
             self.__dict__["_parent"] = environment_before(self)
         return self.__dict__["_parent"]
@@ -94,23 +112,16 @@ class Parts(InPlace, Compose):
 
 
 class NextTransform(InPlace):
-    """A transform that reads a transition and writes below its ``next``.
+    """A transform that reads a transition and writes the keys :attr:`written` below its ``next``.
 
     Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls it once per
     environment step; :meth:`forward` calls it on a whole batch, so that both give the same numbers.
-
-    Attributes:
-        written: the keys that it writes.
     """
 
     written: list[Key]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch of transitions, in place.
-
-        Raises:
-            KeyError: the batch has no "next".
-        """
+        """Apply to a batch of transitions, in place."""
         next_tensordict = tensordict.get("next", None)
         if next_tensordict is None:
             raise KeyError(f"{type(self).__name__} reads transitions, and this batch has no 'next'")
@@ -119,10 +130,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """A reset has no action and so no KL: write the zeros that the observation spec promises.
-
-        A reward is no observation, and a reset has none.
-        """
+        """A reset has no action, so no KL: write the zeros that the observation spec promises."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:
@@ -134,18 +142,7 @@ class NextTransform(InPlace):
 class ChargedReward(KeepsCoefficient, NextTransform):
     """The charge of the control transforms: reward <- reward - coef * KL.
 
-    Args:
-        coef: reward per nat; :attr:`coef` may be moved later.
-        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
-        out_keys: the key of the reward to write; default ``in_keys``.
-        raw_reward_key: where to keep the reward that was read; None keeps none.
-        reads: further keys that a subclass reads.
-        coeff: the other spelling of ``coef``.
-        on_unsampled: ``skip`` leaves the reward of a step as it is where the KL is NaN.
-
-    Raises:
-        ValueError: more than one in- or out-key, an unknown ``on_unsampled``; a coefficient that is
-            no number >= 0.
+    Arguments as :class:`~klrl.kl.KLRewardTransform`; ``reads``: further keys that a subclass reads.
     """
 
     def __init__(
@@ -170,16 +167,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
     coef: Tensor
 
     def charge(self, next_tensordict: TensorDictBase, reward: Tensor, kl: Tensor) -> TensorDictBase:
-        """Write the charged reward, and the one that was read where it is kept.
-
-        Args:
-            next_tensordict: where to write.
-            reward: as it was read, [..., 1].
-            kl: nats, the same shape.
-
-        Raises:
-            RuntimeError: the reward was charged already (seen by ``raw_reward_key``).
-        """
+        """Write the charged reward, and the one that was read where it is kept; all [..., 1]."""
         refuse_second_charge(next_tensordict, self.raw_key)
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
@@ -189,7 +177,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         return next_tensordict.set(self.out_key, charged)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward replaces the reward, or is a new observation beside it."""
+        """The charged reward replaces the reward, or is a new observation next to it."""
         parent, observation_spec = self.parent, output_spec["full_observation_spec"]
         charged = reward_like(parent, self.reward_key)
         if self.out_key in parent.reward_keys:
@@ -218,11 +206,7 @@ def log_prob_like(observation_spec: Composite, parent: Any, key: Key) -> Unbound
 
 
 def reward_key_of(transform: Transform, given: Key | None) -> Key:
-    """The key that was given, else the environment's; "reward" where there is none.
-
-    Raises:
-        ValueError: the environment has several rewards, and none was chosen.
-    """
+    """The key that was given, else the environment's; "reward" where there is none."""
     if given is not None:
         return given
     keys = transform.parent.reward_keys if transform.parent is not None else []
@@ -237,11 +221,7 @@ def as_rewarded(name: object, log_prob: Tensor, reward: Tensor | None, batch_dim
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
-    """The reward of a transition.
-
-    Raises:
-        KeyError: there is none; a reward left unchanged in silence would look charged.
-    """
+    """The reward of a transition; one left unchanged in silence would look charged."""
     reward = next_tensordict.get(key, None)
     if reward is None:
         raise KeyError(f"no reward at {('next', key)}: give its key in in_keys")
@@ -249,11 +229,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
-    """A key, or a list of one key.
-
-    Raises:
-        ValueError: a list of none or several, or something that is no key.
-    """
+    """A key, or a list of one key."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
@@ -269,11 +245,7 @@ def _is_key(key: Any) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """Refuse to charge a reward twice; a charged reward has its raw value beside it.
-
-    Raises:
-        RuntimeError: the raw reward exists already; or a FrameSkipTransform repeats the charge.
-    """
+    """Refuse to charge a reward twice; a charged reward has its raw value next to it."""
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
@@ -282,10 +254,8 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
 
 
 def _refuse_repeated_step() -> None:
-    """Refuse a step that a FrameSkipTransform repeats: its action was drawn, and charged, before.
-
-    The environment inside cannot know what is around it: who called tells.
-    """
+    """Refuse a step that a FrameSkipTransform repeats: its action was drawn and charged before."""
+    # The environment inside cannot know what is around it: the stack can.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is FrameSkipTransform._step.__code__:

@@ -63,7 +63,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         raw_reward_key: where the uncharged reward is kept; None keeps none.
         reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
         per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
-            and of an action's dimensions. None: as the RetrieveLogProb says that stands beside
+            and of an action's dimensions. None: as the RetrieveLogProb says that is next to
             this transform in a Compose; without one, tokens.
 
     Raises:
@@ -178,7 +178,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return self._says_per_token() is not False
 
     def _says_per_token(self) -> bool | None:
-        """``per_token``, else what scores the log-probs beside this transform; None: unknown."""
+        """``per_token``, else what scores the log-probs next to this transform; None: unknown."""
         if self.per_token is not None:
             return self.per_token
         scorers = [part for part in siblings(self) if self.gen_key in part.out_keys]
@@ -224,11 +224,7 @@ def per_token_spec(like: Composite, *last: int) -> Unbounded:
 
 
 def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list, list]:
-    """Two sets of log-probs as rows [T_i].
-
-    Raises:
-        ValueError: one is ragged and one dense, or batch sizes or shapes differ.
-    """
+    """Two sets of log-probs as rows [T_i]."""
     if is_ragged(gen) != is_ragged(ref):
         kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
         raise ValueError(
@@ -255,12 +251,9 @@ def charged_tokens(
 ) -> list[Tensor] | None:
     """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
 
-    The first of: the mask that :class:`klrl.transforms.retrieve.RetrieveLogProb` wrote beside its
+    The first of: the mask that :class:`klrl.transforms.retrieve.RetrieveLogProb` wrote with its
     log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
     there is one.
-
-    Raises:
-        ValueError: masks that differ from each other, or from the log-probs in length.
     """
     written = [read_value(next_tensordict, mask_key(key)) for key in keys if key[-1] == "full"]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
@@ -304,17 +297,9 @@ def token_rewards(
     """The uncharged reward of every token, [T_i, 1].
 
     A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
-    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept as it is.
-    A missing reward counts as 0.
-
-    Args:
-        reward: dense, nested, a list of B tensors, or None.
-        kl: B rows [T_i].
-        masks: B rows [T_i] bool, or None.
-        padding_side: where a dense reward per token is padded, when its log-probs are ragged.
-
-    Raises:
-        ValueError: a reward of another shape, or a score for a sequence without a charged token.
+    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept; where it
+    is dense and its log-probs are ragged, ``padding_side`` says what is padding. A missing reward
+    counts as 0.
     """
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]

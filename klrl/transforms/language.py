@@ -31,11 +31,7 @@ def is_wrapper(model: Any) -> bool:
 
 
 def full_key(key: Key, name: str) -> Key:
-    """A key of token log-probs, checked.
-
-    Raises:
-        ValueError: not a tuple that ends in "full".
-    """
+    """A key of token log-probs: a tuple that ends in "full"."""
     key = as_key(key)
     if not isinstance(key, tuple) or key[-1] != "full":
         raise ValueError(f"{name}={key}: log-probs of tokens need a tuple that ends in 'full'")
@@ -51,11 +47,7 @@ def mask_key(key: Key) -> Key:
 
 
 def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
-    """Refuse a wrapper that cannot score.
-
-    Raises:
-        ValueError: it generates, returns no log-probs, or cannot mark assistant tokens.
-    """
+    """Refuse a wrapper that generates, returns no log-probs, or cannot mark assistant tokens."""
     if not getattr(model, "return_log_probs", True):
         raise ValueError(f"{name}.return_log_probs=False: wrap it with return_log_probs=True")
     if getattr(model, "generate", False):
@@ -82,19 +74,10 @@ def encode(
     assistant_only: bool,
     history_key: Key | None = None,
 ) -> Encoded:
-    """The tokens and masks of a wrapper's input.
+    """The tokens and masks of a wrapper's input [B], by its input mode and keys.
 
-    Args:
-        model: its input mode and keys are used.
-        tensordict: batch [B].
-        tokenizer: in place of the wrapper's, or None.
-        template: arguments of the chat template, in history mode.
-        assistant_only: keep assistant tokens alone.
-        history_key: of the conversation; None for the wrapper's own input key.
-
-    Raises:
-        KeyError: the input is missing.
-        RuntimeError: the batch has not exactly one dimension.
+    ``tokenizer`` and ``history_key`` replace the wrapper's; ``template``: arguments of the chat
+    template, in history mode.
     """
     if tensordict.ndim != 1:
         raise RuntimeError(
@@ -174,13 +157,10 @@ def _score_by_its_own_forward(
 def arrange(
     rows: list[list[Tensor]], encoded: Encoded, pad_output: bool, side: str
 ) -> tuple[list[list[Tensor]], bool]:
-    """Convert per-token rows to the wrapper's output format.
+    """Per-token rows in the wrapper's output format, and whether they are ragged.
 
     With ``pad_output``, dense ids keep their layout and ragged ones are padded on ``side``; without
     it, padding is removed.
-
-    Returns:
-        The rows, and whether they are ragged.
     """
     if not pad_output:
         return [

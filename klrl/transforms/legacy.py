@@ -7,7 +7,6 @@ added it; klrl implements the documented formula.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -113,8 +112,11 @@ class KLRewardTransform(ChargedReward):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
+        # The reference reads the parameters of the policy where both score the same action.
+        same = self.action_key == self.reference.dist_sample_keys[0]
+        scorer = self.reference if same else None
         log_prob = sampled_log_prob(
-            tensordict, self.log_prob_keys, reward, self._scorer(), self.on_unsampled
+            tensordict, self.log_prob_keys, reward, scorer, self.on_unsampled
         )
         kl = kl_of_sampled(k1(log_prob - ref_log_prob), log_prob, self.on_unsampled)
         kl = kl.view_as(reward)
@@ -123,10 +125,6 @@ class KLRewardTransform(ChargedReward):
             if key is not None:
                 next_tensordict.set(key, value)
         return next_tensordict
-
-    def _scorer(self) -> Any:
-        """The reference, which scores the same action as the policy; None where it is another."""
-        return self.reference if self.action_key == self.reference.dist_sample_keys[0] else None
 
     def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
         """A copy with the action under the reference's key, where it is under another."""
@@ -140,7 +138,7 @@ class KLRewardTransform(ChargedReward):
         return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward, in place of the reward or beside it; the KL; log pi_0."""
+        """The charged reward, in place of the reward or next to it; the KL; log pi_0."""
         output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
         if self.kl_key is not None:

@@ -20,7 +20,7 @@ from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
-from klrl.transforms.base import NextTransform
+from klrl.transforms.base import NextTransform, taking_arguments_of
 from klrl.transforms.computation import (
     per_token_spec,
     shaped_rows,
@@ -43,6 +43,7 @@ from klrl.transforms.tokens import Encoded
 __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 
 
+@taking_arguments_of()
 class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
@@ -77,7 +78,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
 
     Raises:
-        ValueError: no reference, or one beside its factory; a reference that generates or does not
+        ValueError: no reference, or both it and its factory; a reference that generates or does not
             read tokens; not exactly one in-key, or not one or three out-keys; shapes that do not
             fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
@@ -137,11 +138,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def tokenizer(self) -> Any:
-        """The ``tokenizer`` argument, else the reference's.
-
-        Raises:
-            AttributeError: there is neither.
-        """
+        """The ``tokenizer`` argument, else the reference's."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             tokenizer = getattr(self.ref_model, "tokenizer", None)
@@ -221,7 +218,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return rows, _without_forced_zero(rows, masks)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Add per token: the charged reward, as the reward or beside it; the KL; log pi_ref."""
+        """Add per token: the charged reward, as the reward or next to it; the KL; log pi_ref."""
         observations = output_spec["full_observation_spec"]
         if self.add_to_reward:
             is_reward = self.reward_out == next(iter(self.parent.reward_keys), "reward")
@@ -235,11 +232,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
-    """The reward's key, and the three keys to write.
-
-    Raises:
-        ValueError: not one in-key, not one or three out-keys, or something that is no key.
-    """
+    """The reward's key, and the three keys to write."""
     read = _listed("in_keys", ["reward"] if in_keys is None else in_keys)
     written = list(read) if out_keys is None else _listed("out_keys", out_keys)
     if len(written) == len(read):
@@ -260,12 +253,10 @@ def _listed(name: str, keys: Any) -> list[Key]:
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-    """Drop the first charged token of every sequence from the masks if the sampler left it at 0.
-
-    TorchRL 0.14.1's ``TransformersWrapper`` sets the log-prob of the first response token to 0
-    while it generates. Read as a probability of 1, that adds -log pi_ref, several nats, to the KL
-    of every sequence. tests/transforms/test_llm_upstream.py shows when the fault is gone.
-    """
+    """Uncharge each sequence's first charged token where the sampler left its log-prob at 0."""
+    # TorchRL 0.14.1's TransformersWrapper sets it so while it generates. Read as a probability of
+    # 1, that adds -log pi_ref, several nats, to the KL of every sequence.
+    # tests/transforms/test_llm_upstream.py shows when the fault is gone.
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
         return masks
@@ -277,52 +268,25 @@ def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]
     return [mask & ~first for mask, first in zip(masks, firsts, strict=True)]
 
 
+@taking_arguments_of(Served, KLRewardTransform, without=("build", "arguments", "more"))
 class RayKLRewardTransform(Served):
     """:class:`KLRewardTransform` with the reference in a Ray actor.
 
     Args:
         ref_model: the reference; sent by value.
-        ref_model_factory: makes ``ref_model`` in the actor; give one of the two.
-        num_cpus: of the actor; default 1.
-        num_gpus: of the actor.
-        device: of the reference, in the actor; results return to the data's device.
-        actor_name: reuse the actor of this name, or create it.
-        use_ray_service: accepted; it is what this class does.
-        service_backend: accepted; "ray".
-        **kwargs: of KLRewardTransform.
+        **kwargs: of KLRewardTransform, whose ``ref_model_factory`` makes it in the actor and whose
+            ``device`` is there, while results return to the data's; of the actor ``num_cpus``
+            (default 1), ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create
+            it.
 
     Raises:
-        ValueError: no reference, or one beside its factory; ``detach=False``. Errors of a step keep
-            their type.
+        ValueError: no reference, or both it and its factory; ``detach=False``. Errors of a step
+            keep their type.
         ImportError: Ray is not installed.
     """
 
-    def __init__(
-        self,
-        ref_model: Any = None,
-        *,
-        ref_model_factory: Callable[[], Any] | None = None,
-        num_cpus: float | None = None,
-        num_gpus: float = 0,
-        device: torch.device | str | None = None,
-        actor_name: str | None = None,
-        use_ray_service: bool = True,
-        service_backend: str | None = "ray",
-        **kwargs: Any,
-    ) -> None:
-        check_one_of("ref_model", ref_model, ref_model_factory)
-        arguments = {
-            "ref_model": ref_model,
-            "ref_model_factory": ref_model_factory,
-            "device": device,
-            **kwargs,
-        }
-        super().__init__(
-            KLRewardTransform,
-            arguments,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            actor_name=actor_name,
-        )
+    def __init__(self, ref_model: Any = None, **kwargs: Any) -> None:
+        check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
+        super().__init__(KLRewardTransform, {"ref_model": ref_model}, **kwargs)
 
     coef = coeff = coefficient()

@@ -5,19 +5,18 @@ RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation.
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
 from torchrl.envs import Transform
 
-from klrl.kl.coefficient import ONE, coefficient_of_part
+from klrl.kl.coefficient import coefficient_of_part
 from klrl.kl.policies import Key
 from klrl.kl.reference import FrozenPolicy
 from klrl.transforms import language as _language
-from klrl.transforms.base import Parts
+from klrl.transforms.base import Parts, taking_arguments_of
 from klrl.transforms.computation import KLComputation
 from klrl.transforms.retrieve import RetrieveLogProb
 from klrl.transforms.served import Served, coefficient
@@ -26,12 +25,20 @@ from klrl.transforms.served import Served, coefficient
 FROM_COLLECTOR = "from_collector"
 
 
+#: Arguments of the part that charges.
+_CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
+#: Those that the parts that score read too.
+_OF_ALL = {"padding_side", "reward_key"}
+
+
+@taking_arguments_of(
+    KLComputation, RetrieveLogProb, without=("per_token", "model", "log_probs_full_key")
+)
 class RetrieveKL(Parts):
     """KL of a policy to a reference, retrieved from both models and charged to the reward.
 
     The models are two LLM wrappers, or two control actors. Both score the same tokens at the same
-    temperature. The keys are those of :class:`~klrl.kl.RetrieveLogProb` and
-    :class:`~klrl.kl.KLComputation`, which also charges the reward.
+    temperature, by default that of the policy.
 
     Args:
         gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
@@ -39,32 +46,19 @@ class RetrieveKL(Parts):
         ref_model: the reference, set up to score.
         gen_model_factory: makes ``gen_model``; give one of the two.
         ref_model_factory: makes ``ref_model``; give one of the two.
-        assistant_only: keep the log-probs of assistant tokens alone; needs
-            ``input_mode="history"``.
         history_key: of the conversation; a key other than "history" replaces the models' input
             keys.
-        tokenizer_kwargs: more arguments of the chat template.
-        detach: keep the log-probs out of the gradient.
-        device: move both models there.
-        tokenizer: in place of the models' own.
-        padding_side: where ragged sequences are padded, with ``pad_output=True``.
-        gen_log_probs_full_key: where log pi goes, below "next".
-        ref_log_probs_full_key: where log pi_ref goes, below "next".
-        kl_key: where the KL goes, in nats, without coef.
-        add_to_reward: whether the reward is charged.
-        coef: reward per nat; :attr:`coef` may be moved later.
-        coeff: the other spelling of ``coef``, TorchRL's.
-        estimator: k1, k2 or k3.
-        raw_reward_key: where the uncharged reward is kept; None keeps none.
-        reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
         use_ray_service: the older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
-        **kwargs: more arguments of both RetrieveLogProb: ``temperature``; default that of the
-            policy.
+        **kwargs: arguments of :class:`~klrl.kl.KLComputation`: ``gen_log_probs_full_key``,
+            ``ref_log_probs_full_key``, ``kl_key``, ``add_to_reward``, ``coef``, ``coeff``,
+            ``estimator``, ``raw_reward_key``; of both :class:`~klrl.kl.RetrieveLogProb`:
+            ``assistant_only``, ``tokenizer_kwargs``, ``detach``, ``device``, ``tokenizer``,
+            ``temperature``; of all three: ``padding_side``, ``reward_key``.
 
     Raises:
-        ValueError: no model, or one beside its factory; ``generate=True``; ``pad_output`` or
+        ValueError: no model, or both it and its factory; ``generate=True``; ``pad_output`` or
             ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
             step.
         TypeError: an argument that nothing reads.
@@ -83,54 +77,20 @@ class RetrieveKL(Parts):
         *,
         gen_model_factory: Callable[[], Any] | None = None,
         ref_model_factory: Callable[[], Any] | None = None,
-        assistant_only: bool = True,
         history_key: Key = "history",
-        tokenizer_kwargs: Mapping[str, Any] | None = None,
-        detach: bool = True,
-        device: torch.device | str | None = None,
-        tokenizer: Any = None,
-        padding_side: str = "left",
-        gen_log_probs_full_key: Key = ("log_probs", "full"),
-        ref_log_probs_full_key: Key = ("ref_log_probs", "full"),
-        kl_key: Key = "kl_penalty",
-        add_to_reward: bool = True,
-        coef: float | Tensor = ONE,
-        coeff: float | Tensor | None = None,
-        estimator: str = "k1",
-        raw_reward_key: Key | None = None,
-        reward_key: Key | None = None,
         use_ray_service: bool = False,
         service_backend: str | None = None,
         **kwargs: Any,
     ) -> None:
-        computation = KLComputation(
-            gen_log_probs_full_key,
-            ref_log_probs_full_key,
-            kl_key=kl_key,
-            add_to_reward=add_to_reward,
-            coef=coef,
-            coeff=coeff,
-            padding_side=padding_side,
-            estimator=estimator,
-            raw_reward_key=raw_reward_key,
-            reward_key=reward_key,
-        )
+        computation = KLComputation(**{name: kwargs[name] for name in _CHARGING & kwargs.keys()})
         gen_model = one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
         ref_model = FrozenPolicy.shared(one_of("ref_model", ref_model, ref_model_factory))
-        shared: dict[str, Any] = {
-            "assistant_only": assistant_only,
-            "tokenizer_kwargs": tokenizer_kwargs,
-            "detach": detach,
-            "device": device,
-            "tokenizer": tokenizer,
-            "padding_side": padding_side,
+        scoring = {
             "history_key": None if history_key == "history" else history_key,
-            "reward_key": reward_key,
-            **kwargs,
+            **{k: v for k, v in kwargs.items() if k in _OF_ALL or k not in _CHARGING},
         }
         keys = {"gen": computation.gen_key, "ref": computation.ref_key}
-        parts = _parts(gen_model, ref_model, keys, shared)
-        super().__init__(*parts, computation)
+        super().__init__(*_parts(gen_model, ref_model, keys, scoring), computation)
 
     @property
     def computation(self) -> KLComputation:
@@ -141,11 +101,7 @@ class RetrieveKL(Parts):
 
 
 def wants_ray(arguments: dict[str, Any]) -> bool:
-    """Whether a constructor's arguments choose Ray.
-
-    Raises:
-        ValueError: an unknown backend, or two choices that contradict each other.
-    """
+    """Whether a constructor's arguments choose Ray."""
     use_ray, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
     if backend not in (None, "direct", "ray"):
         raise ValueError(f"service_backend={backend!r}: choose 'ray' or 'direct'")
@@ -155,17 +111,13 @@ def wants_ray(arguments: dict[str, Any]) -> bool:
 
 
 def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: Any = None) -> Any:
-    """The model, or what its factory makes.
-
-    Raises:
-        ValueError: both or neither.
-    """
+    """The model, or what its factory makes; exactly one of them is given."""
     check_one_of(name, model, factory, default)
     return model if factory is None else factory()
 
 
 def check_one_of(name: str, model: Any, factory: Any, default: Any = None) -> None:
-    """Refuse a model beside its factory, or neither of them."""
+    """Refuse a model with its factory, or neither of them."""
     if factory is not None and model is not None and model is not default:
         raise ValueError(f"both {name} and {name}_factory are given: choose one")
     if factory is None and model is None:
@@ -184,7 +136,7 @@ def _parts(
             ref, log_probs_full_key=keys["ref"], source=source, **shared
         )
         return gen_part, ref_part
-    _check_pair(gen, ref, shared["assistant_only"])
+    _check_pair(gen, ref, shared.get("assistant_only", True))
     if _language.is_wrapper(gen) and shared.get("temperature") is None:
         shared = {**shared, "temperature": _language.temperature_of(gen)}
     return (
@@ -221,12 +173,7 @@ def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
 
 
 class CollectorPolicy:
-    """The policy of the collector that runs an environment, set up to score.
-
-    Args:
-        ref_model: the reference; its input mode and padding are used for the policy too.
-        key: where the policy's log-probs go.
-    """
+    """The policy of the collector that runs an environment, set up to score."""
 
     def __init__(self, ref_model: Any, key: Key) -> None:
         self.ref_model, self.key = ref_model, key
@@ -240,12 +187,7 @@ class CollectorPolicy:
         self.__init__(**state)  # type: ignore[misc]
 
     def resolve(self, transform: Transform) -> Any:
-        """The collector's policy as a scoring model; it shares the live weights.
-
-        Raises:
-            ValueError: the transform is in no environment, or no collector runs it.
-            TypeError: the policy cannot score, as with exploration noise behind it.
-        """
+        """The collector's policy as a scoring model; it shares the live weights."""
         try:
             container = transform.container
         except ValueError:  # what TorchRL raises for a part of a Compose without environment
@@ -324,62 +266,36 @@ class ReferenceLogProb(RetrieveLogProb):
         return _language.temperature_of(self.source.model)
 
 
+@taking_arguments_of(Served, RetrieveKL, without=("build", "arguments", "more"))
 class RayRetrieveKL(Served):
     """:class:`RetrieveKL` with both models in a Ray actor.
 
     Args:
         gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
         ref_model: the reference; sent by value.
-        gen_model_factory: makes ``gen_model`` in the actor; give one of the two.
-        ref_model_factory: makes ``ref_model`` in the actor; give one of the two.
-        num_cpus: of the actor; default 1.
-        num_gpus: of the actor.
-        device: of the models, in the actor; results return to the data's device.
-        actor_name: reuse the actor of this name, or create it.
-        use_ray_service: accepted; it is what this class does.
-        service_backend: accepted; "ray".
-        **kwargs: of RetrieveKL.
+        **kwargs: of RetrieveKL, whose factories make a model in the actor and whose ``device`` is
+            there, while results return to the data's; of the actor ``num_cpus`` (default 1),
+            ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create it.
 
     Raises:
-        ValueError: no model, or one beside its factory; "from_collector", whose policy is in
+        ValueError: no model, or both it and its factory; "from_collector", whose policy is in
             another process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """
 
     def __init__(
-        self,
-        gen_model: Any = FROM_COLLECTOR,
-        ref_model: Any = None,
-        *,
-        gen_model_factory: Callable[[], Any] | None = None,
-        ref_model_factory: Callable[[], Any] | None = None,
-        num_cpus: float | None = None,
-        num_gpus: float = 0,
-        device: torch.device | str | None = None,
-        actor_name: str | None = None,
-        use_ray_service: bool = True,
-        service_backend: str | None = "ray",
-        **kwargs: Any,
+        self, gen_model: Any = FROM_COLLECTOR, ref_model: Any = None, **kwargs: Any
     ) -> None:
-        check_one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
-        check_one_of("ref_model", ref_model, ref_model_factory)
-        if gen_model_factory is not None:
+        factory = kwargs.get("gen_model_factory")
+        check_one_of("gen_model", gen_model, factory, default=FROM_COLLECTOR)
+        check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
+        if factory is not None:
             gen_model = None
         elif isinstance(gen_model, str) and gen_model == FROM_COLLECTOR:
             raise ValueError(
                 "gen_model='from_collector' with Ray: the collector's policy lives in another "
                 "process; give gen_model or gen_model_factory"
             )
-        arguments = {
-            "gen_model": gen_model,
-            "ref_model": ref_model,
-            "gen_model_factory": gen_model_factory,
-            "ref_model_factory": ref_model_factory,
-            "device": device,
-            **kwargs,
-        }
-        super().__init__(
-            RetrieveKL, arguments, num_cpus=num_cpus, num_gpus=num_gpus, actor_name=actor_name
-        )
+        super().__init__(RetrieveKL, {"gen_model": gen_model, "ref_model": ref_model}, **kwargs)
 
     coef = coeff = coefficient()

@@ -51,10 +51,7 @@ def to_rows(value: Any) -> list[Tensor]:
 def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
     """Write B rows at ``key``: dense [B, T, ...], or into a stack of TensorDicts, a row for each.
 
-    Args:
-        tensordict: batch [B]; from :func:`for_rows`.
-        key: where to write.
-        rows: B tensors; equal shapes unless ``tensordict`` is a stack.
+    Rows have equal shapes unless ``tensordict`` [B], from :func:`for_rows`, is a stack.
     """
     if isinstance(tensordict, LazyStackedTensorDict) and tensordict.stack_dim == 0:
         for sample, row in zip(tensordict.tensordicts, rows, strict=True):
@@ -81,11 +78,7 @@ def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:
 
 
 def check_side(padding_side: str) -> str:
-    """``left`` or ``right``.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """``left`` or ``right``."""
     if padding_side not in SIDES:
         raise ValueError(f"padding_side={padding_side}: choose one of {', '.join(SIDES)}")
     return padding_side

@@ -28,11 +28,7 @@ EDGE = 1e-4
 
 
 def check_on_unsampled(value: str) -> str:
-    """One of :data:`ON_UNSAMPLED`.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """One of :data:`ON_UNSAMPLED`."""
     if value not in ON_UNSAMPLED:
         raise ValueError(f"on_unsampled={value}: choose one of {', '.join(ON_UNSAMPLED)}")
     return value
@@ -45,24 +41,13 @@ def sampled_log_prob(
     model: Any = None,
     on_unsampled: str = "nan",
 ) -> Tensor:
-    """log pi(a|s) as the policy wrote it; NaN for an action that it did not sample.
+    """log pi(a|s) as the policy wrote it, in the reward's batch shape; NaN where it did not sample.
 
     Unsampled are actions whose log-prob is missing or NaN and, as a TorchRL collector fills in the
     steps of ``init_random_frames``, those whose log-prob and parameters are all zero. Where the
     data hold the parameters, a log-prob of another action, as exploration noise behind the policy
-    leaves it, is computed again at the action that was taken, with a warning.
-
-    Args:
-        tensordict: the transition.
-        keys: where the policy writes its log-probs, one per head.
-        reward: the log-prob gets its batch shape.
-        model: a policy of the same family, which tells how to read the parameters; None does not.
-        on_unsampled: ``raise`` refuses; the others differ in :func:`kl_of_sampled`.
-
-    Raises:
-        RuntimeError: in a worker of a ParallelEnv, which was not sent the log-prob; an unsampled
-            action and ``on_unsampled=raise``.
-        ValueError: the log-prob does not fit the reward.
+    leaves it, is computed again at the action that was taken, with a warning. ``model`` is a policy
+    of the same family, which says how to read the parameters; None does not.
     """
     heads = _written(tensordict, keys)
     if heads is None:
@@ -85,14 +70,7 @@ def sampled_log_prob(
 def not_sampled(
     tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: Any
 ) -> Tensor:
-    """Where a log-prob is there and says that no policy sampled the action; bool, [*B] or [*B, N].
-
-    Args:
-        tensordict: the transition, with the policy's parameters.
-        keys: where the policy writes its log-probs.
-        reward: the result has its batch shape.
-        model: a policy of the same family.
-    """
+    """Where there is a log-prob, and no policy sampled the action; bool, [*B] or [*B, N]."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
     if heads is None or sampler is None:
         shape = reward_shape(reward.shape, tensordict.ndim)
@@ -102,13 +80,7 @@ def not_sampled(
 
 
 def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
-    """The KL, with 0 for unsampled actions where ``on_unsampled=zero``; else NaN, as it is.
-
-    Args:
-        kl: the shape of ``log_prob``.
-        log_prob: NaN where no policy sampled the action.
-        on_unsampled: one of :data:`ON_UNSAMPLED`.
-    """
+    """The KL, with 0 for actions without a log-prob where ``on_unsampled=zero``; else NaN."""
     return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
 
 
@@ -119,10 +91,6 @@ def unsampled(
 
     TorchRL checks specs with rollouts of random actions: an error would break the check, and a KL
     of zero would be false.
-
-    Raises:
-        RuntimeError: in a worker of a ParallelEnv, which was not sent ``key``; or
-            ``on_unsampled=raise``.
     """
     if tensordict.get(key, None) is None and _in_parallel_env(tensordict):
         raise RuntimeError(
@@ -162,13 +130,7 @@ def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
 def parameters_or_one(
     tensordict: TensorDictBase, keys: Sequence[Key], where: Tensor
 ) -> TensorDictBase:
-    """A shallow copy whose parameters are 1 ``where`` none were written: they make no distribution.
-
-    Args:
-        tensordict: the transition.
-        keys: of the parameters; an entry may be a TensorDict of them.
-        where: bool [*B, ...].
-    """
+    """A shallow copy with parameters of 1 ``where`` none were written, to make a distribution."""
     if not where.any():
         return tensordict.copy()
     steps = _any_beyond(where, tensordict.ndim)
@@ -257,11 +219,9 @@ def _at_the_edge(dist: Distribution, action: Any, log_prob: Tensor) -> Tensor | 
 
 
 def _in_parallel_env(tensordict: TensorDictBase) -> bool:
-    """Whether a transition came through the shared buffers of a ParallelEnv.
-
-    TorchRL gives a worker's environment no sign of it, but there all data, the action included,
-    are in shared memory. GPU tensors always are, so only CPU tensors count.
-    """
+    """Whether a transition came through the shared buffers of a ParallelEnv."""
+    # TorchRL gives a worker's environment no sign of it, but there all data, the action included,
+    # are in shared memory. GPU tensors always are, so only CPU tensors count.
     if multiprocessing.parent_process() is None:
         return False
     leaves = tensordict.exclude("next").values(True, True)

@@ -16,12 +16,7 @@ from klrl.transforms.base import Parts
 
 
 class Service:
-    """The part that runs in the actor: a transform with its models.
-
-    Args:
-        build: the transform's class.
-        arguments: of its constructor.
-    """
+    """The part that runs in the actor: a transform with its models."""
 
     def __init__(self, build: Callable[..., Transform], arguments: dict[str, Any]) -> None:
         self.transform = transform = build(**arguments)
@@ -54,15 +49,8 @@ class Served(Parts):
     """A transform whose models are in a Ray actor.
 
     Its own parts are shells; a transform that an environment appends to it, as to any Compose, runs
-    here.
-
-    Args:
-        build: the local class.
-        arguments: of its constructor, sent to the actor.
-        num_cpus: of the actor.
-        num_gpus: of the actor.
-        actor_name: reuse the actor of this name, whatever its arguments were, or create it. It
-            lives as long as one of its transforms.
+    here. The actor lives as long as one of its transforms; one of the same ``actor_name`` is
+    reused, whatever its arguments were.
     """
 
     def __init__(
@@ -70,16 +58,18 @@ class Served(Parts):
         build: Callable[..., Transform],
         arguments: dict[str, Any],
         *,
-        num_cpus: float | None,
-        num_gpus: float,
-        actor_name: str | None,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,  # accepted, as service_backend: it is what this class does
+        service_backend: str | None = "ray",
+        **more: Any,
     ) -> None:
+        arguments = arguments | more
         if not arguments.get("detach", True):
             raise ValueError("detach=False: no gradient comes back from another process")
-        options: dict[str, Any] = {
-            "num_cpus": 1 if num_cpus is None else num_cpus,
-            "num_gpus": num_gpus,
-        }
+        cpus = 1 if num_cpus is None else num_cpus
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": num_gpus}
         if actor_name is not None:
             options |= {"name": actor_name, "get_if_exists": True}
         ray = start_ray()
@@ -112,7 +102,10 @@ class Served(Parts):
             raise ValueError(
                 f"the environment's reward is {reward_key}: with Ray it must be 'reward', or given"
             )
-        sent = [_to_send(td) for td in (tensordict.exclude("next"), next_tensordict)]
+        sent = [  # copies on the CPU, with no device set: the actor may have another
+            each if each.device is None else each.cpu().clear_device_()
+            for each in (tensordict.exclude("next"), next_tensordict)
+        ]
         written = self._ask("step", *sent)
         if next_tensordict.device is not None:
             written = written.to(next_tensordict.device)
@@ -151,8 +144,3 @@ def coefficient() -> property:
         self._ask("coefficient", value)
 
     return property(read, move, doc="Reward per nat, for all transforms of the actor.")
-
-
-def _to_send(tensordict: TensorDictBase) -> TensorDictBase:
-    """A copy on the CPU, with no device set: the actor may have another."""
-    return tensordict if tensordict.device is None else tensordict.cpu().clear_device_()

@@ -25,20 +25,11 @@ from klrl.kl.reference import evaluating
 def token_log_probs(
     network: nn.Module, ids: list[Tensor], attention: list[Tensor], temperature: float = 1.0
 ) -> list[Tensor]:
-    """Log softmax(logits / temperature) of every token given those before it.
+    """Log softmax(logits / temperature) of every token given those before it, nats.
 
-    Args:
-        network: a causal LM of ``transformers``: (input_ids, attention_mask) -> logits.
-        ids: B rows [T_i] of token ids.
-        attention: B rows [T_i], True at real tokens; padding may be on both sides.
-        temperature: at which the tokens were sampled.
-
-    Returns:
-        B rows [T_i], nats, at least float32, on the device of ``ids``; zero at padding and at the
-        first real token, which has no context.
-
-    Raises:
-        ValueError: a row without tokens, or longer than the network's positions.
+    ``ids`` are B rows [T_i], ``attention`` is True at real tokens; padding may be on both sides.
+    The rows [T_i] that return are at least float32, on the device of ``ids``, zero at padding and
+    at the first real token, which has no context. ``network`` is a causal LM of ``transformers``.
     """
     real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
     empty = [index for index, row in enumerate(real) if row.numel() == 0]

@@ -46,11 +46,7 @@ class Encoded:
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The chat template's arguments: the defaults, then the user's.
-
-    Raises:
-        ValueError: an argument that would remove the tokens or the assistant mask.
-    """
+    """The chat template's arguments: the defaults, then the user's."""
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
         if not merged[name]:
@@ -79,17 +75,10 @@ def template_of(model: Any, tokenizer: Any) -> dict[str, Any]:
 def encode_history(
     history: Any, prompt: Any, tokenizer: Any, template: Mapping[str, Any], assistant_only: bool
 ) -> Encoded:
-    """Render B conversations with the chat template.
+    """Render B conversations, ``History`` [B, turns], with the chat template.
 
-    Args:
-        history: ``History`` [B, turns].
-        prompt: ``History`` of the earlier turns, or None: all turns are charged.
-        tokenizer: of ``transformers``.
-        template: arguments of ``History.apply_chat_template``.
-        assistant_only: keep the log-probs of assistant tokens alone.
-
-    Raises:
-        ValueError: ``assistant_only`` and a sequence without assistant tokens.
+    ``prompt`` holds the earlier turns; without it all turns are charged. ``assistant_only`` keeps
+    the log-probs of assistant tokens alone.
     """
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
@@ -145,17 +134,10 @@ _PADDING_KWARGS = ("padding", "padding_side", "return_tensors")
 def encode_tokens(
     tensordict: TensorDictBase, key: Key, attention_key: Key, tokenizer: Any
 ) -> Encoded:
-    """Read B sequences of token ids with their masks.
+    """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
 
-    Args:
-        tensordict: batch [B]: ids at ``key`` [B, T] or ragged.
-        key: of the ids.
-        attention_key: of the attention mask where ("masks", "all_attention_mask") is missing.
-        tokenizer: its pad and EOS tokens mark the padding of dense ids without a mask; or None.
-
-    Raises:
-        KeyError: no ids.
-        ValueError: masks and ids of different lengths.
+    ``attention_key`` is read where ("masks", "all_attention_mask") is missing; without either, the
+    tokenizer's pad and EOS tokens mark the padding of dense ids.
     """
     value = read_value(tensordict, key)
     if value is None:
@@ -204,15 +186,13 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
 
 
 def _not_padding(row: Tensor, tokenizer: Any, ragged: bool) -> Tensor:
-    """Real tokens of ids without a mask: all but the runs of pads at both ends.
-
-    Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
-    """
+    """Real tokens of ids without a mask: all but the runs of pads at both ends."""
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)
     if ragged or pad is None or not (row != pad).any():
         return real
     inside = (row != pad).nonzero().squeeze(-1)
+    # Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
     last = int(inside[-1]) + int(pad == getattr(tokenizer, "eos_token_id", None))
     positions = torch.arange(row.numel(), device=row.device)
     return (positions >= inside[0]) & (positions <= last)

@@ -133,7 +133,6 @@ SAME = [
     (("env=catch",), "e2cec6fba226"),
     (("env=atari",), "037e9c14b107"),
     (("env=minigrid",), "8bd273a8e6c3"),
-    (("env=dm_control",), "a563cd68204a"),
     (("experiment=sort_digits",), "aa1c67750459"),
 ]
 

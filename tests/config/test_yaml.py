@@ -48,7 +48,6 @@ ASKING = {
 EXTRAS = {
     "atari": ("ale_py", "atari"),
     "minigrid": ("minigrid", "minigrid"),
-    "dm_control": ("shimmy", "dm_control"),
     **dict.fromkeys(("lunar_lander", "bipedal_walker"), ("Box2D", "box2d")),
 }
 #: Groups whose choices serve control and language alike.

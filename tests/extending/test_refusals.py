@@ -152,8 +152,8 @@ ANSWERS = [
     (f"{ENV}=wrong:Plain", "made Plain; return a gymnasium.Env"),
     (f"{ENV}=wrong:later", "is an async function; name a plain one"),
     (f"{ENV}=wrong:Few", "step returned tuple; give observation, reward, terminated, truncated"),
-    (f"{ENV}=wrong:Short", "observation has shape (3,), its space (4,); mend the environment"),
-    (f"{ENV}=wrong:NanSeen", "an observation is not finite; mend the environment"),
+    (f"{ENV}=wrong:Short", "observation has shape (3,), its space (4,); fix the environment"),
+    (f"{ENV}=wrong:NanSeen", "an observation is not finite; fix the environment"),
     (f"{ENV}=wrong:Spaceless", "has no observation_space; set one in its __init__"),
     (f"{ENV}=wrong:Batched", "has the batch size [4]; return one environment of batch size []"),
     (f"{ENV}=wrong:NoReward", "step wrote no reward, which its spec has; write it"),
@@ -165,9 +165,8 @@ ANSWERS = [
     (f"{ENV}=wrong:env env.observation_keys=[a]", "observation of env.target=wrong:env is a Box,"),
     (f"{ENV}=wrong:Fixed actor=tanh_normal",
      "actions of env.target=wrong:Fixed have a lower bound that is not below the upper one"),
-    (f"{ENV}=wrong:ShortMask", "observation's inner.0 array([0, 0, 0], dtype=int8) is not in its "
-     "space MultiBinary(2)"),
-    (f"{ENV}=wrong:NoKey", "observation has no inner; mend the environment"),
+    (f"{ENV}=wrong:ShortMask", "observation's inner.0 has shape (3,), its space (2,); fix the"),
+    (f"{ENV}=wrong:NoKey", "observation has no inner.0; fix the environment"),
     (f"{ENV}=wrong:Unbounded actor=custom actor.target=wrong:Net actor.distribution=tanh_normal",
      "actor.distribution=tanh_normal: the actions of env.target=wrong:Unbounded have no finite "
      "bounds to scale to; choose actor.distribution=normal"),

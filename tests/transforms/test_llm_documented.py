@@ -6,6 +6,7 @@ shown to be read, and every documented misuse to be refused.
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from tensordict import TensorDict
 from torchrl.data.llm import History
 from torchrl.modules.llm.policies import ChatHistory
 
-from klrl.kl import KLComputation, RetrieveKL, RetrieveLogProb
+from klrl.kl import KLComputation, RayRetrieveKL, RetrieveKL, RetrieveLogProb
 from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import TEMPLATE, chats, network, rendered, tokenizer, wrapper
 from tests.transforms.test_llm_reward import batch
@@ -265,6 +266,34 @@ def test_the_documented_retrieve_kl_example() -> None:
     transform = RetrieveKL(gen_model=gen, ref_model=ref, assistant_only=True, tokenizer=tokenizer())
     longest = max(len(rendered(chat)[0]) for chat in chats(1))
     assert transform(conversation())["next"].get("kl_penalty").shape == (2, longest)
+
+
+def test_the_documented_arguments_stand_in_the_signature() -> None:
+    parameters = inspect.signature(RetrieveKL).parameters
+    positional = [name for name, each in parameters.items() if each.kind != each.KEYWORD_ONLY]
+    assert positional == ["gen_model", "ref_model"]
+    defaults = {name: each.default for name, each in parameters.items()}
+    assert (
+        defaults.items()
+        >= {
+            "gen_model": "from_collector",
+            "assistant_only": True,
+            "history_key": "history",
+            "tokenizer_kwargs": None,
+            "detach": True,
+            "device": None,
+            "tokenizer": None,
+            "padding_side": "left",
+            "gen_log_probs_full_key": ("log_probs", "full"),
+            "ref_log_probs_full_key": ("ref_log_probs", "full"),
+            "kl_key": "kl_penalty",
+            "add_to_reward": True,
+            "use_ray_service": False,
+        }.items()
+    )
+    assert not {"per_token", "model", "log_probs_full_key", "kwargs"} & parameters.keys()
+    in_an_actor = inspect.signature(RayRetrieveKL).parameters
+    assert in_an_actor.keys() == parameters.keys() | {"num_cpus", "num_gpus", "actor_name"}
 
 
 def test_retrieve_kls_keys_and_coefficient() -> None:
