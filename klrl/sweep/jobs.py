@@ -15,7 +15,6 @@ from klrl.base.files import refuse_link
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity
 from klrl.config.overrides import job_name
-from klrl.domains import domain_of
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
 from klrl.runs.resume import stored_config
 from klrl.sweep.sweep_file import SweepFile
@@ -68,38 +67,28 @@ class Outcome:
             (not started).
         error: what failed, in one line.
         signum: the signal that interrupted it.
-        seconds: its wall time.
+        seconds: its wall time; None: not known.
     """
 
     name: str
     status: str
     error: str | None = None
     signum: int | None = None
-    seconds: float = 0.0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What the user is told while jobs run.
-
-    Attributes:
-        line: it.
-    """
+    """A line for the user while jobs run."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Queued:
-    """Jobs are in SLURM's queue.
-
-    Attributes:
-        ids: name -> id there.
-        again: why they came back; empty where they are there for the first time.
-    """
+    """Jobs were sent into SLURM's queue: name -> id there."""
 
     ids: Mapping[str, str]
-    again: str = ""
 
 
 @dataclass
@@ -119,41 +108,6 @@ class JobStatus:
     def open(self) -> list[Job]:
         """The jobs to run now, those that were begun first."""
         return [*self.queued, *self.begun, *self.new]
-
-
-#: Starts in a row without a checkpoint beyond the last one that end a job.
-IDLE_STARTS = 3
-
-
-def done(job: Job) -> str:
-    """How far a job's last checkpoint is: ``6,400 frames``."""
-    return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
-
-
-def in_vain(job: Job, starts: Sequence[int]) -> int:
-    """How many of a job's last starts went on from the checkpoint that is the last one still.
-
-    Args:
-        job: the job, which was stopped.
-        starts: frames (samples) of the checkpoint that each start went on from.
-    """
-    frames = RunFolder(job.folder).checkpointed
-    return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
-
-
-def stuck(job: Job, starts: Sequence[int]) -> str | None:
-    """Why a job that was stopped by no fault of its own is not to start again; None: it is.
-
-    It is started again without end while its checkpoints advance.
-
-    Args:
-        job: the job.
-        starts: see :func:`in_vain`.
-    """
-    count = in_vain(job, starts)
-    if count < IDLE_STARTS:
-        return None
-    return f"it was stopped {count} times in a row before a checkpoint beyond {done(job)}"
 
 
 def recorded_identity(run: RunFolder) -> Identity:

@@ -63,7 +63,8 @@ class Ledger:
     def take(self, outcome: Outcome) -> None:
         """Store how a job ended."""
         self._status[outcome.name] = outcome.status, outcome.error
-        self._seconds[outcome.name] = outcome.seconds
+        if outcome.seconds is not None:
+            self._seconds[outcome.name] = outcome.seconds
         self._runs[outcome.name] = run_id(self.jobs[outcome.name].folder)
 
     def queued(self, ids: Mapping[str, str]) -> None:
@@ -165,4 +166,4 @@ def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
         rows, domain = recorded
         score = final_return(last_recorded(rows))
         line += f", {domain.score} {_shown(score, 'eval/return', domain)}" * (score is not None)
-    return f"{line}, {duration(outcome.seconds)}"
+    return line if outcome.seconds is None else f"{line}, {duration(outcome.seconds)}"

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
@@ -29,7 +30,16 @@ from klrl.base.interrupt import WARNINGS, stop_signals
 from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
-from klrl.sweep.jobs import Job, Outcome, Queued, done, in_vain, stuck
+from klrl.sweep.jobs import Job, Notice, Outcome, Queued
+from klrl.sweep.supervisor import (
+    Backend,
+    Event,
+    Lost,
+    done,
+    stuck,
+    supervise,
+    without_outcome,
+)
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -62,49 +72,41 @@ def check_queue(config: LauncherConfig) -> None:
 # ----------------------------------------------------------------------------- the sweep's side
 
 
-def submitit(
-    config: SubmititConfig, jobs: Sequence[Job], folder: Path
-) -> Iterator[Outcome | Queued]:
+def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
     """Run jobs with submitit; see :mod:`klrl.sweep.launchers`."""
-    if uses_slurm(config):
-        yield from _Queue(config, folder).run(jobs)
-    else:
-        yield from _on_this_machine(config, jobs, folder)
+    kind = _Slurm if uses_slurm(config) else _StandIn
+    return supervise(kind(config, folder), jobs, folder)
 
 
-def _on_this_machine(
-    config: SubmititConfig, jobs: Sequence[Job], folder: Path
-) -> Iterator[Outcome]:
-    """``launcher.cluster=local``: submitit's stand-in for a queue."""
-    executor = _executor(config, folder, "local")
-    with executor.batch():
-        running = {job.name: (executor.submit(InQueue(), job), job) for job in jobs}
-    try:
-        while running:
-            for name, (handle, job) in list(running.items()):
-                if handle.done():
-                    del running[name]
-                    yield _result_of(handle, job)
-            time.sleep(_POLL)
-    finally:
-        for handle, _ in running.values():
+class _StandIn(Backend):
+    """``launcher.cluster=local``: submitit's processes on this machine."""
+
+    def __init__(self, config: SubmititConfig, folder: Path) -> None:
+        self._config, self._folder = config, folder
+        self._running: dict[str, tuple[Any, Job]] = {}  # name -> submitit's handle
+
+    def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
+        executor = _executor(self._config, self._folder, "local")
+        with executor.batch():
+            self._running |= {job.name: (executor.submit(InQueue(), job), job) for job in jobs}
+        return ()
+
+    def poll(self) -> Iterator[Event]:
+        for name, (handle, job) in list(self._running.items()):
+            if handle.done():
+                del self._running[name]
+                told = f"it ended without an outcome; see {handle.paths.stderr}"
+                outcome = _read_outcome(handle.paths.folder, handle.job_id, job)
+                yield outcome or Outcome(job.name, "failed", told)
+        time.sleep(_POLL)
+
+    def close(self) -> None:
+        for handle, _ in self._running.values():
             handle.cancel(check=False)
 
 
-def _result_of(handle: Any, job: Job) -> Outcome:
-    outcome = _read_outcome(handle.paths.folder / _outcome_file(handle.job_id), job)
-    return outcome or Outcome(
-        job.name, "failed", f"it ended without an outcome; see {handle.paths.stderr}"
-    )
-
-
-class _Queue:
-    """The jobs of a sweep in SLURM's queue.
-
-    Args:
-        config: the settings of the launcher.
-        folder: the sweep's.
-    """
+class _Slurm(Backend):
+    """The jobs of a sweep in SLURM's queue."""
 
     def __init__(self, config: SubmititConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
@@ -112,34 +114,33 @@ class _Queue:
         self._waiting: dict[str, Job] = {}  # by id
         self._states: dict[str, str] = {}
         self._gone: set[str] = set()  # that squeue did not know the last time
+        self._left: dict[str, str] = {}  # name -> id of a job that SLURM ended
         self._asked = time.monotonic()
-        self._stopping = False
+        self._stopping = self._interrupted = False
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome | Queued]:
-        """Send jobs off, those excepted that are in the queue already, and wait for all.
+    def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterator[Event]:
+        """Queue lost jobs again, wait for adopted ones, and send the others off.
+
+        These go in arrays that SLURM takes, which share ``array_parallelism``.
 
         Raises:
-            ConfigError: sbatch refuses them; none is left in the queue.
+            ConfigError: sbatch refuses them.
         """
-        self._waiting = {job.queued: job for job in jobs if job.queued}
-        try:
-            yield from self._submit([job for job in jobs if not job.queued])
-            while self._waiting:
-                yield from self._outcomes()
-                stop = (self._folder / STOP_FILE).exists()
-                every = _ASK_STOPPING if self._stopping else _ASK
-                if time.monotonic() - self._asked > every or (stop and not self._stopping):
-                    yield from self._ask(stop)
-                time.sleep(_POLL)
-        finally:
-            slurm.cancel(self._waiting)
-
-    def _submit(self, jobs: Sequence[Job]) -> Iterator[Queued]:
-        """Send jobs off in arrays that SLURM takes, which share ``array_parallelism``."""
         from submitit.core.utils import FailedJobError
 
+        new = []
+        for job in jobs:
+            queue = self._left.pop(job.name, None)
+            if queue is not None and (refused := slurm.requeue(queue)):
+                yield Outcome(job.name, "interrupted", refused)
+            elif queue := queue or job.queued:
+                self._waiting[queue] = job
+            else:
+                new.append(job)
+        if not new:
+            return
         size = slurm.max_array_size()
-        arrays = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+        arrays = [new[start : start + size] for start in range(0, len(new), size)]
         together = max(self._config.array_parallelism // max(len(arrays), 1), 1)
         executor = _executor(self._config, self._folder, "slurm", together)
         for array in arrays:
@@ -155,78 +156,67 @@ class _Queue:
             self._waiting |= sent
             yield Queued({job.name: queue for queue, job in sent.items()})
 
-    def _outcomes(self) -> Iterator[Outcome]:
-        """The outcomes that jobs brought back."""
+    def poll(self) -> Iterator[Event | Lost]:
+        time.sleep(_POLL)
         there: dict[str, Path] = {}
         for folder in self._submissions.iterdir():
             with suppress(OSError):  # a file system of many machines shows what is new when asked
                 os.utime(folder)
-                there |= {path.name: path for path in folder.iterdir()}
+                there |= {path.name: folder for path in folder.iterdir()}
         for queue, job in list(self._waiting.items()):
-            path = there.get(_outcome_file(queue))
-            outcome = None if path is None else _read_outcome(path, job)
-            if outcome is not None:
+            into = there.get(_outcome_file(queue))
+            if into is not None and (outcome := _read_outcome(into, queue, job)) is not None:
                 del self._waiting[queue]
-                # A signal that ended one job is not one to the sweep.
-                yield dataclasses.replace(outcome, signum=None)
+                yield outcome
+        if time.monotonic() - self._asked > (_ASK_STOPPING if self._stopping else _ASK):
+            yield from self._ask()
 
-    def _folder_of(self, queue: str) -> Path:
-        """The folder into which a job was sent."""
-        files = self._submissions.glob(f"*/{queue}_*")
-        return next((path.parent for path in files), self._submissions)
-
-    def _ask(self, stop: bool) -> Iterator[Outcome | Queued]:
-        """Ask SLURM for the jobs without an outcome, and see to those that it ended."""
+    def _ask(self) -> Iterator[Event | Lost]:
+        """Ask SLURM for the jobs without an outcome."""
         states = slurm.in_queue(self._submissions)
         self._asked = time.monotonic()
         if states is None:
             return  # its controller is away; the jobs need it as little as the sweep does
-        if stop:
-            self._stop(states)
+        if self._stopping:
+            active = ("RUNNING", "COMPLETING")
+            mine = {queue: states[queue] for queue in self._waiting.keys() & states.keys()}
+            slurm.cancel([queue for queue, state in mine.items() if state not in active])
+            if not self._interrupted:
+                slurm.interrupt([queue for queue, state in mine.items() if state == "RUNNING"])
+            self._interrupted = True
         for queue, job in list(self._waiting.items()):
             if queue not in states and queue in self._gone:  # its outcome may come a little later
-                yield from self._left(queue, job)
+                del self._waiting[queue]
+                yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":
-                yield Queued({job.name: queue}, f"in the queue again, at {done(job)}")
+                yield Notice(f"{job.name}: in the queue again, at {done(job)}")
         self._gone = self._waiting.keys() - states.keys()
         self._states = states
 
-    def _left(self, queue: str, job: Job) -> Iterator[Outcome | Queued]:
-        """See to a job that left the queue without an outcome."""
-        folder = self._folder_of(queue)
-        if (outcome := _read_outcome(folder / _outcome_file(queue), job)) is None:
-            state = slurm.state_of(queue)
-            if state in slurm.CUT_SHORT and not self._stopping:
-                error = idle(folder, queue, job, state == "TIMEOUT")
-                error = error or slurm.requeue(queue)
-                if error is None:
-                    again = f"ended by SLURM ({state}), in the queue again, at {done(job)}"
-                    yield Queued({job.name: queue}, again)
-                    return
-                outcome = Outcome(job.name, "interrupted", error)
-            else:
-                outcome = self._without_a_word(job, state)
-        del self._waiting[queue]
-        yield dataclasses.replace(outcome, signum=None)
-
-    def _without_a_word(self, job: Job, state: str | None) -> Outcome:
-        run = RunFolder(job.folder)
-        if run.exists and run.status == "finished":
-            return Outcome(job.name, "finished")
+    def _without_outcome(self, queue: str, job: Job) -> Outcome | Lost:
+        """What became of a job that left the queue and was not seen to bring an outcome."""
+        files = self._submissions.glob(f"*/{queue}_*")
+        folder = next((path.parent for path in files), self._submissions)
+        if (outcome := _read_outcome(folder, queue, job)) is not None:
+            return outcome
+        state = slurm.state_of(queue)
+        if state in slurm.CUT_SHORT:
+            self._left[job.name] = queue
+            why = f"ended by SLURM ({state})"
+            return Lost(job, why, _starts(folder, queue), state == "TIMEOUT", "interrupted")
         if state == "CANCELLED" or self._stopping:
-            begun = "interrupted" if run.exists else "waiting"
-            return Outcome(job.name, begun, None if self._stopping else _CANCELLED)
+            return without_outcome(job, None if self._stopping else _CANCELLED)
         told = f"SLURM says {state}" if state else "SLURM has forgotten why"
-        return Outcome(job.name, "failed", f"it left the queue without an outcome ({told})")
+        error = f"it left the queue without an outcome ({told})"
+        outcome = without_outcome(job)
+        return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)
 
-    def _stop(self, states: dict[str, str]) -> None:
-        """Ask the running jobs to stop, once; take the others out of the queue."""
-        mine = {queue: states[queue] for queue in self._waiting.keys() & states.keys()}
-        active = ("RUNNING", "COMPLETING")
-        slurm.cancel([queue for queue, state in mine.items() if state not in active])
-        if not self._stopping:
-            slurm.interrupt([queue for queue, state in mine.items() if state == "RUNNING"])
-        self._stopping = True
+    def stop(self) -> Sequence[Event]:
+        self._stopping, self._asked = True, -math.inf  # what runs is for squeue to say
+        return ()
+
+    def close(self) -> None:
+        slurm.cancel(self._waiting)
 
 
 _CANCELLED = "cancelled in SLURM's queue"
@@ -237,17 +227,16 @@ def _outcome_file(queue: str) -> str:
     return f"{queue}_outcome.json"
 
 
-def _read_outcome(path: Path, job: Job) -> Outcome | None:
+def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
     """What a job wrote when it ended; None where it did not."""
     try:
-        told = json.loads(path.read_bytes())
-        error, signum = told["error"], told["signum"]
+        told = json.loads((folder / _outcome_file(queue)).read_bytes())
+        error, seconds = told["error"], told["seconds"]
         return Outcome(
             job.name,
             str(told["status"]),
             None if error is None else str(error),
-            None if signum is None else int(signum),
-            float(told["seconds"]),
+            seconds=None if seconds is None else float(seconds),
         )
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -368,8 +357,7 @@ class InQueue:
         why = slurm.why_stopped(queue, restarts) if on_slurm else "warned"
         error = _CANCELLED if why == "cancelled" else None
         if why == "warned":
-            at_limit = outcome.signum in WARNINGS
-            error = idle(folder, queue, job, at_limit)
+            error = stuck(job, _starts(folder, queue), outcome.signum in WARNINGS)
             if error is None and on_slurm and (refused := slurm.requeue(queue)):
                 error = f"it could not queue itself again: {refused}"
         if error:
@@ -377,7 +365,9 @@ class InQueue:
         with to_append(job.log) as log:
             name = signal.Signals(outcome.signum or 0).name
             log.write(f"in the queue again after {name}, at {done(job)}\n".encode())
-        sys.exit(255 if on_slurm else _again_here())
+        from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
+
+        sys.exit(255 if on_slurm else LOCAL_REQUEUE_RETURN_CODE)
 
 
 def _run_warned(job: Job) -> Outcome:
@@ -391,9 +381,8 @@ def _run_warned(job: Job) -> Outcome:
         with stop_signals(_stopped):
             outcome = run_logged(job)
     except Interrupted as stop:  # before the run began, or after it ended
-        finished = RunFolder(job.folder).exists and RunFolder(job.folder).status == "finished"
-        status = "finished" if finished else "interrupted"
-        outcome = Outcome(job.name, status, signum=stop.signum)
+        finished = without_outcome(job).status == "finished"
+        outcome = Outcome(job.name, "finished" if finished else "interrupted", signum=stop.signum)
     # What a queue sends to all processes of a job that it ends would end scontrol, too.
     for each in (*WARNINGS, signal.SIGTERM, signal.SIGCONT, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
@@ -402,12 +391,6 @@ def _run_warned(job: Job) -> Outcome:
 
 def _stopped(signum: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted(signum)
-
-
-def _again_here() -> int:
-    from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
-
-    return int(LOCAL_REQUEUE_RETURN_CODE)
 
 
 def _starts_file(folder: Path, queue: str) -> Path:
@@ -424,21 +407,3 @@ def _starts(folder: Path, queue: str) -> list[int]:
 
 def _note_start(folder: Path, queue: str, frames: int) -> None:
     replace_file(_starts_file(folder, queue), json.dumps([*_starts(folder, queue), frames]))
-
-
-def idle(folder: Path, queue: str, job: Job, at_limit: bool) -> str | None:
-    """Why a job that was stopped is not to be started again; None: it is.
-
-    Args:
-        folder: of submitit's files.
-        queue: the job's id.
-        job: the job.
-        at_limit: by its time limit: another start would end as this one did.
-    """
-    starts = _starts(folder, queue)
-    if at_limit and in_vain(job, starts):
-        return (
-            f"its time limit came before a checkpoint beyond {done(job)}; give a larger "
-            "launcher.timeout_min"
-        )
-    return stuck(job, starts)

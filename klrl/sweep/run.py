@@ -126,7 +126,7 @@ def run_jobs(
             except WorkerError:
                 _print_stopped(folder, ledger)
                 raise
-        signum = signals[0] if signals else _signum(outcomes)
+        signum = signals[0] if signals else None
     else:
         signum = _one_by_one(launcher, status.open, folder, ledger, outcomes)
     if signum is not None:
@@ -144,9 +144,6 @@ def _take_queued(ledger: Ledger, queued: Queued) -> None:
     """Keep the ids of jobs in the queue at once: who starts the sweep again needs them."""
     ledger.queued(queued.ids)
     ledger.write()
-    if queued.again:
-        print(f"{', '.join(queued.ids)}: {queued.again}", flush=True)
-        return
     arrays = " ".join(dict.fromkeys(each.partition("_")[0] for each in queued.ids.values()))
     print(
         f"in SLURM's queue, also once this process is gone: scancel {arrays} ends them", flush=True
@@ -203,10 +200,6 @@ def _one_by_one(
         if outcomes[-1].signum is not None:
             return outcomes[-1].signum
     return None
-
-
-def _signum(outcomes: Sequence[Outcome]) -> int | None:
-    return next((o.signum for o in outcomes if o.signum is not None), None)
 
 
 def _record(ledger: Ledger, status: JobStatus) -> None:
