@@ -26,7 +26,7 @@ COST = Cost(3.0, job=2.0, iteration=0.1, episode=0.025, checkpoint=0.2, memory=1
 
 
 def planned(*words: str, done: int = 0) -> Planned:
-    return Planned("job", words, to_config(Composer().explained([*JOB, *words])), done)
+    return Planned("job", to_config(Composer().explained([*JOB, *words])), done)
 
 
 def test_a_jobs_time_is_the_sum_of_its_parts() -> None:
