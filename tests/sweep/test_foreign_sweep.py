@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -163,11 +164,9 @@ def test_no_pickle_that_lay_in_a_sweeps_folder_is_loaded(settings, monkeypatch) 
             (folder / name).write_bytes(pickle.dumps(("success", Planted())))
     monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
     monkeypatch.setattr(slurm, "state_of", lambda queue: "COMPLETED")
-    waiting = queue._Queue(SLURM, FOLDER)
-    waiting._waiting = {"12": job}
-    assert not list(waiting._outcomes())
-    outcomes = [*waiting._ask(stop=False), *waiting._ask(stop=False)]
-    assert [(each.name, each.status) for each in outcomes] == [("job", "failed")]
+    monkeypatch.setattr(queue, "_ASK", 0.0)
+    (outcome,) = queue.submitit(SLURM, [dataclasses.replace(job, queued="12")], FOLDER)
+    assert (outcome.name, outcome.status) == ("job", "failed")
     assert not Path("planted.txt").exists()
 
 

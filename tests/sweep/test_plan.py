@@ -85,11 +85,9 @@ def test_it_measures_and_writes_nothing(capsys, monkeypatch, at_once: int) -> No
     words = ["launcher=joblib", f"launcher.n_jobs={at_once}"]
     plan_main(["-m", *JOB, "kl.coef=0,1", "seed=0,1", *words])
     out, err = capsys.readouterr()
-    again = ["again, 2 at a time ..."] if at_once == 2 else []
-    assert [line.split(": ", 1)[1] for line in err.splitlines() if "measuring" in line] == [
-        "one start, with its imports and compilation, then 0.2 s ...",
-        *again,
-    ]
+    lines = [line for line in err.splitlines() if "measuring" in line]
+    assert len(lines) in (1, 2), "once for all four; twice where it had to be compiled"
+    assert all(("2 at a time" in line) == (at_once == 2) for line in lines)
     assert "4 jobs, 4 to run" in out
     (line,) = [x for x in out.splitlines() if "kl.coef=1,seed=1" in x or "kl.coef=0,seed" in x]
     assert re.search(r" 4 +6,400 +[\d,]+ +\d:\d\d +\d\.\d GB", line), line
@@ -136,10 +134,3 @@ def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
 def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(ConfigError, match="run fewer at a time"):
         plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4))
-
-
-def test_the_sweep_itself_refuses_it_too(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        klrl_main(["-m", "launcher=joblib", "collector=ray", "collector.workers=2", "seed=0,1"])
-    assert stop.value.code == 2
-    assert "its jobs share the cores" in capsys.readouterr().err

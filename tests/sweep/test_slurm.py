@@ -258,7 +258,7 @@ def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
     for name in ("seed=0", "seed=1"):
         assert frames_of(runs()[name]) == list(range(64, 25601, 64))
         assert runs()[name].manifest["resumed"] == []
-    assert list(queue()) == [ids["seed=2"]]
+    wait_for(lambda: list(queue()) == [ids["seed=2"]], 20)
 
     # Other frames under that name are another job, which has a folder of its own.
     assert exits_with(other) == 0
