@@ -47,9 +47,6 @@ class Planned:
 def print_plan(args: argparse.Namespace) -> None:
     """Check the jobs, measure each kind, and print the expected time and memory.
 
-    Args:
-        args: from :func:`klrl.config.compose.parse_args`.
-
     Raises:
         ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
     """
@@ -111,11 +108,7 @@ def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
 
 
 def _probe(job: Planned, copies: int) -> Cost:
-    """Measure a job in several processes at a time; the mean of their costs.
-
-    Raises:
-        ConfigError: the job fails.
-    """
+    """Measure a job in several processes at a time; the mean of their costs."""
     also = f", {copies} at a time" if copies > 1 else ""
     print(f"  measuring {job.name} for {SECONDS:g} s{also} ...", file=sys.stderr, flush=True)
     request = json.dumps({"settings": asdict(job.config), "seconds": SECONDS})
@@ -159,14 +152,10 @@ def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
         )
 
 
-# --------------------------------------------- time and memory, from the cost of each part of a job
-
-
 def kind_of(config: JobConfig) -> str:
     """A key that is equal for two jobs which cost the same per iteration.
 
-    The seed and real-valued settings (coefficients, targets, rates) are left out: they change what
-    is learned, not how long it takes.
+    Seed, frames and real numbers (coefficients, targets, rates) do not change what one costs.
     """
     settings = flat_settings(config)
     kept = {k: v for k, v in settings.items() if not isinstance(v, float)}
@@ -201,14 +190,12 @@ def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
 def sweep_seconds(
     jobs: Sequence[Planned], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
 ) -> float:
-    """Wall time of all jobs in seconds; each goes to the process that is free first.
-
-    The first job of a process pays the process's start; with submitit every job has a new one.
-    """
+    """Wall time of all jobs in seconds; each goes to the process that is free first."""
     free = [0.0] * at_once  # when each process is
     for job in jobs:
         cost = costs[kind_of(job.config)]
         at = heapq.heappop(free)
+        # The first job of a process pays its start; with submitit every job has a new one.
         start = cost.start if not at or launcher.name == "submitit" else 0.0
         heapq.heappush(free, at + start + job_seconds(job, cost))
     return max(free)

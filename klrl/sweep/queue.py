@@ -1,10 +1,10 @@
 """``launcher=submitit``: jobs in SLURM's queue, or in submitit's stand-in on this machine.
 
-A job that is warned (a time limit, a preemption) writes its checkpoint, queues itself again under
-its id, and goes on from there, as long as its frames advance. submitit sends the jobs off; what
-becomes of them is asked of ``squeue``, since submitit asks the accounting, which many clusters
-lack, and counts time limits. A job brings its outcome back as JSON: the sweep's folder may be from
-elsewhere, so nothing in it is unpickled, except by a job what was put for it into a new folder.
+A job that is warned (a time limit, a preemption) writes its checkpoint and queues itself again
+under its id. submitit sends the jobs off; ``squeue`` tells what became of them, since submitit asks
+the accounting, which many clusters lack, and counts time limits. A job brings its outcome back as
+JSON: the sweep's folder may be from elsewhere, so nothing in it is unpickled, except by a job what
+was put for it into a new folder.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ def uses_slurm(config: LauncherConfig) -> bool:
 
 
 def check_queue(config: LauncherConfig) -> None:
-    """Refuse SLURM where there is none.
-
-    Raises:
-        ConfigError: its commands are missing.
-    """
+    """Refuse SLURM where its commands are missing."""
     if uses_slurm(config) and not slurm.here():
         raise ConfigError(
             "launcher.cluster=slurm: sbatch, srun and squeue are not all on this machine; start "
@@ -119,13 +115,7 @@ class _Slurm(Backend):
         self._stopping = self._interrupted = False
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterator[Event]:
-        """Queue lost jobs again, wait for adopted ones, and send the others off.
-
-        These go in arrays that SLURM takes, which share ``array_parallelism``.
-
-        Raises:
-            ConfigError: sbatch refuses them.
-        """
+        """Queue lost jobs again, wait for adopted ones, and send the others off in arrays."""
         from submitit.core.utils import FailedJobError
 
         new = []
@@ -139,7 +129,7 @@ class _Slurm(Backend):
                 new.append(job)
         if not new:
             return
-        size = slurm.max_array_size()
+        size = slurm.max_array_size()  # arrays of it share ``array_parallelism``
         arrays = [new[start : start + size] for start in range(0, len(new), size)]
         together = max(self._config.array_parallelism // max(len(arrays), 1), 1)
         executor = _executor(self._config, self._folder, "slurm", together)
@@ -223,7 +213,6 @@ _CANCELLED = "cancelled in SLURM's queue"
 
 
 def _outcome_file(queue: str) -> str:
-    """The file in which a job brings its outcome."""
     return f"{queue}_outcome.json"
 
 
@@ -245,23 +234,23 @@ def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
 def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int = 1) -> Any:
     from submitit import AutoExecutor
 
-    # Queueing a job again must not depend on what a cluster takes for granted.
-    more = {"requeue": True, **dict(config.slurm)}
+    # A new folder for each start: what a job unpickles there was put there for it.
+    into = make_folder(submissions(folder)) / uuid4().hex
+    into.mkdir(mode=0o700)
+    executor = AutoExecutor(folder=into, cluster=cluster)
     given = {
         "name": f"klrl-{folder.name}",
         "timeout_min": config.timeout_min,
         "cpus_per_task": config.cpus_per_task,
         "gpus_per_node": config.gpus_per_node,
         "mem_gb": config.mem_gb,
-        "slurm_partition": config.partition,
         "slurm_array_parallelism": together,
-        "slurm_additional_parameters": more,
+        # Queueing a job again must not depend on what a cluster takes for granted.
+        "slurm_additional_parameters": {"requeue": True, **config.slurm},
     }
-    # A new folder for each start: what a job unpickles there was put there for it.
-    into = make_folder(submissions(folder)) / uuid4().hex
-    into.mkdir(mode=0o700)
-    executor = AutoExecutor(folder=into, cluster=cluster)
-    executor.update_parameters(**{key: value for key, value in given.items() if value is not None})
+    if config.partition is not None:
+        given["slurm_partition"] = config.partition
+    executor.update_parameters(**given)
     return executor
 
 
@@ -275,7 +264,7 @@ def submissions(folder: Path) -> Path:
 
 def settle(
     folder: Path, jobs: Sequence[Job], before: SweepFile, config: LauncherConfig
-) -> tuple[list[Job], list[str]]:
+) -> tuple[Sequence[Job], list[str]]:
     """Adopt or cancel what an earlier process of the sweep left in SLURM's queue.
 
     Args:
@@ -285,17 +274,14 @@ def settle(
         config: the launcher; one that does not use the queue adopts nothing.
 
     Returns:
-        The jobs, those that are in the queue with its id; lines that tell.
-
-    Raises:
-        ConfigError: SLURM does not answer.
+        The jobs, those that are in the queue with its id; lines for the user.
     """
     if not submissions(folder).is_dir():
-        return list(jobs), []
+        return jobs, []
     known = any(entry.queue and entry.status != "finished" for entry in before.entries)
     if not slurm.here():
         unseen = "SLURM's queue may have jobs of this sweep, and cannot be seen from this machine"
-        return list(jobs), [unseen] * known
+        return jobs, [unseen] * known
     states = slurm.in_queue(submissions(folder))
     if states is None and known:
         raise ConfigError(
@@ -308,28 +294,27 @@ def settle(
 def _settled(
     jobs: Sequence[Job], before: SweepFile, states: dict[str, str], adopting: bool
 ) -> tuple[list[Job], list[str]]:
-    known = {entry.queue: entry for entry in before.entries if entry.queue in states}
-    here = {job.identity: job for job in jobs}
-    adopted: dict[str, str] = {}  # name -> id
-    unknown = states.keys() - known.keys()
+    queued = {e.queue: e for e in before.entries if e.queue is not None and e.queue in states}
+    unknown = states.keys() - queued.keys()
     unwanted = sorted(queue for queue in unknown if states[queue] != "COMPLETING")
+    here = {job.identity: job.name for job in jobs}
+    adopted: dict[str, str] = {}  # name -> id
     lines = []
-    for queue, entry in known.items():
-        job = here.get(entry.key)
-        if job is None:
+    for queue, entry in queued.items():
+        name = here.get(entry.key)
+        if name is None:
             lines.append(f"{entry.name} is in SLURM's queue too ({queue}): left there")
-        elif adopting and job.name not in adopted:
-            adopted[job.name] = str(queue)
-        elif states[str(queue)] == "PENDING":
-            unwanted.append(str(queue))
+        elif adopting and name not in adopted:
+            adopted[name] = queue
+        elif states[queue] == "PENDING":
+            unwanted.append(queue)
     slurm.cancel(unwanted)
     if adopted:
         some = ", ".join(list(adopted.values())[:5]) + ", ..." * (len(adopted) > 5)
         lines.append(f"adopted from SLURM's queue: {len(adopted)} ({some})")
     if unwanted:
         lines.append(f"cancelled in SLURM's queue: {len(unwanted)} of an earlier start")
-    with_ids = [dataclasses.replace(job, queued=adopted.get(job.name)) for job in jobs]
-    return with_ids, lines
+    return [dataclasses.replace(job, queued=adopted.get(job.name)) for job in jobs], lines
 
 
 # ------------------------------------------------------------------------------- the job's side
@@ -393,17 +378,14 @@ def _stopped(signum: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted(signum)
 
 
-def _starts_file(folder: Path, queue: str) -> Path:
-    return folder / f"{queue}_starts.json"
-
-
 def _starts(folder: Path, queue: str) -> list[int]:
     """From what frames each start of a job went on."""
     try:
-        return [int(each) for each in json.loads(_starts_file(folder, queue).read_text("utf-8"))]
+        return [int(each) for each in json.loads((folder / f"{queue}_starts.json").read_bytes())]
     except (OSError, ValueError, TypeError):
         return []
 
 
 def _note_start(folder: Path, queue: str, frames: int) -> None:
-    replace_file(_starts_file(folder, queue), json.dumps([*_starts(folder, queue), frames]))
+    starts = [*_starts(folder, queue), frames]
+    replace_file(folder / f"{queue}_starts.json", json.dumps(starts))

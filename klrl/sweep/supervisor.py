@@ -47,10 +47,8 @@ class Backend(Protocol):
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterable[Event]:
         """Start jobs, for the first time or again.
 
-        Args:
-            jobs: to start.
-            suspects: names of those that are at their last start unless they reach a checkpoint;
-                where a job that dies ends its neighbours, each of these runs alone.
+        ``suspects`` are at their last start unless they reach a checkpoint: where a job that dies
+        ends its neighbours, each of them runs alone.
         """
 
     def poll(self) -> Iterable[Event | Lost]:
@@ -69,12 +67,7 @@ class Backend(Protocol):
 
 
 def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs to their ends.
-
-    Args:
-        backend: where they run.
-        jobs: to run, in this order.
-        folder: the sweep's.
+    """Run jobs, in this order, to their ends.
 
     Raises:
         WorkerError: nothing is left to run them on.
@@ -192,12 +185,7 @@ def done(job: Job) -> str:
 
 
 def in_vain(job: Job, starts: Sequence[int]) -> int:
-    """How many of a job's last starts went on from the checkpoint that is still the last one.
-
-    Args:
-        job: the job, which was stopped.
-        starts: frames (samples) of the checkpoint that each start went on from.
-    """
+    """How many of a job's last starts went on from the checkpoint that is still the last one."""
     frames = RunFolder(job.folder).checkpointed
     return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
 
