@@ -97,7 +97,11 @@ class Ledger:
             status, error = self._status[name]
             rows.append(_line(job, status, error, self._seconds.get(name), recorded))
         rows.sort(key=lambda row: row[1] != "finished")
-        heads = _heads(list(domains) or [CONTROL])
+        domains = domains or {CONTROL: None}
+        # ``frames/samples`` where jobs of both domains have rows.
+        axis = "/".join(domain.axis for domain in domains)
+        score = "/".join(domain.score for domain in domains)
+        heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
         return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
     def print_table(self, head: str = "") -> None:
@@ -118,13 +122,6 @@ def _recorded(job: Job) -> tuple[list[Row], Domain] | None:
     path = job.folder / "metrics.jsonl"
     rows = read_rows(path) if path.exists() else []
     return (rows, domain_of(job.config)) if rows else None
-
-
-def _heads(domains: Sequence[Domain]) -> tuple[str, ...]:
-    """The column heads; ``frames/samples`` where jobs of both domains have rows."""
-    axis = "/".join(domain.axis for domain in domains)
-    score = "/".join(domain.score for domain in domains)
-    return "job", "state", axis, "time", score, METRICS[_KL].short, ""
 
 
 def _line(

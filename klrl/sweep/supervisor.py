@@ -76,6 +76,8 @@ def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[E
 
 
 class _Supervisor:
+    """Which jobs are open, lost or held, and what each start went on from."""
+
     def __init__(self, backend: Backend, folder: Path) -> None:
         self._backend, self._folder = backend, folder
         self._open: dict[str, Job] = {}
