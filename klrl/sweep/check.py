@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import LiveLine
@@ -25,10 +24,13 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
     """
     composer = Composer(args.config_dir, args.config_name)
     checked: list[Checked] = []
-    with checking(len(jobs)) as show:
-        for job in jobs:
-            checked.append(Checked(job, composer.job_config(job)))
-            show(len(checked))
+    line, due = LiveLine(sys.stderr, every=5.0), time.monotonic() + 1.0
+    for job in jobs:
+        checked.append(Checked(job, composer.job_config(job)))
+        if time.monotonic() >= due:  # what takes less than a second shows nothing
+            due = time.monotonic() + 0.2
+            line.show(f"checking jobs: {len(checked):,}/{len(jobs):,}")
+    line.clear()
     seen = set()
     for each in checked:
         parts = ("env", "actor", "collector", "device", "reference", "logger")
@@ -39,39 +41,10 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
     return checked
 
 
-#: Checking fewer jobs shows no progress.
-_MANY = 20
-
-
-@contextmanager
-def checking(jobs: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """Show the progress of checking many jobs, after the first second (in a log, after 5).
-
-    Yields:
-        A function to call with the number of jobs checked so far.
-    """
-    line = LiveLine(stream or sys.stderr, every=5.0)
-    due = time.monotonic() + 1.0
-
-    def show(done: int) -> None:
-        nonlocal due
-        now = time.monotonic()
-        if jobs >= _MANY and now >= due:
-            due = now + 0.2
-            line.show(f"checking jobs: {done:,}/{jobs:,}")
-
-    yield show
-    line.clear()
-
-
 def sweep_settings(
     own: Sequence[str], args: argparse.Namespace
 ) -> tuple[LauncherConfig, SearchConfig]:
-    """The launcher and the search of a sweep.
-
-    Args:
-        own: overrides of the groups ``launcher`` and ``search``.
-        args: Hydra's flags.
+    """The launcher and the search that overrides of their groups choose.
 
     Raises:
         ConfigError: an override is refused, or a package is missing.

@@ -15,7 +15,6 @@ from klrl.base.files import refuse_link
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity
 from klrl.config.overrides import job_name
-from klrl.domains import domain_of
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
 from klrl.runs.resume import stored_config
 from klrl.sweep.sweep_file import SweepFile
@@ -23,29 +22,17 @@ from klrl.sweep.sweep_file import SweepFile
 
 @dataclass(frozen=True)
 class Job:
-    """All that a process, on this machine or another, needs to run one job.
+    """All that a process, on this machine or another, needs to run one job."""
 
-    Attributes:
-        name: its folder's name.
-        folder: absolute.
-        overrides: as on the command line.
-        config: its settings, checked.
-        group: the sweep's name, for wandb.
-        cwd: the folder that relative paths among the settings start from.
-        host: the machine whose preflight check the job has passed.
-        note: why its folder is not called by its name; empty where it is.
-        queued: the id of its copy that is in SLURM's queue already; None without one.
-    """
-
-    name: str
-    folder: Path
+    name: str  # of its folder
+    folder: Path  # absolute
     overrides: tuple[str, ...]
     config: JobConfig
-    group: str
-    cwd: Path
-    host: str
-    note: str = ""
-    queued: str | None = None
+    group: str  # the sweep's name, for wandb
+    cwd: Path  # that relative paths among the settings start from
+    host: str  # the machine whose preflight check it has passed
+    note: str = ""  # why its folder has another name; empty where it does not
+    queued: str | None = None  # the id of its copy that is in SLURM's queue already
 
     @property
     def identity(self) -> Identity:
@@ -62,98 +49,45 @@ class Job:
 class Outcome:
     """How a job ended.
 
-    Attributes:
-        name: the job's.
-        status: finished, interrupted, failed, refused (before anything was recorded), or waiting
-            (not started).
-        error: what failed, in one line.
-        signum: the signal that interrupted it.
-        seconds: its wall time.
+    Its status: finished, interrupted, failed, refused (before anything was recorded), waiting (not
+    started), or running elsewhere.
     """
 
     name: str
     status: str
-    error: str | None = None
-    signum: int | None = None
-    seconds: float = 0.0
+    error: str | None = None  # in one line
+    signum: int | None = None  # the signal that interrupted it
+    seconds: float | None = None  # of wall time, where known
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What the user is told while jobs run.
-
-    Attributes:
-        line: it.
-    """
+    """A line for the user while jobs run."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Queued:
-    """Jobs are in SLURM's queue.
-
-    Attributes:
-        ids: name -> id there.
-        again: why they came back; empty where they are there for the first time.
-    """
+    """Jobs were sent into SLURM's queue: name -> id there."""
 
     ids: Mapping[str, str]
-    again: str = ""
 
 
 @dataclass
 class JobStatus:
-    """The jobs of a sweep by status.
-
-    ``elsewhere``: running in another process; ``queued``: in SLURM's queue already.
-    """
+    """The jobs of a sweep by status."""
 
     finished: list[Job] = field(default_factory=list)
-    elsewhere: list[Job] = field(default_factory=list)
+    elsewhere: list[Job] = field(default_factory=list)  # running in another process
     begun: list[Job] = field(default_factory=list)
     new: list[Job] = field(default_factory=list)
-    queued: list[Job] = field(default_factory=list)
+    queued: list[Job] = field(default_factory=list)  # in SLURM's queue already
 
     @property
     def open(self) -> list[Job]:
         """The jobs to run now, those that were begun first."""
         return [*self.queued, *self.begun, *self.new]
-
-
-#: Starts in a row without a checkpoint beyond the last one that end a job.
-IDLE_STARTS = 3
-
-
-def done(job: Job) -> str:
-    """How far a job's last checkpoint is: ``6,400 frames``."""
-    return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
-
-
-def in_vain(job: Job, starts: Sequence[int]) -> int:
-    """How many of a job's last starts went on from the checkpoint that is the last one still.
-
-    Args:
-        job: the job, which was stopped.
-        starts: frames (samples) of the checkpoint that each start went on from.
-    """
-    frames = RunFolder(job.folder).checkpointed
-    return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
-
-
-def stuck(job: Job, starts: Sequence[int]) -> str | None:
-    """Why a job that was stopped by no fault of its own is not to start again; None: it is.
-
-    It is started again without end while its checkpoints advance.
-
-    Args:
-        job: the job.
-        starts: see :func:`in_vain`.
-    """
-    count = in_vain(job, starts)
-    if count < IDLE_STARTS:
-        return None
-    return f"it was stopped {count} times in a row before a checkpoint beyond {done(job)}"
 
 
 def recorded_identity(run: RunFolder) -> Identity:
@@ -204,10 +138,6 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
     Args:
         folder: the sweep's.
         named: name, overrides and checked settings of each job; a repeated job counts once.
-
-    Raises:
-        ConfigError: the folder of a job's name holds the job with other numerics, or the sweep's
-            files cannot be read.
     """
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}
@@ -241,11 +171,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
 def _own_folder(
     path: Path, key: Identity, config: JobConfig, taken: Mapping[Path, Identity]
 ) -> tuple[Path, str]:
-    """A folder for a job whose name is another's, and a line that says so.
-
-    Raises:
-        ConfigError: the other one has the same settings, and other numerics.
-    """
+    """A folder for a job whose name is another's, and a line that says so."""
     run = RunFolder(path)
     if taken[path].settings == key.settings:
         version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"
@@ -254,27 +180,27 @@ def _own_folder(
             f"(numerics {taken[path].numerics}, now {key.numerics}); give another sweep=NAME, or "
             "move that folder away"
         )
-    other = "other settings"
-    try:
-        changed = _differences(path, config) if run.exists else {}
-    except ConfigError:
-        changed, other = {}, "other settings, which cannot be read"
-    both = [f"{name}={old} (not {new})" for name, (old, new) in changed.items()]
-    new = [f"{name}={new}" for name, (_, new) in changed.items()]
+    changed, other = {}, "other settings"
+    if run.exists:
+        try:
+            changed = _differences(stored_config(path), config)
+        except ConfigError:
+            other = "other settings, which cannot be read"
+    new = [f"{name}={value}" for name, (_, value) in changed.items()]
     own = path.with_name(job_name([path.name, *new], [path.name.partition("=")[0], *changed]))
     if not changed or own in taken or own.exists():
         own = path.with_name(f"{path.name}-{key.settings}")
-    other = ", ".join(both) or other
+    other = ", ".join(f"{k}={old} (not {now})" for k, (old, now) in changed.items()) or other
     return own, f"{path} holds a job with {other}; this one is another, in {own.name}"
 
 
-def _differences(path: Path, config: JobConfig) -> dict[str, tuple[Any, Any]]:
-    """Up to three settings in which the job in a folder and another differ: key -> both values."""
-    both = stored_config(path), config
-    stored, new = map(flat_settings, both)
-    ignored = ("logger", *([] if any(each.eval.on for each in both) else ["eval."]))
-    keys = [k for k in new | stored if new.get(k) != stored.get(k) and not k.startswith(ignored)]
-    return {key: (stored.get(key), new.get(key)) for key in sorted(keys)[:3]}
+def _differences(old: JobConfig, new: JobConfig) -> dict[str, tuple[Any, Any]]:
+    """Up to three settings in which two jobs differ: key -> both values."""
+    ignored = ("logger", *([] if old.eval.on or new.eval.on else ["eval."]))
+    both = flat_settings(old), flat_settings(new)
+    keys = [key for key in both[0] | both[1] if not key.startswith(ignored)]
+    values = {key: (both[0].get(key), both[1].get(key)) for key in sorted(keys)}
+    return dict([(key, (a, b)) for key, (a, b) in values.items() if a != b][:3])
 
 
 def flat_settings(config: JobConfig) -> dict[str, Any]:

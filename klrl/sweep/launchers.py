@@ -1,33 +1,26 @@
 """Where the jobs of a sweep run. To add a launcher: a function here, its line in the registry.
 
-A launcher takes jobs and yields each one's outcome as it ends, and what the user is told meanwhile;
-one with a queue also that jobs are in it. The generator is closed early when a second signal stops
-the sweep. ``launcher=submitit`` is in ``queue.py``, ``launcher=ray`` in ``cluster.py``.
+A launcher takes jobs and yields each one's outcome as it ends, and notices meanwhile. The generator
+is closed early when a second signal stops the sweep. One that runs jobs in other processes is a
+backend of ``supervisor.py``: ``launcher=submitit`` in ``queue.py``, ``launcher=ray`` in
+``cluster.py``.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 
 from klrl.config import SWEEP, JoblibConfig, LauncherConfig, factory
-from klrl.sweep.jobs import Job, Notice, Outcome, Queued
+from klrl.sweep.jobs import Job, Outcome
+from klrl.sweep.supervisor import Backend, Event, Lost, supervise
 from klrl.sweep.worker import run_for, run_job
 
 
-def launch(
-    config: LauncherConfig, jobs: Sequence[Job], folder: Path
-) -> Iterator[Outcome | Queued | Notice]:
-    """Run jobs with the chosen launcher.
-
-    Args:
-        config: the settings of ``launcher``.
-        jobs: to run, in this order.
-        folder: the sweep's.
-    """
+def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
+    """Run jobs, in this order, with the chosen launcher, in the sweep's folder."""
     return factory("launcher", config, SWEEP)(config, jobs, folder)
 
 
@@ -37,49 +30,65 @@ def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator
         yield run_job(job)
 
 
-def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
-    """``launcher=joblib``: on the cores of this machine, by joblib's loky processes.
+def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
+    """``launcher=joblib``: on the cores of this machine, by joblib's loky processes."""
+    return supervise(_Pool(config.n_jobs), jobs, folder)
 
-    A process runs many jobs. When one dies (out of memory, a crash in native code), loky ends the
-    others too. The jobs that were running are started again; one that was running at two deaths
-    then runs alone, and if its process dies once more it has failed.
-    """
-    from joblib import Parallel, delayed
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    waiting = {job.name: job for job in jobs}
-    deaths: Counter[str] = Counter()
-    while waiting:
-        suspects = [job for job in waiting.values() if deaths[job.name] > 1]
-        # A copy: joblib reads the list while outcomes are removed from ``waiting``.
-        together = suspects[:1] or list(waiting.values())
-        # joblib runs n_jobs=1 in this process, which must outlive a suspect.
-        pool = Parallel(
-            n_jobs=2 if suspects else config.n_jobs,
-            backend="loky",
-            return_as="generator_unordered",
-        )
-        started = time.time()
+class _Pool(Backend):
+    """Processes that run many jobs each. When one dies, loky ends the others, too."""
+
+    def __init__(self, n_jobs: int) -> None:
+        self._n_jobs = n_jobs
+        self._waiting: dict[str, Job] = {}  # without an outcome
+        self._suspects: set[str] = set()
+        self._outcomes: Generator[Outcome] | None = None  # of the jobs that run together
+        self._began = 0.0
+
+    def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
+        self._waiting = {**{job.name: job for job in jobs}, **self._waiting}
+        self._suspects |= set(suspects)
+        return ()
+
+    def poll(self) -> Iterator[Event | Lost]:
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        if not self._waiting:  # one of the sweep's jobs is held
+            time.sleep(0.2)
+            return
+        if self._outcomes is None:
+            self._outcomes = self._start()
         try:
-            for outcome in pool([delayed(run_for)(os.getpid(), job) for job in together]):
-                del waiting[outcome.name]
-                yield outcome
+            outcome = next(self._outcomes)
+            del self._waiting[outcome.name]
+            yield outcome
+        except StopIteration:
+            self._outcomes = None
         except TerminatedWorkerError:
-            if suspects:
-                del waiting[suspects[0].name]
-                yield _died(suspects[0])
-            else:
-                left = list(waiting.values())
-                running = [job for job in left if _printed_since(job, started)]
-                deaths.update(job.name for job in running or left)
+            self._outcomes = None
+            left = list(self._waiting.values())
+            for job in [job for job in left if self._runs(job)] or left:
+                del self._waiting[job.name]
+                self._suspects.discard(job.name)
+                yield Lost(job, "lost with their process (killed, or out of memory?)")
 
+    def _start(self) -> Generator[Outcome]:
+        from joblib import Parallel, delayed
 
-def _printed_since(job: Job, when: float) -> bool:
-    """Whether a job's log was opened since (in a second of tolerance for the disk's clock)."""
-    return job.log.exists() and job.log.stat().st_mtime > when - 1
+        suspect = next((job for name, job in self._waiting.items() if name in self._suspects), None)
+        # joblib runs n_jobs=1 in this process, which must outlive a suspect.
+        n_jobs = self._n_jobs if suspect is None else 2
+        pool = Parallel(n_jobs=n_jobs, backend="loky", return_as="generator_unordered")
+        self._began = time.time()
+        # A list: joblib reads it while outcomes are removed from ``_waiting``.
+        together = list(self._waiting.values()) if suspect is None else [suspect]
+        outcomes: Generator[Outcome] = pool([delayed(run_for)(os.getpid(), j) for j in together])
+        return outcomes
 
+    def _runs(self, job: Job) -> bool:
+        """Whether a job's log was opened since (in a second of tolerance for the disk's clock)."""
+        return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
-def _died(job: Job) -> Outcome:
-    return Outcome(
-        job.name, "failed", f"its process died (killed, or out of memory?); see {job.log.name}"
-    )
+    def close(self) -> None:
+        if self._outcomes is not None:
+            self._outcomes.close()

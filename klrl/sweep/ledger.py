@@ -25,29 +25,19 @@ class Ledger:
         folder: the sweep's.
         argv: its command line, behind ``klrl``.
         jobs: all of them; more may be added.
-
-    Attributes:
-        before: what ``sweep.json`` held already, and keeps.
-        notes: a line for each job whose folder holds another run than ``sweep.json`` had.
-
-    Raises:
-        ConfigError: ``sweep.json`` cannot be read.
     """
 
     def __init__(self, folder: Path, argv: Sequence[str], jobs: Sequence[Job]) -> None:
         self._folder = folder
-        self.before = SweepFile.read(folder)
+        self.before = SweepFile.read(folder)  # what ``sweep.json`` keeps
         self._command = shlex.join(["python", "-m", "klrl", *argv])
         self.jobs = {job.name: job for job in jobs}
         self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
         self._seconds: dict[str, float] = {}
         self._queue: dict[str, str | None] = {e.name: e.queue for e in self.before.entries}
         self._runs: dict[str, str | None] = {e.name: e.run for e in self.before.entries}
+        #: A line for each job whose folder holds another run than ``sweep.json`` had.
         self.notes: list[str] = []
-
-    def add(self, jobs: Sequence[Job]) -> None:
-        """Add jobs, as a search makes them."""
-        self.jobs |= {job.name: job for job in jobs}
 
     def set(self, job: Job, status: str) -> None:
         """Store a job's status before anything runs."""
@@ -61,14 +51,17 @@ class Ledger:
         self._runs[job.name] = now or before
 
     def take(self, outcome: Outcome) -> None:
-        """Store how a job ended."""
+        """Store how a job ended, also in ``sweep.json``."""
         self._status[outcome.name] = outcome.status, outcome.error
-        self._seconds[outcome.name] = outcome.seconds
+        if outcome.seconds is not None:
+            self._seconds[outcome.name] = outcome.seconds
         self._runs[outcome.name] = run_id(self.jobs[outcome.name].folder)
+        self.write()
 
     def queued(self, ids: Mapping[str, str]) -> None:
-        """Store the ids of jobs, by name, in SLURM's queue."""
+        """Store the ids of jobs in SLURM's queue at once: a sweep started again needs them."""
         self._queue |= ids
+        self.write()
 
     def status(self, name: str) -> str:
         """The status of a job; waiting where none is stored."""
@@ -104,40 +97,39 @@ class Ledger:
             status, error = self._status[name]
             rows.append(_line(job, status, error, self._seconds.get(name), recorded))
         rows.sort(key=lambda row: row[1] != "finished")
-        heads = _heads(list(domains) or [CONTROL])
+        domains = domains or {CONTROL: None}
+        # ``frames/samples`` where jobs of both domains have rows.
+        axis = "/".join(domain.axis for domain in domains)
+        score = "/".join(domain.score for domain in domains)
+        heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
         return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
-    def counts(self) -> str:
-        """How many jobs have which status, as in ``12 jobs: 11 finished, 1 failed``."""
-        states = [self.status(name) for name in self.jobs]
-        parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states))]
-        return f"{len(states)} job{'s' * (len(states) != 1)}: {', '.join(parts)}"
+    def print_table(self, head: str = "") -> None:
+        """Print the table and how many jobs have which status: ``2 jobs: 1 failed, 1 finished``."""
+        print(self.table())
+        states = sorted(self.status(name) for name in self.jobs)
+        parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+        jobs = f"{len(states)} job{'s' * (len(states) != 1)}"
+        print(f"{head}{jobs}: {', '.join(parts)}; sweep folder: {self._folder}", flush=True)
 
 
 #: The KL column of the table.
 _KL = "kl/ref/exact"
-#: A job's rows and its domain.
-Recorded = tuple[list[Row], Domain]
 
 
-def _recorded(job: Job) -> Recorded | None:
-    """What a job recorded; None where it recorded nothing."""
+def _recorded(job: Job) -> tuple[list[Row], Domain] | None:
+    """A job's rows and its domain; None where it recorded nothing."""
     path = job.folder / "metrics.jsonl"
     rows = read_rows(path) if path.exists() else []
-    if not rows:
-        return None
-    return rows, domain_of(job.config)
-
-
-def _heads(domains: Sequence[Domain]) -> tuple[str, ...]:
-    """The column heads; ``frames/samples`` where jobs of both domains have rows."""
-    axis = "/".join(domain.axis for domain in domains)
-    score = "/".join(domain.score for domain in domains)
-    return "job", "state", axis, "time", score, METRICS[_KL].short, ""
+    return (rows, domain_of(job.config)) if rows else None
 
 
 def _line(
-    job: Job, status: str, error: str | None, seconds: float | None, recorded: Recorded | None
+    job: Job,
+    status: str,
+    error: str | None,
+    seconds: float | None,
+    recorded: tuple[list[Row], Domain] | None,
 ) -> tuple[str, ...]:
     frames, score, kl = "", "", ""
     took = "" if seconds is None or status == "waiting" else duration(seconds)
@@ -156,13 +148,13 @@ def _shown(value: float | None, name: str, domain: Domain) -> str:
 
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
-    """The line that is printed when a job beside others ends."""
-    line = f"[{done}/{total}] {job.name}: {outcome.status}"
+    """The line that is printed when a job ends that ran in a process of its own."""
+    parts = [f"[{done}/{total}] {job.name}: {outcome.status}"]
     if outcome.error:
-        return f"{line}: {outcome.error}"
-    recorded = _recorded(job)
-    if recorded:
+        return f"{parts[0]}: {outcome.error}"
+    if recorded := _recorded(job):
         rows, domain = recorded
         score = final_return(last_recorded(rows))
-        line += f", {domain.score} {_shown(score, 'eval/return', domain)}" * (score is not None)
-    return f"{line}, {duration(outcome.seconds)}"
+        parts += [f"{domain.score} {_shown(score, 'eval/return', domain)}"] * (score is not None)
+    parts += [] if outcome.seconds is None else [duration(outcome.seconds)]
+    return ", ".join(parts)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -21,7 +22,7 @@ from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.progress import duration
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import Job, flat_settings, make_jobs, status_of
+from klrl.sweep.jobs import flat_settings, make_jobs, status_of
 from klrl.sweep.probe import Cost
 from klrl.sweep.run import check_launcher, named
 from klrl.train.schedule import fitting, schedule
@@ -36,66 +37,40 @@ _IMPROVED = 0.5
 
 @dataclass(frozen=True)
 class Planned:
-    """A job to run.
-
-    Attributes:
-        name: its folder's name.
-        overrides: those of its command line.
-        config: its settings.
-        done: frames (language: samples) done before.
-    """
+    """A job to run, of whose frames (language: samples) some are done."""
 
     name: str
-    overrides: tuple[str, ...]
     config: JobConfig
     done: int = 0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is left to run.
-
-    Attributes:
-        jobs: those that are not finished.
-        finished: how many are.
-        launcher: where the jobs will run.
-    """
-
-    jobs: list[Planned]
-    finished: int
-    launcher: LauncherConfig
 
 
 def print_plan(args: argparse.Namespace) -> None:
     """Check the jobs, measure each kind, and print the expected time and memory.
 
-    Args:
-        args: from :func:`klrl.config.compose.parse_args`.
-
     Raises:
         ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
     """
-    plan = make_plan(args)
-    total = len(plan.jobs) + plan.finished
-    done = f", {plan.finished} finished before" if plan.finished else ""
-    print(f"{total} job{'s' * (total != 1)}{done}, {len(plan.jobs)} to run", flush=True)
-    if not plan.jobs:
+    jobs, finished, launcher = make_plan(args)
+    total = len(jobs) + finished
+    done = f", {finished} finished before" if finished else ""
+    print(f"{total} job{'s' * (total != 1)}{done}, {len(jobs)} to run", flush=True)
+    if not jobs:
         return
-    at_once = slots(plan.launcher, len(plan.jobs), os.cpu_count() or 1)
-    together = at_once if plan.launcher.on_this_machine else 1
-    costs = measured(plan.jobs, min(together, os.cpu_count() or 1))
-    print(table(plan.jobs, costs))
+    cores = os.cpu_count() or 1
+    at_once = slots(launcher, len(jobs), cores)
+    costs = measured(jobs, min(at_once, cores) if launcher.on_this_machine else 1)
+    print(table(jobs, costs))
     needed = memory(costs, at_once)
-    seconds = sweep_seconds(plan.jobs, costs, plan.launcher, at_once)
+    seconds = sweep_seconds(jobs, costs, launcher, at_once)
     print(
-        f"expected: {duration(seconds)} with launcher={plan.launcher.name}, {at_once} at a time, "
+        f"expected: {duration(seconds)} with launcher={launcher.name}, {at_once} at a time, "
         f"{needed / 1e9:.1f} GB"
     )
-    check_memory(needed, at_once, plan.launcher)
+    check_memory(needed, at_once, launcher)
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
-    """The jobs that a command line would run."""
+def make_plan(args: argparse.Namespace) -> tuple[list[Planned], int, LauncherConfig]:
+    """What a command line would run: the jobs, how many are finished already, and where."""
     from klrl.sweep.search import space_of
 
     sweep = split_overrides(args.overrides)
@@ -107,71 +82,47 @@ def make_plan(args: argparse.Namespace) -> Plan:
         trial = space.jobs([dimension.middle for dimension in space.dimensions])
         checked = check_jobs(trial, args) * search.trials
         check_launcher(launcher, checked)
-        jobs = [Planned("trial", tuple(overrides), config) for overrides, config in checked]
-        return Plan(jobs, 0, launcher)
+        return [Planned("trial", config) for _, config in checked], 0, launcher
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     check_launcher(launcher, checked)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
     status = status_of(make_jobs(folder, named(sweep, checked)))
-    return Plan([_planned(job) for job in status.open], len(status.finished), launcher)
-
-
-def _planned(job: Job) -> Planned:
-    run = RunFolder(job.folder)
-    axis = domain_of(job.config).axis
-    done = int(run.manifest.get(axis, 0)) if run.exists else 0
-    return Planned(job.name, job.overrides, job.config, done)
+    jobs = []
+    for job in status.open:
+        run = RunFolder(job.folder)
+        done = run.manifest.get(domain_of(job.config).axis, 0) if run.exists else 0
+        jobs.append(Planned(job.name, job.config, int(done)))
+    return jobs, len(status.finished), launcher
 
 
 def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
-    """The cost of each kind of job, with as many copies at a time as jobs will run at a time."""
+    """The cost of each kind of job: that of its longest one, in several copies at a time."""
     costs = {}
-    longest = {}
-    for job in sorted(jobs, key=lambda job: job.config.frames):
-        longest[kind_of(job.config)] = job
-    for kind, job in longest.items():
-        _say(f"{job.name}: one start, with its imports and compilation, then {SECONDS:g} s")
-        cost = _probe(job, 1)
-        if cost.start > _COMPILED or at_once > 1:
-            _say(f"{job.name}: again, {at_once} at a time")
-            cost = _probe(job, at_once)
-        costs[kind] = cost
+    for job in sorted(jobs, key=lambda job: -job.config.frames):
+        kind = kind_of(job.config)
+        if kind not in costs:
+            costs[kind] = cost = _probe(job, at_once)
+            if cost.start > _COMPILED:
+                costs[kind] = _probe(job, at_once)
     return costs
 
 
-def _say(text: str) -> None:
-    print(f"  measuring {text} ...", file=sys.stderr, flush=True)
-
-
 def _probe(job: Planned, copies: int) -> Cost:
-    """Measure a job in several processes at a time; the mean of their costs.
+    """Measure a job in several processes at a time; the mean of their costs."""
+    also = f", {copies} at a time" if copies > 1 else ""
+    print(f"  measuring {job.name} for {SECONDS:g} s{also} ...", file=sys.stderr, flush=True)
+    request = json.dumps({"settings": asdict(job.config), "seconds": SECONDS})
+    command = [sys.executable, "-m", "klrl.sweep.probe"]
 
-    Raises:
-        ConfigError: the job fails.
-    """
-    request = {"settings": asdict(job.config), "seconds": SECONDS}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "klrl.sweep.probe"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(copies)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-        process.stdin = None
-    costs = []
-    for process in processes:
-        out, err = process.communicate()
-        if process.returncode:
-            last = (err.strip().splitlines() or ["it printed no error"])[-1]
+    def run(_: int) -> Cost:
+        done = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
             raise ConfigError(f"{job.name}: fails when it is tried: {last}; run it by itself")
-        costs.append(Cost(**json.loads(out.strip().splitlines()[-1])))
+        return Cost(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+    with ThreadPoolExecutor(copies) as threads:
+        costs = list(threads.map(run, range(copies)))
     numbers = ("start", "job", "iteration", "episode", "checkpoint")
     return replace(costs[0], **{name: mean(getattr(c, name) for c in costs) for name in numbers})
 
@@ -201,20 +152,15 @@ def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
         )
 
 
-# --------------------------------------------- time and memory, from the cost of each part of a job
-
-
 def kind_of(config: JobConfig) -> str:
     """A key that is equal for two jobs which cost the same per iteration.
 
-    The seed and real-valued settings (coefficients, targets, rates) are left out: they change what
-    is learned, not how long it takes.
+    Seed, frames and real numbers (coefficients, targets, rates) do not change what one costs.
     """
     settings = flat_settings(config)
     kept = {k: v for k, v in settings.items() if not isinstance(v, float)}
-    for free in ("seed", "frames"):
-        del kept[free]
-    return repr(sorted(kept.items(), key=lambda item: item[0]))
+    del kept["seed"], kept["frames"]
+    return repr(sorted(kept.items()))
 
 
 def job_seconds(job: Planned, cost: Cost) -> float:
@@ -244,23 +190,15 @@ def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
 def sweep_seconds(
     jobs: Sequence[Planned], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
 ) -> float:
-    """Wall time of all jobs in seconds; each goes to the process that is free first.
-
-    The first job of a process pays the process's start; with submitit every job has a new one.
-    """
-    if not jobs:
-        return 0.0
-    fresh = set(range(at_once))
-    queue = [(0.0, slot) for slot in range(at_once)]
+    """Wall time of all jobs in seconds; each goes to the process that is free first."""
+    free = [0.0] * at_once  # when each process is
     for job in jobs:
         cost = costs[kind_of(job.config)]
-        at, slot = heapq.heappop(queue)
-        if slot in fresh or launcher.name == "submitit":
-            at += cost.start
-            fresh.discard(slot)
-        at += job_seconds(job, cost)
-        heapq.heappush(queue, (at, slot))
-    return max(at for at, _ in queue)
+        at = heapq.heappop(free)
+        # The first job of a process pays its start; with submitit every job has a new one.
+        start = cost.start if not at or launcher.name == "submitit" else 0.0
+        heapq.heappush(free, at + start + job_seconds(job, cost))
+    return max(free)
 
 
 def memory(costs: Mapping[str, Cost], at_once: int) -> int:

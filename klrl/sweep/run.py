@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,13 +19,11 @@ from klrl.runs.owner import OwnedElsewhere, read_owner
 from klrl.runs.start import OwnFolder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
-from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
+from klrl.sweep.jobs import Job, JobStatus, Outcome, Queued, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.stop import passed_on
-
-FAILED = 1
 
 
 def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
@@ -56,15 +54,7 @@ def run_grid(
     overrides: Sequence[str],
     args: argparse.Namespace,
 ) -> int:
-    """``search=grid``: every combination of the values given; the exit code.
-
-    Args:
-        sweep: the overrides of the sweep and of its jobs.
-        config: the settings of ``search``.
-        launcher: the settings of ``launcher``.
-        overrides: all of them, as given.
-        args: Hydra's flags.
-    """
+    """``search=grid``: every combination of the values given; the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
@@ -83,11 +73,7 @@ def named(
 
 
 def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None:
-    """Refuse jobs that a launcher cannot run.
-
-    Raises:
-        ConfigError: a job collects in more processes, although jobs already share the cores.
-    """
+    """Refuse jobs that collect in more processes, although jobs already share the cores."""
     if launcher.name in ("joblib", "ray"):
         for _, config in checked:
             if config.collector.name == "ray":
@@ -107,80 +93,79 @@ def run_jobs(
         Interrupted: a signal came.
         WorkerError: the launcher's cluster cannot be joined, or has no machine left.
     """
-    jobs, settled = settle(folder, jobs, ledger.before, launcher)
-    status = status_of(jobs)
-    _record(ledger, status)
-    print(_opening(folder, status, jobs), flush=True)
-    _print_some(settled)
-    _print_some(ledger.notes)
-    _print_some([job.note for job in status.new if job.note])
-    owners = [(job.name, read_owner(job.folder)) for job in status.elsewhere]
-    _print_some([f"{name}: {owner.how_to_stop}" for name, owner in owners if owner])
-    todo = {job.name: job for job in status.open}
+    todo = _opened(folder, jobs, launcher, ledger)
     outcomes: list[Outcome] = []
-    if launcher.name != "local":  # in processes of their own
-        by_queue = uses_slurm(launcher)
-        with passed_on(folder, lambda: list(todo.values()), by_queue) as signals:
-            try:
+    try:
+        if launcher.name == "local":
+            signum = _one_by_one(launcher, todo, folder, ledger, outcomes)
+        else:
+            with passed_on(folder, lambda: todo, uses_slurm(launcher)) as signals:
                 _side_by_side(launcher, todo, folder, ledger, outcomes)
-            except WorkerError:
-                _print_stopped(folder, ledger)
-                raise
-        signum = signals[0] if signals else _signum(outcomes)
-    else:
-        signum = _one_by_one(launcher, status.open, folder, ledger, outcomes)
+            signum = signals[0] if signals else None
+    except WorkerError:
+        ledger.print_table("stopped: ")
+        raise
     if signum is not None:
-        _print_stopped(folder, ledger)
+        ledger.print_table("stopped: ")
         raise Interrupted(signum)
     return outcomes
 
 
-def _print_stopped(folder: Path, ledger: Ledger) -> None:
-    print(ledger.table())
-    print(f"stopped: {ledger.counts()}; sweep folder: {folder}", flush=True)
-
-
-def _take_queued(ledger: Ledger, queued: Queued) -> None:
-    """Keep the ids of jobs in the queue at once: who starts the sweep again needs them."""
-    ledger.queued(queued.ids)
+def _opened(
+    folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
+) -> list[Job]:
+    """The jobs that are left to run, once all are recorded and the sweep's head is printed."""
+    jobs, settled = settle(folder, jobs, ledger.before, launcher)
+    status = status_of(jobs)
+    by_name = {
+        "finished": status.finished,
+        "running elsewhere": status.elsewhere,
+        "waiting": status.open,
+    }
+    for name, group in by_name.items():
+        for job in group:
+            ledger.set(job, name)
     ledger.write()
-    if queued.again:
-        print(f"{', '.join(queued.ids)}: {queued.again}", flush=True)
-        return
-    arrays = " ".join(dict.fromkeys(each.partition("_")[0] for each in queued.ids.values()))
-    print(
-        f"in SLURM's queue, also once this process is gone: scancel {arrays} ends them", flush=True
-    )
-
-
-def _print_some(lines: Sequence[str], most: int = 5) -> None:
-    """Print lines of a kind, and of many only the first."""
-    shown = [*lines[:most], *([f"... and {len(lines) - most} more"] if len(lines) > most else [])]
-    for line in shown:
-        print(escaped(line), flush=True)
+    print(_opening(folder, status, jobs), flush=True)
+    owners = [(job.name, read_owner(job.folder)) for job in status.elsewhere]
+    for lines in (
+        settled,
+        ledger.notes,
+        [job.note for job in status.new if job.note],
+        [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner],
+    ):
+        more = [f"... and {len(lines) - 5} more"] if len(lines) > 5 else []
+        for line in (*lines[:5], *more):
+            print(escaped(line), flush=True)
+    return status.open
 
 
 def _side_by_side(
     launcher: LauncherConfig,
-    todo: Mapping[str, Job],
+    jobs: Sequence[Job],
     folder: Path,
     ledger: Ledger,
     outcomes: list[Outcome],
 ) -> None:
-    """Run jobs in processes of their own, and tell of each that ends."""
-    for outcome in launch(launcher, list(todo.values()), folder):
-        if isinstance(outcome, Notice):
-            print(outcome.line, flush=True)
-            continue
-        if isinstance(outcome, Queued):
-            _take_queued(ledger, outcome)
-            continue
-        outcomes.append(outcome)
-        ledger.take(outcome)
-        ledger.write()
-        if outcome.status != "waiting":
-            line = ended_line(outcome, todo[outcome.name], len(outcomes), len(todo))
-            print(line, flush=True)
+    """Run jobs in processes of their own, and print a line for each that ends."""
+    by_name = {job.name: job for job in jobs}
+    for event in launch(launcher, jobs, folder):
+        if isinstance(event, Outcome):
+            outcomes.append(event)
+            ledger.take(event)
+            if event.status != "waiting":
+                line = ended_line(event, by_name[event.name], len(outcomes), len(jobs))
+                print(line, flush=True)
+        elif isinstance(event, Queued):
+            ledger.queued(event.ids)
+            arrays = dict.fromkeys(each.partition("_")[0] for each in event.ids.values())
+            print(
+                "in SLURM's queue, also once this process is gone: "
+                f"scancel {' '.join(arrays)} ends them",
+                flush=True,
+            )
+        else:
+            print(event.line, flush=True)
 
 
 def _one_by_one(
@@ -197,28 +182,11 @@ def _one_by_one(
             assert isinstance(outcome, Outcome)
             outcomes.append(outcome)
             ledger.take(outcome)
-            ledger.write()
             if outcome.error:
                 print(f"klrl: {outcome.status}: {outcome.error}", file=sys.stderr, flush=True)
-        if outcomes[-1].signum is not None:
-            return outcomes[-1].signum
+            if outcome.signum is not None:
+                return outcome.signum
     return None
-
-
-def _signum(outcomes: Sequence[Outcome]) -> int | None:
-    return next((o.signum for o in outcomes if o.signum is not None), None)
-
-
-def _record(ledger: Ledger, status: JobStatus) -> None:
-    by_name = {
-        "finished": status.finished,
-        "running elsewhere": status.elsewhere,
-        "waiting": status.open,
-    }
-    for name, jobs in by_name.items():
-        for job in jobs:
-            ledger.set(job, name)
-    ledger.write()
 
 
 def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
@@ -237,17 +205,12 @@ def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
 
 
 def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
-    """Print the closing table; returns 1 where a job did not finish.
-
-    Raises:
-        ConfigError: a job was refused and no job recorded anything.
-    """
+    """Print the closing table; returns 1 where a job did not finish."""
     refused = [o for o in outcomes if o.status == "refused"]
-    if refused and not any(folder.glob("*/manifest.json")):
+    if refused and not any(folder.glob("*/manifest.json")):  # nothing is left of this sweep
         raise ConfigError(str(refused[0].error))
-    print(ledger.table())
-    print(f"{ledger.counts()}; sweep folder: {folder}", flush=True)
-    return FAILED if any(ledger.status(name) != "finished" for name in ledger.jobs) else 0
+    ledger.print_table()
+    return 1 if any(ledger.status(name) != "finished" for name in ledger.jobs) else 0
 
 
 def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:

@@ -39,15 +39,7 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched setting.
-
-    Attributes:
-        key: the setting.
-        low: lower end of an interval; None for a list of choices.
-        high: upper end; None for a list of choices.
-        log: whether the interval is searched on a log scale.
-        choices: the values given.
-    """
+    """One searched setting: an interval, or a list of choices. A study stores its repr."""
 
     key: str
     low: float | None = None
@@ -55,42 +47,41 @@ class Dimension:
     log: bool = False
     choices: tuple[str, ...] = ()
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Of an interval; None for choices."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     def suggest(self, trial: optuna.Trial) -> str:
         """A value for this trial, as an override."""
-        if self.low is None or self.high is None:
+        if self.ends is None:
             return f"{self.key}={trial.suggest_categorical(self.key, self.choices)}"
-        value = trial.suggest_float(self.key, self.low, self.high, log=self.log)
-        return f"{self.key}={float(f'{value:.{_DIGITS}g}')!r}"
+        return self._rounded(trial.suggest_float(self.key, *self.ends, log=self.log))
 
     def holds(self, override: str) -> bool:
         """Whether an override of a stored study is one that this setting can have."""
         key, _, value = override.partition("=")
-        if self.low is None or self.high is None:
-            return key == self.key and value in self.choices
-        return key == self.key and math.isfinite(float(value))
+        known = value in self.choices if self.ends is None else math.isfinite(float(value))
+        return key == self.key and known
 
     @property
     def middle(self) -> str:
         """An override with a value from the middle, to check the other settings with."""
-        if self.low is None or self.high is None:
+        if self.ends is None:
             return f"{self.key}={self.choices[0]}"
-        ends = (self.low, self.high)
-        value = math.sqrt(ends[0] * ends[1]) if self.log else sum(ends) / 2
+        low, high = self.ends
+        return self._rounded(math.sqrt(low * high) if self.log else (low + high) / 2)
+
+    def _rounded(self, value: float) -> str:
         return f"{self.key}={float(f'{value:.{_DIGITS}g}')!r}"
 
 
 @dataclass(frozen=True)
 class Space:
-    """The space that a search's overrides describe.
+    """The space that a search's overrides describe."""
 
-    Attributes:
-        fixed: overrides that every job has.
-        seeds: one override per seed of a trial.
-        dimensions: the searched settings.
-    """
-
-    fixed: list[str]
-    seeds: list[str]
+    fixed: list[str]  # overrides that every job has
+    seeds: list[str]  # one override per seed of a trial
     dimensions: list[Dimension]
 
     def jobs(self, chosen: Sequence[str]) -> list[list[str]]:
@@ -102,19 +93,14 @@ class Space:
         middle = [d.middle for d in self.dimensions]
         jobs = self.jobs(middle)
         for i, dimension in enumerate(self.dimensions):
-            values = dimension.choices or (dimension.low, dimension.high)
-            for value in values:
+            for value in dimension.choices or dimension.ends or ():
                 chosen = [*middle[:i], f"{dimension.key}={value}", *middle[i + 1 :]]
                 jobs.append([*self.fixed, *chosen, self.seeds[0]])
         return jobs
 
 
 def space_of(overrides: Sequence[str]) -> Space:
-    """The space that the overrides of a search's jobs describe.
-
-    Raises:
-        ConfigError: nothing is searched, or an interval is invalid.
-    """
+    """The space that the overrides of a search's jobs describe."""
     fixed, seeds, dimensions = [], ["seed=0"], []
     for override in parse(overrides):
         key = override.get_key_element()
@@ -151,12 +137,7 @@ def run_search(
     overrides: Sequence[str],
     args: argparse.Namespace,
 ) -> int:
-    """Run trials until there are ``search.trials``; the exit code, 1 where a job failed.
-
-    Raises:
-        ConfigError: an override or a job is refused, or the folder holds another search.
-        Interrupted: a signal came; the running trial resumes next time.
-    """
+    """Run trials until there are ``search.trials``; the exit code, 1 where a job failed."""
     space = space_of(sweep.job)
     check_launcher(launcher, check_jobs(space.ends(), args))
     with sweep_folder(sweep) as folder:
@@ -166,7 +147,7 @@ def run_search(
         while trials := search.next_trials():
             jobs = {trial.number: search.jobs(trial) for trial in trials}
             flat = list({job.identity: job for group in jobs.values() for job in group}.values())
-            ledger.add(flat)
+            ledger.jobs |= {job.name: job for job in flat}
             outcomes += run_jobs(folder, flat, launcher, ledger)
             for number, group in jobs.items():
                 print(search.complete(number, group, ledger), flush=True)
@@ -201,12 +182,6 @@ def _study(path: Path, direction: str) -> optuna.Study:
 
 class Search:
     """An Optuna study in a sweep's folder.
-
-    Args:
-        folder: the sweep's.
-        config: the settings of ``search``.
-        space: the searched settings.
-        args: Hydra's flags.
 
     Raises:
         ConfigError: the folder holds a study of another space.
@@ -248,22 +223,21 @@ class Search:
         """The trials to run now: those that were running, else new ones; none at the end."""
         from optuna.trial import TrialState
 
-        trials = self._study.get_trials(deepcopy=False)
-        begun = [t for t in trials if t.state == TrialState.RUNNING]
-        for trial in begun:
-            if "words" not in trial.user_attrs:  # the process ended before it had values
+        begun, real = [], 0
+        for trial in self._study.get_trials(deepcopy=False):
+            if "words" in trial.user_attrs:
+                real += 1
+                begun += [trial] * (trial.state == TrialState.RUNNING)
+            elif trial.state == TrialState.RUNNING:  # the process ended before it had values
                 self._study.tell(trial.number, state=TrialState.FAIL)
-        begun = [t for t in begun if "words" in t.user_attrs]
         if begun:
             return begun
-        real = [t for t in trials if "words" in t.user_attrs]
-        new = min(self._config.at_once, self._config.trials - len(real))
-        return [self._ask() for _ in range(new)]
-
-    def _ask(self) -> Any:
-        trial = self._study.ask()
-        trial.set_user_attr("words", [d.suggest(trial) for d in self._space.dimensions])
-        return trial
+        new = []
+        for _ in range(min(self._config.at_once, self._config.trials - real)):
+            new.append(trial := self._study.ask())
+            words = [dimension.suggest(trial) for dimension in self._space.dimensions]
+            trial.set_user_attr("words", words)
+        return new
 
     def jobs(self, trial: Any) -> list[Job]:
         """The jobs of a trial, one per seed."""
@@ -282,7 +256,9 @@ class Search:
         """Give the study a trial's mean over its seeds, or its failure; returns a line on it."""
         from optuna.trial import TrialState
 
-        values = [self._value(job) for job in jobs if ledger.status(job.name) == "finished"]
+        done = [job for job in jobs if ledger.status(job.name) == "finished"]
+        rows = [last_recorded(read_rows(job.folder / "metrics.jsonl")) for job in done]
+        values = [row.get(self._config.metric) for row in rows]
         finite = [value for value in values if value is not None and math.isfinite(value)]
         chosen = " ".join(self._study.get_trials(deepcopy=False)[number].user_attrs["words"])
         head = f"trial {number + 1}/{self._config.trials} {chosen}"
@@ -292,9 +268,6 @@ class Search:
         mean = sum(finite) / len(finite)
         self._study.tell(number, mean)
         return f"{head}: {self._config.metric} {mean:.4g} over {len(finite)} seeds"
-
-    def _value(self, job: Job) -> float | None:
-        return last_recorded(read_rows(job.folder / "metrics.jsonl")).get(self._config.metric)
 
     def table(self) -> str:
         """The five best trials."""

@@ -23,13 +23,9 @@ def here() -> bool:
 
 
 def in_queue(submissions: Path) -> dict[str, str] | None:
-    """The jobs in the queue whose batch file lies below a folder.
+    """The jobs in the queue whose batch file lies below a folder, by id: ``{"12_3": "RUNNING"}``.
 
-    Args:
-        submissions: the folder.
-
-    Returns:
-        id -> state, as ``{"12_3": "RUNNING"}``; None where SLURM does not answer.
+    None where SLURM does not answer.
     """
     user = f"--user={getpass.getuser()}"
     # The batch file comes last: it may have any character in it.
@@ -42,7 +38,7 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
     return {job.strip(): state.strip() for job, state, file in jobs if file.strip() in own}
 
 
-def about(job: str) -> dict[str, str]:
+def _about(job: str) -> dict[str, str]:
     """What SLURM tells of a job that is in the queue or left it lately; empty where it does not."""
     told = _ask("scontrol", "--oneliner", "show", "job", job) or ""
     return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(\S*)", told))
@@ -50,7 +46,7 @@ def about(job: str) -> dict[str, str]:
 
 def state_of(job: str) -> str | None:
     """The state of a job, as ``COMPLETED``; None where SLURM has forgotten it."""
-    return about(job).get("JobState")
+    return _about(job).get("JobState")
 
 
 def max_array_size() -> int:
@@ -65,32 +61,29 @@ def requeue(job: str) -> str | None:
     try:
         _run("scontrol", "requeue", job)
     except (OSError, subprocess.SubprocessError) as error:
-        return _reason(error)
+        return " ".join(str(getattr(error, "stderr", None) or error).split())
     return None
 
 
-def cancel(jobs: Iterable[str]) -> None:
+def cancel(jobs: Iterable[str], *flags: str) -> None:
     """Take jobs out of the queue, those that run too."""
-    _scancel([], jobs)
+    jobs = list(jobs)
+    for start in range(0, len(jobs), 500):  # a command line has an end
+        _ask("scancel", "--quiet", *flags, *jobs[start : start + 500])
 
 
 def interrupt(jobs: Iterable[str]) -> None:
     """Ask running jobs to stop in good order, as Ctrl-C does."""
-    _scancel(["--signal=INT"], jobs)
+    cancel(jobs, "--signal=INT")
 
 
 def why_stopped(job: str, restarts: str) -> str:
-    """Why SLURM told a job to stop, as seen by itself.
+    """Why SLURM told a job to stop, whose process has this SLURM_RESTART_COUNT.
 
-    Args:
-        job: its id.
-        restarts: SLURM_RESTART_COUNT of its process.
-
-    Returns:
-        ``warned``: it is still the job's turn, or its time is over; it may queue itself again.
-        ``requeued``: SLURM did that already. ``cancelled``: by a person.
+    ``warned``: it is still the job's turn, or its time is over; it may queue itself again.
+    ``requeued``: SLURM did that already. ``cancelled``: by a person.
     """
-    told = about(job)
+    told = _about(job)
     if told.get("JobState") in ("RUNNING", "SUSPENDED", None):
         return "warned"
     if told.get("Restarts", restarts) != restarts:
@@ -107,12 +100,6 @@ def refusal(error: BaseException) -> str:
     return "; ".join(dict.fromkeys(filter(None, map(str.strip, said)))) or type(error).__name__
 
 
-def _scancel(flags: list[str], jobs: Iterable[str]) -> None:
-    jobs = list(jobs)
-    for start in range(0, len(jobs), 500):  # a command line has an end
-        _ask("scancel", "--quiet", *flags, *jobs[start : start + 500])
-
-
 def _ask(*command: str) -> str | None:
     """What a command prints; None where it fails."""
     try:
@@ -124,8 +111,3 @@ def _ask(*command: str) -> str | None:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
     return done.stdout
-
-
-def _reason(error: Exception) -> str:
-    said = getattr(error, "stderr", None) or str(error)
-    return " ".join(str(said).split())

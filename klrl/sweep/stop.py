@@ -22,9 +22,7 @@ from klrl.sweep.worker import STOP_FILE
 def passed_on(
     folder: Path, jobs: Callable[[], Sequence[Job]], by_queue: bool = False
 ) -> Iterator[list[int]]:
-    """While entered, the first signal asks the running jobs to stop.
-
-    A second Ctrl-C or SIGTERM stops at once.
+    """While entered, the first signal asks running jobs to stop; a second one stops at once.
 
     Args:
         folder: the sweep's.
@@ -63,7 +61,7 @@ def passed_on(
 
 
 def _pid(job: Job) -> int | None:
-    """The id of the job's process, if it runs on this machine and is not this process."""
+    """The process of a job that runs on this machine, in another process than this one."""
     run = RunFolder(job.folder)
     if not run.exists or run.manifest.get("status") != "running" or not lives_here(run.manifest):
         return None

@@ -19,29 +19,17 @@ SWEEP_FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """A job in ``sweep.json``.
-
-    Attributes:
-        name: of its folder.
-        folder: likewise.
-        overrides: as on the command line.
-        identity: the hash over its settings.
-        numerics: see :class:`klrl.config.identity.Identity`.
-        status: at the last word of a process that ran the sweep.
-        error: what failed, in one line.
-        queue: its id in SLURM's queue, the last one; None: it was never there.
-        run: the id of its run; None: it has not begun.
-    """
+    """A job in ``sweep.json``."""
 
     name: str
     folder: str
     overrides: list[str]
-    identity: str
+    identity: str  # the hash over its settings
     numerics: int = 0
-    status: str = "waiting"
+    status: str = "waiting"  # the last one that a process which ran the sweep knew
     error: str | None = None
-    queue: str | None = None
-    run: str | None = None
+    queue: str | None = None  # its last id in SLURM's queue
+    run: str | None = None  # the id of its run, once it has begun
 
     @property
     def key(self) -> Identity:
@@ -51,14 +39,9 @@ class Entry:
 
 @dataclass
 class SweepFile:
-    """The contents of ``sweep.json``.
+    """The contents of ``sweep.json``."""
 
-    Attributes:
-        commands: in the order in which they were given, each once.
-        entries: the jobs.
-    """
-
-    commands: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)  # each once, the last one last
     entries: list[Entry] = field(default_factory=list)
 
     @classmethod
@@ -83,13 +66,7 @@ class SweepFile:
         return cls([str(each) for each in commands], entries)
 
     def write(self, folder: Path, command: str, entries: Sequence[Entry]) -> None:
-        """Replace the file in one step; what it held before and is not among ``entries`` stays.
-
-        Args:
-            folder: the sweep's.
-            command: the one that runs now.
-            entries: its jobs; each takes the place of an earlier one of its folder.
-        """
+        """Replace the file in one step; each entry takes the place of that of its folder."""
         now = {each.folder for each in entries}
         kept = [each for each in self.entries if each.folder not in now]
         contents = {

@@ -35,10 +35,7 @@ _LOOK = 0.5
 
 
 def run_job(job: Job) -> Outcome:
-    """Run a job to its end; one that was begun resumes.
-
-    A run writes its first checkpoint before its first iteration; without one it starts again.
-    """
+    """Run a job to its end; one that has a checkpoint resumes."""
     started = time.monotonic()
     outcome = _outcome(job)
     gc.collect()  # its networks and optimizer are in cycles; the next job may need their memory
@@ -55,10 +52,7 @@ def run_logged(job: Job) -> Outcome:
 
 
 def run_for(sweep: int, job: Job) -> Outcome:
-    """Run a job in a child of the sweep's process, whose id is given.
-
-    When that is killed, the job ends with a checkpoint, and this process with it.
-    """
+    """Run a job in a child of the sweep's process, and end with it: with a checkpoint."""
 
     def alone() -> bool:
         return sweep not in (os.getpid(), os.getppid())
@@ -128,14 +122,10 @@ def _run(job: Job) -> int | None:
 
 
 def own_process_group() -> None:
-    """Keep a terminal's Ctrl-C from this process: the sweep receives it and passes it on once.
-
-    A second signal would stop the run without its checkpoint. Ray blocks SIGINT in its processes;
-    what the sweep passes on is to arrive.
-    """
-    if os.getpgrp() != os.getpid():
+    """Keep a terminal's Ctrl-C from this process: the sweep receives it and passes it on once."""
+    if os.getpgrp() != os.getpid():  # a second signal would stop the run without its checkpoint
         os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
 
 
 @contextmanager

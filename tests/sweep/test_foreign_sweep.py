@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -10,15 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from klrl.config import SubmititConfig
 from klrl.sweep import queue, slurm
 from klrl.sweep.jobs import make_jobs
 from tests.runs.commands import exits, timeless
 from tests.runs.commands import rows_of as rows
-from tests.sweep.commands import jobs_of, sweep, told
+from tests.sweep.commands import FOLDER, SLURM, jobs_of, sweep, told
 
-SLURM = SubmititConfig("slurm", 10, 1, 0, 1.0, 5, None, {}, name="submitit")
-FOLDER = Path("outputs/a")
 SEARCH = ("search=optuna", "kl.coef=interval(0.05,0.2)", "search.trials=1", "search.at_once=1")
 
 
@@ -82,14 +80,16 @@ def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -
     [
         ("sweep.json", "pipe", "the list of jobs is broken (OSError: it is no plain file)"),
         ("sweep.json", "deep", "the list of jobs is broken (RecursionError: maximum recursion"),
+        ("sweep.json", "number", "the list of jobs is broken (TypeError: 'int' object is not"),
         ("sweep.json", "folder", "the list of jobs is broken (OSError: it is no plain file)"),
         ("sweep.tmp", "folder", "sweep.tmp: is a folder, where klrl writes a file; move it away"),
     ],
 )
 def test_what_is_no_file_in_a_sweeps_folder_is_refused(name, kind, said, precious, capsys) -> None:
     path = FOLDER / name
-    make = {"pipe": os.mkfifo, "folder": Path.mkdir, "deep": lambda p: p.write_text("[" * 10**5)}
-    make[kind](path)
+    texts = {"deep": "[" * 10**5, "number": '{"command": "", "jobs": 3}'}
+    make = {"pipe": os.mkfifo, "folder": Path.mkdir}
+    make.get(kind, lambda path: path.write_text(texts[kind]))(path)
     assert sweep("frames=64") == 2
     assert said in capsys.readouterr().err
 
@@ -163,11 +163,9 @@ def test_no_pickle_that_lay_in_a_sweeps_folder_is_loaded(settings, monkeypatch) 
             (folder / name).write_bytes(pickle.dumps(("success", Planted())))
     monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
     monkeypatch.setattr(slurm, "state_of", lambda queue: "COMPLETED")
-    waiting = queue._Queue(SLURM, FOLDER)
-    waiting._waiting = {"12": job}
-    assert not list(waiting._outcomes())
-    outcomes = [*waiting._ask(stop=False), *waiting._ask(stop=False)]
-    assert [(each.name, each.status) for each in outcomes] == [("job", "failed")]
+    monkeypatch.setattr(queue, "_ASK", 0.0)
+    (outcome,) = queue.submitit(SLURM, [dataclasses.replace(job, queued="12")], FOLDER)
+    assert (outcome.name, outcome.status) == ("job", "failed")
     assert not Path("planted.txt").exists()
 
 

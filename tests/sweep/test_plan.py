@@ -11,13 +11,14 @@ import pytest
 from klrl.__main__ import main as klrl_main
 from klrl.base.errors import ConfigError
 from klrl.cli.plan import main as plan_main
-from klrl.config import JoblibConfig, LauncherConfig, SubmititConfig
+from klrl.config import JoblibConfig, LauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.sweep import plan
 from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
 from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
+from tests.sweep.commands import SLURM
 
 #: 100 iterations of 64 frames; saved, and evaluated with 20 episodes, every tenth.
 JOB = [w for w in QUICK if w != "eval.every=0"] + ["frames=6400", "eval.every=10", "eval.final=0"]
@@ -26,7 +27,7 @@ COST = Cost(3.0, job=2.0, iteration=0.1, episode=0.025, checkpoint=0.2, memory=1
 
 
 def planned(*words: str, done: int = 0) -> Planned:
-    return Planned("job", words, to_config(Composer().explained([*JOB, *words])), done)
+    return Planned("job", to_config(Composer().explained([*JOB, *words])), done)
 
 
 def test_a_jobs_time_is_the_sum_of_its_parts() -> None:
@@ -47,21 +48,16 @@ def test_jobs_share_processes_and_pay_a_start_once() -> None:
     local, pool = LauncherConfig(name="local"), JoblibConfig(name="joblib", n_jobs=2)
     assert sweep_seconds(jobs, costs, local, 1) == pytest.approx(3 + 3 * each)
     assert sweep_seconds(jobs, costs, pool, 2) == pytest.approx(3 + 2 * each)
-    queue = to_submitit()
-    assert sweep_seconds(jobs, costs, queue, 1) == pytest.approx(3 * (3 + each))
+    assert sweep_seconds(jobs, costs, SLURM, 1) == pytest.approx(3 * (3 + each))
     assert sweep_seconds([], costs, local, 1) == 0
     assert memory({"a": COST, "b": replace(COST, memory=7, children=8)}, 3) == 45
-
-
-def to_submitit() -> SubmititConfig:
-    return SubmititConfig("slurm", 10, 1, 0, 1.0, 5, None, {}, name="submitit")
 
 
 def test_at_a_time_is_what_the_launcher_says() -> None:
     assert slots(LauncherConfig(name="local"), 9, 4) == 1
     assert slots(JoblibConfig(name="joblib", n_jobs=3), 9, 4) == 3
     assert slots(JoblibConfig(name="joblib", n_jobs=3), 2, 4) == 2
-    assert slots(to_submitit(), 9, 4) == 5
+    assert slots(SLURM, 9, 4) == 5
 
 
 def test_coefficients_and_seeds_cost_the_same_sizes_do_not() -> None:
@@ -85,11 +81,9 @@ def test_it_measures_and_writes_nothing(capsys, monkeypatch, at_once: int) -> No
     words = ["launcher=joblib", f"launcher.n_jobs={at_once}"]
     plan_main(["-m", *JOB, "kl.coef=0,1", "seed=0,1", *words])
     out, err = capsys.readouterr()
-    again = ["again, 2 at a time ..."] if at_once == 2 else []
-    assert [line.split(": ", 1)[1] for line in err.splitlines() if "measuring" in line] == [
-        "one start, with its imports and compilation, then 0.2 s ...",
-        *again,
-    ]
+    lines = [line for line in err.splitlines() if "measuring" in line]
+    assert len(lines) in (1, 2), "once for all four; twice where it had to be compiled"
+    assert all(("2 at a time" in line) == (at_once == 2) for line in lines)
     assert "4 jobs, 4 to run" in out
     (line,) = [x for x in out.splitlines() if "kl.coef=1,seed=1" in x or "kl.coef=0,seed" in x]
     assert re.search(r" 4 +6,400 +[\d,]+ +\d:\d\d +\d\.\d GB", line), line
@@ -118,11 +112,8 @@ def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
     ("words", "expected"),
     [
         (["-m", "launcher=joblib", "collector=ray", "seed=0,1"], "collector=ray would start more"),
-        (["-m", "kl.coff=1"], "did you mean kl.coef?"),
         (["-m", "env.id=Nope-v0", "env=gym"], "Nope"),
         (["launcher=joblib"], "only a sweep reads it; add -m"),
-        (["-m", "learner.minibatches=7"], "does not divide"),
-        (["--frames", "3"], "no such flag"),
     ],
 )
 def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
@@ -136,10 +127,3 @@ def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
 def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(ConfigError, match="run fewer at a time"):
         plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4))
-
-
-def test_the_sweep_itself_refuses_it_too(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        klrl_main(["-m", "launcher=joblib", "collector=ray", "collector.workers=2", "seed=0,1"])
-    assert stop.value.code == 2
-    assert "its jobs share the cores" in capsys.readouterr().err

@@ -7,16 +7,15 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from klrl.runs.folder import RunFolder
-from klrl.runs.rows import read_rows
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits
+from tests.sweep import commands
+from tests.sweep.commands import FOLDER, frames_of, jobs_of, resumed_at, told
 
 pytestmark = [
     pytest.mark.integration,
@@ -48,39 +47,23 @@ def _empty_queue(monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     yield
-    if queue():
-        slurm("scancel", *queue())
+    if left := queue():  # one may be gone by now
+        subprocess.run(["scancel", "--quiet", *left], check=False)
     wait_for(lambda: not queue())
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come; in the queue: {queue()}"
-        time.sleep(0.05)
+    commands.wait_for(condition, seconds, lambda: f"in the queue: {queue()}")
 
 
-def runs(folder: str = "outputs/a") -> dict[str, RunFolder]:
-    return {p.parent.name: RunFolder(p.parent) for p in Path(folder).glob("*/manifest.json")}
-
-
-def jobs(folder: str = "outputs/a") -> dict[str, dict]:
-    told = json.loads(Path(folder, "sweep.json").read_text(encoding="utf-8"))["jobs"]
+def jobs() -> dict[str, dict]:
+    told = json.loads((FOLDER / "sweep.json").read_text(encoding="utf-8"))["jobs"]
     return {job["name"]: job for job in told}
-
-
-def frames_of(run: RunFolder) -> list[int]:
-    return [row["frames"] for row in read_rows(run.metrics)] if run.metrics.exists() else []
 
 
 def trains(name: str, beyond: int = 0) -> Callable[[], bool]:
     """Whether a job of the sweep has rows beyond some frames."""
-    return lambda: max(frames_of(RunFolder(Path("outputs/a") / name)), default=0) > beyond
-
-
-def resumed_at(name: str) -> list[int]:
-    log = Path("outputs/a", name, "log.txt").read_text(encoding="utf-8")
-    return [int(n.replace(",", "")) for n in re.findall(r"resumed at ([\d,]+) frames", log)]
+    return lambda: max(frames_of(FOLDER / name), default=0) > beyond
 
 
 def ends(process: subprocess.Popen, code: int) -> str:
@@ -112,10 +95,10 @@ def test_a_preempted_job_goes_on_where_it_was_and_the_sweep_waits_for_it() -> No
         ).strip()  # fmt: skip
         wait_for(lambda blocker=blocker: blocker not in queue())
     said = ends(process, 0)
-    run = runs()["job"]
+    run = jobs_of()["job"]
     assert "job: in the queue again, at " in said or len(resumed_at("job")) == 2
     assert run.manifest["frames"] == 48000
-    assert frames_of(run) == list(range(64, 48001, 64)), "no iteration is lost, none is twice"
+    assert frames_of(run.path) == list(range(64, 48001, 64)), "no iteration is lost, none is twice"
     first, second = resumed_at("job")
     assert 0 < first < second
     assert len(run.manifest["resumed"]) == 2
@@ -129,9 +112,9 @@ def test_a_job_at_its_time_limit_goes_on_where_it_was_however_often() -> None:
     wait_for(lambda: len(resumed_at("job")) == 2, 200)
     process.send_signal(signal.SIGINT)
     ends(process, 130)
-    run = runs()["job"]
+    run = jobs_of()["job"]
     assert 0 < resumed_at("job")[0] < resumed_at("job")[1]
-    assert frames_of(run) == list(range(64, run.checkpointed + 1, 64))
+    assert frames_of(run.path) == list(range(64, run.checkpointed + 1, 64))
 
 
 def test_a_job_that_does_not_advance_is_ended_with_a_line() -> None:
@@ -150,19 +133,11 @@ def test_a_job_that_does_not_advance_is_ended_with_a_line() -> None:
         return process.poll() is not None
 
     wait_for(stopped, 200)
-    said = ends(process, 1)
+    ends(process, 1)
     assert sorted(sent.values()) == [1, 3], sent
-    told = {name: (job["status"], job["error"]) for name, job in jobs().items()}
-    assert told["seed=0"] == (
-        "interrupted",
-        "its time limit came before a checkpoint beyond 0 frames; give a larger "
-        "launcher.timeout_min",
-    )
-    assert told["seed=1"] == (
-        "interrupted",
-        "it was stopped 3 times in a row before a checkpoint beyond 0 frames",
-    )
-    assert "2 jobs: 2 interrupted" in said
+    assert told() == {"seed=0": "interrupted", "seed=1": "interrupted"}
+    assert "its time limit came before" in jobs()["seed=0"]["error"]
+    assert "stopped 3 times in a row" in jobs()["seed=1"]["error"]
 
 
 def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() -> None:
@@ -172,17 +147,17 @@ def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() 
     slurm("scancel", jobs()["seed=1"]["queue"])
     said = ends(process, 1)
     assert "seed=1: interrupted: cancelled in SLURM's queue" in said
-    assert {name: job["status"] for name, job in jobs().items()} == {
+    assert told() == {
         "seed=0": "finished",
         "seed=1": "interrupted",
     }
-    kept = runs()["seed=1"].manifest["frames"]
+    kept = jobs_of()["seed=1"].manifest["frames"]
     assert kept > 0, "it was given time for a checkpoint"
     assert "1 finished before, 1 to resume" in ends(
         child(*words("seed=0,1", "frames=19200", *RARE)), 0
     )
     assert resumed_at("seed=1") == [kept]
-    assert frames_of(runs()["seed=1"]) == list(range(64, 19201, 64))
+    assert frames_of(FOLDER / "seed=1") == list(range(64, 19201, 64))
 
 
 # ------------------------------------------------------------------------------------ sending jobs
@@ -200,18 +175,18 @@ def test_more_jobs_than_an_array_takes_go_in_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "why"),
     [
         ("launcher.partition=nope", "invalid partition specified: nope"),
         ("launcher.slurm={qes: high}", "unrecognized option '--qes=high'"),
         ("launcher.slurm={time: soon}", "Invalid --time specification"),
     ],
 )
-def test_what_sbatch_refuses_is_told_in_a_line(word: str, told: str, capfd) -> None:
+def test_what_sbatch_refuses_is_told_in_a_line(word: str, why: str, capfd) -> None:
     assert exits(*words("seed=0,1"), word) == 2
     said = capfd.readouterr().err.strip()
     assert said.startswith("klrl: launcher=submitit: sbatch refuses the jobs: ")
-    assert told in said
+    assert why in said
     assert "\n" not in said
     assert not Path("outputs/a").exists()
     assert not queue()
@@ -226,10 +201,10 @@ def test_ctrl_c_stops_running_jobs_in_good_order_and_takes_the_others_out() -> N
     process.send_signal(signal.SIGINT)
     said = ends(process, 130)
     assert "stopping the queue's jobs after their iteration" in said
-    run = runs()["seed=0"]
+    run = jobs_of()["seed=0"]
     assert run.status == "interrupted"
-    assert run.checkpointed == frames_of(run)[-1] > 0
-    assert {name: job["status"] for name, job in jobs().items()} == {
+    assert run.checkpointed == frames_of(run.path)[-1] > 0
+    assert told() == {
         "seed=0": "interrupted",
         "seed=1": "waiting",
     }
@@ -249,16 +224,16 @@ def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
 
     other = words("seed=1", "frames=128", cpus=4)
     process = child(*again)
-    wait_for(lambda: "seed=1" in runs(), 200)
+    wait_for(lambda: "seed=1" in jobs_of(), 200)
     said = ends(process, 0)
     assert "2 jobs, 2 in the queue already" in said
     assert f"adopted from SLURM's queue: 2 ({ids['seed=0']}, {ids['seed=1']})" in said
     assert f"seed=2 is in SLURM's queue too ({ids['seed=2']}): left there" in said
     assert {name: job["queue"] for name, job in jobs().items()} == ids, "none was sent again"
     for name in ("seed=0", "seed=1"):
-        assert frames_of(runs()[name]) == list(range(64, 25601, 64))
-        assert runs()[name].manifest["resumed"] == []
-    assert list(queue()) == [ids["seed=2"]]
+        assert frames_of(FOLDER / name) == list(range(64, 25601, 64))
+        assert jobs_of()[name].manifest["resumed"] == []
+    wait_for(lambda: list(queue()) == [ids["seed=2"]], 20)
 
     # Other frames under that name are another job, which has a folder of its own.
     assert exits_with(other) == 0
@@ -276,14 +251,14 @@ def test_copies_that_nobody_can_adopt_are_cancelled() -> None:
     process.kill()
     process.communicate()
     held = set(queue())
-    told = json.loads(Path("outputs/a/sweep.json").read_text())
-    told["jobs"][1]["queue"] = None
-    Path("outputs/a/sweep.json").write_text(json.dumps(told))
+    listed = json.loads((FOLDER / "sweep.json").read_text())
+    listed["jobs"][1]["queue"] = None
+    (FOLDER / "sweep.json").write_text(json.dumps(listed))
     local = [each for each in words("seed=0,1", "frames=64") if not each.startswith("launcher")]
     said = ends(child(*local), 0)
     assert "cancelled in SLURM's queue: 2 of an earlier start" in said
     wait_for(lambda: not held & set(queue()), 20)
-    assert [run.manifest["frames"] for run in runs().values()] == [64, 64]
+    assert [run.manifest["frames"] for run in jobs_of().values()] == [64, 64]
 
 
 def exits_with(given: list[str]) -> int:

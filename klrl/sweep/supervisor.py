@@ -1,0 +1,205 @@
+"""Start jobs, poll, start them again while their checkpoints advance: the same for all launchers.
+
+A launcher is a :class:`Backend`: it starts processes, says which jobs ended and why, and stops
+them. Whether a job that was stopped goes on, and when, is decided here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from klrl.base.errors import WorkerError
+from klrl.domains import domain_of
+from klrl.runs.folder import RunFolder
+from klrl.runs.owner import read_owner
+from klrl.sweep.jobs import Job, Notice, Outcome, Queued
+from klrl.sweep.worker import STOP_FILE
+
+#: Starts in a row without a checkpoint beyond the last one that end a job.
+IDLE_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A job that ended through no fault of its own, and may go on."""
+
+    job: Job
+    why: str = "lost with their processes or machines"
+    #: Frames (samples) that its starts went on from, where they are not all the supervisor's.
+    starts: Sequence[int] | None = None
+    #: Stopped by its time limit: a start that makes no checkpoint will be, too.
+    at_limit: bool = False
+    #: Its status if it does not go on.
+    status: str = "failed"
+
+
+Event = Outcome | Queued | Notice
+
+
+class Backend(Protocol):
+    """Where jobs run."""
+
+    def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterable[Event]:
+        """Start jobs, for the first time or again.
+
+        ``suspects`` are at their last start unless they reach a checkpoint: where a job that dies
+        ends its neighbours, each of them runs alone.
+        """
+
+    def poll(self) -> Iterable[Event | Lost]:
+        """What happened since the last call; waits a moment.
+
+        Raises:
+            WorkerError: nothing is left to run jobs on.
+        """
+
+    def stop(self) -> Iterable[Event]:
+        """Ask running jobs to stop with a checkpoint; jobs that wait do not begin."""
+        return ()
+
+    def close(self) -> None:
+        """End what is still running."""
+
+
+def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
+    """Run jobs, in this order, to their ends.
+
+    Raises:
+        WorkerError: nothing is left to run them on.
+    """
+    yield from _Supervisor(backend, folder).run(jobs)
+
+
+class _Supervisor:
+    """Which jobs are open, lost or held, and what each start went on from."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self._backend, self._folder = backend, folder
+        self._open: dict[str, Job] = {}
+        self._lost: list[Lost] = []  # to start again now
+        self._held: dict[str, Job] = {}  # to start again once their owner is dead
+        self._announced: set[str] = set()  # of those
+        self._starts: dict[str, list[int]] = defaultdict(list)  # frames that each went on from
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
+        # One that a queue had already is sent off anew if it is ever held.
+        self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
+        asked = False
+        try:
+            yield from self._start(jobs)
+            while self._open:
+                if self._stopping and not asked:
+                    asked = True
+                    yield from self._backend.stop()
+                yield from self._handled(self._backend.poll())
+                yield from self._start_again()
+        except WorkerError:
+            for job in self._open.values():
+                yield without_outcome(job, "no machine is left for it")
+            if not self._stopping:
+                raise
+        finally:
+            self._backend.close()
+
+    @property
+    def _stopping(self) -> bool:
+        return (self._folder / STOP_FILE).exists()
+
+    def _start(self, jobs: Sequence[Job]) -> Iterator[Event]:
+        most = IDLE_STARTS - 1
+        suspects = {job.name for job in jobs if in_vain(job, self._starts[job.name]) >= most}
+        for job in jobs:
+            self._starts[job.name].append(RunFolder(job.folder).checkpointed)
+        yield from self._handled(self._backend.submit(jobs, suspects))
+
+    def _handled(self, events: Iterable[Event | Lost]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, Notice | Queued):
+                yield event
+            elif isinstance(event, Outcome) and self._is_owned(event):
+                yield from self._hold(event.name)
+            else:
+                outcome = event if isinstance(event, Outcome) else self._ended_by(event)
+                if outcome is not None:
+                    del self._open[outcome.name]
+                    # A signal that ended one job is not one to the sweep.
+                    yield dataclasses.replace(outcome, signum=None)
+
+    def _ended_by(self, lost: Lost) -> Outcome | None:
+        """What a lost job comes to; None: it goes on."""
+        if self._stopping:
+            return without_outcome(lost.job)
+        starts = self._starts[lost.job.name] if lost.starts is None else lost.starts
+        error = stuck(lost.job, starts, lost.at_limit)
+        if error is None:
+            self._lost.append(lost)
+            return None
+        return Outcome(lost.job.name, lost.status, f"{error}; see {lost.job.log.name}")
+
+    def _is_owned(self, outcome: Outcome) -> bool:
+        """Whether a job that was lost may still be running, as far as its new machine can tell."""
+        again = len(self._starts[outcome.name]) > 1
+        return outcome.status == "running elsewhere" and again and not self._stopping
+
+    def _hold(self, name: str) -> Iterator[Notice]:
+        job = self._held[name] = self._open[name]
+        self._starts[name].pop()  # it was no start
+        owner = read_owner(job.folder)
+        if owner is not None and name not in self._announced:
+            self._announced.add(name)
+            yield Notice(f"{name}: waits until {owner} is known to be dead")
+
+    def _start_again(self) -> Iterator[Event]:
+        """Start lost jobs, and held ones whose owner is dead."""
+        lost, self._lost = self._lost, []
+        for why in dict.fromkeys(each.why for each in lost):
+            names = [f"{e.job.name} (at {done(e.job)})" for e in lost if e.why == why]
+            more = f" and {len(names) - 5} more" * (len(names) > 5)
+            yield Notice(f"{why}, to go on: {', '.join(names[:5])}{more}")
+        jobs = [each.job for each in lost]
+        for name, job in list(self._held.items()):
+            owner = read_owner(job.folder)
+            if self._stopping:
+                del self._held[name], self._open[name]
+                yield without_outcome(job)
+            elif owner is None or not owner.alive:
+                jobs.append(self._held.pop(name))
+        if jobs:
+            yield from self._start(jobs)
+
+
+def without_outcome(job: Job, error: str | None = None) -> Outcome:
+    """What a job is, by its folder, whose process brought no outcome back."""
+    run = RunFolder(job.folder)
+    if run.exists and run.status == "finished":
+        return Outcome(job.name, "finished")
+    return Outcome(job.name, "interrupted" if run.exists else "waiting", error)
+
+
+def done(job: Job) -> str:
+    """How far a job's last checkpoint is: ``6,400 frames``."""
+    return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
+
+
+def in_vain(job: Job, starts: Sequence[int]) -> int:
+    """How many of a job's last starts went on from the checkpoint that is still the last one."""
+    frames = RunFolder(job.folder).checkpointed
+    return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
+
+
+def stuck(job: Job, starts: Sequence[int], at_limit: bool = False) -> str | None:
+    """Why a job that was stopped is not started again; None: it is, as its checkpoints advance."""
+    count = in_vain(job, starts)
+    if at_limit and count:
+        return (
+            f"its time limit came before a checkpoint beyond {done(job)}; give a larger "
+            "launcher.timeout_min"
+        )
+    if count < IDLE_STARTS:
+        return None
+    return f"it was stopped {count} times in a row before a checkpoint beyond {done(job)}"
