@@ -266,7 +266,7 @@ def measure(family: str) -> Row:
         policy = layout.next_tokens(model, batch, TEMPERATURE)
         scored = response_log_probs(policy, responses.tokens, responses.mask)
     true = truth(model, batch)
-    name = "shared" if layout.shared else "packed" if layout.packed else "padded"
+    name = "shared" if layout.shared else "packed"
     off = [float((value.double() - true).abs().max()) for value in (responses.log_probs, scored)]
     return Row(family, sampler.way, name, *off)
 

@@ -132,7 +132,7 @@ JOBS = (
         "lm_near",
         "reference=checkpoint reference.path=runs/lm kl=legacy loss=klpen "
         "loss.normalize_advantage=false loss.reduction=token actor.dtype=float64 "
-        "collector.scoring=padded controller=schedule",
+        "controller=schedule",
     ),
     language(
         "lm_periodic",

@@ -78,16 +78,17 @@ def preflight_checks(
         ConfigError: a check failed, or no way to score this model is right.
     """
     notes: list[Check | str] = []
+    group_size = config.collector.group_size
     prompts = more_padding(prompts)
     try:
         device = model_device(policy.model)
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
-        notes.append(sampler.self_check(ids, mask, config.collector.group_size))
+        notes.append(sampler.self_check(ids, mask, group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
-        layout = _layout(config, policy.model, batch)
+        layout = self_check(policy.model, batch, group_size)
         layouts = Layouts(layout, layout)
         if reference is not None and reference.own:
-            layouts = Layouts(layout, _layout(config, reference.module, batch))
+            layouts = Layouts(layout, self_check(reference.module, batch, group_size))
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
@@ -101,10 +102,6 @@ def more_padding(prompts: PromptBatch) -> PromptBatch:
     """The prompts with three more columns on the left, so that each has padding before it."""
     ids, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (prompts.ids, prompts.mask))
     return replace(prompts, ids=ids, mask=mask)
-
-
-def _layout(config: LanguageConfig, model: torch.nn.Module, batch: TensorDictBase) -> Layout:
-    return self_check(model, batch, config.collector.group_size, config.collector.scoring)
 
 
 @torch.no_grad()

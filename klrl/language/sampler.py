@@ -111,7 +111,7 @@ class CacheSampler:
     Args:
         model: a causal LM.
         special: EOS and pad.
-        way: shared, copied, repeated or plain; None to begin with what the model's config allows.
+        way: shared, copied or plain; None to begin with what the model's config allows.
         keep_states: return the hidden states that the tokens were drawn from.
     """
 

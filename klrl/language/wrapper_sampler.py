@@ -30,10 +30,10 @@ from klrl.language.plain import (
     max_off,
     off_and_bound,
     off_plain,
+    packed_states,
     reason_of,
 )
 from klrl.language.sampler import Decoding, SpecialTokens
-from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
 
@@ -156,7 +156,7 @@ class WrapperSampler:
             log_probs=torch.zeros(tokens.shape[0], used, device=tokens.device),
             truncated=~(ends & mask).any(1),
         )
-        states = padded_states(self.model, make_batch(prompt, prompt_mask, unscored, group_size))
+        states = packed_states(self.model, make_batch(prompt, prompt_mask, unscored, group_size))
         log_probs = response_log_probs(
             NextTokens(states, head(self.model), temperature), unscored.tokens, unscored.mask
         )

@@ -55,7 +55,7 @@ KINDS = {
     "bloom": ("copied", "packed"),
     "gemma2": ("copied", "packed"),
     "granitemoehybrid": ("copied", "packed"),
-    "mamba": ("repeated", "packed"),
+    "mamba": ("plain", "packed"),
     "rwkv": ("plain", "packed"),
     "xlnet": ("", ""),
 }
@@ -103,7 +103,7 @@ def test_a_wrong_row_is_told_as_one() -> None:
     ]
     assert [row.verdict for row in rows] == ["right", "WRONG", "WRONG", "refused"]
     text = page(rows)
-    assert "4 rows: 1 right, 1 refused, 2 wrong; sampled 1 shared, 1 copied, 0 repeated" in text
+    assert "4 rows: 1 right, 1 refused, 2 wrong; sampled 1 shared, 1 copied, 1 plain" in text
     assert on_page(text)["gpt2"] == ("gpt2", "copied", "packed", "2e+00", "1e-06", "WRONG")
     assert len(HEADER) == len(rows[0].cells)
 
@@ -196,10 +196,9 @@ def _truth_with_gradient(model, batch) -> torch.Tensor:
 def test_a_state_that_padding_pollutes_is_seen() -> None:
     """RWKV ignores the mask: a short prompt's row in a batch is not what it is alone."""
     model, (ids, mask) = tiny("rwkv"), prompts()
-    padded = self_check(model, rollout(pads=3), GROUP, "padded")
-    assert padded.packed
-    assert "scored in one row per response: " in padded.reason
-    assert "nats off" in padded.reason
+    layout = self_check(model, rollout(pads=3), GROUP)
+    assert not layout.shared
+    assert "scored in one row per prompt: " in layout.reason
     with pytest.raises(ValueError, match=r"generate draws from log-probs [0-9.]+ nats off plain"):
         WrapperSampler(model, None, SPECIAL).self_check(ids, mask, GROUP)
 
@@ -213,8 +212,8 @@ def test_the_wrapper_is_compared_with_something_else_than_itself(monkeypatch, mi
     if mixed:
         compute_in_bfloat16(model)
         assert sampler.self_check(ids, mask, GROUP).ok
-    right = wrapper_sampler.padded_states
-    monkeypatch.setattr(wrapper_sampler, "padded_states", lambda *args: 1.03 * right(*args))
+    right = wrapper_sampler.packed_states
+    monkeypatch.setattr(wrapper_sampler, "packed_states", lambda *args: 1.03 * right(*args))
     with pytest.raises(ValueError, match="nats off plain ones"):
         sampler.self_check(ids, mask, GROUP)
 
@@ -232,7 +231,7 @@ def test_mixed_precision_hides_no_way_that_is_wrong(monkeypatch) -> None:
     assert "shared: 0." in str(sampler.self_check(ids, mask, GROUP))
     assert sampler.way == "copied"
     layout = self_check(model, rollout(pads=3), GROUP)
-    assert (layout.shared, layout.packed) == (False, True)
+    assert not layout.shared
     with torch.no_grad():  # and it computes in bfloat16 as before
         assert torch.equal(model(input_ids=ids, use_cache=False).logits, rounded)
     assert rounded.dtype == torch.bfloat16
