@@ -39,7 +39,7 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
                 _build_into(folder, build)
     except OSError as error:
         raise ConfigError(
-            f"XDG_CACHE_HOME: the base model cannot be written to {cache} "
+            f"XDG_CACHE_HOME: the model cannot be written to {cache} "
             f"({error.strerror or error}); point it to a folder that can"
         ) from error
     return folder
@@ -52,7 +52,7 @@ def _only_builder(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print("another process is building the base model; waiting for it", flush=True)
+        print("another process is building the model; waiting for it", flush=True)
         lock.acquire()
     try:
         yield

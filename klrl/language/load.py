@@ -15,7 +15,6 @@ from klrl.base.errors import ConfigError
 from klrl.config import (
     CheckpointReferenceConfig,
     LanguageConfig,
-    SortDigitsConfig,
 )
 from klrl.config.stored import typed_choice
 from klrl.kl.reference import Loaded
@@ -96,7 +95,8 @@ def load_reference(
             _computing_as(with_network(config, described), config), say=lambda _: None
         )
     else:
-        described = _describe(language_config(find_run(reference.path, _PATH), _PATH))
+        stored = language_config(find_run(reference.path, _PATH), _PATH)
+        described = {"actor": asdict(stored.actor)}
         device = str(model_device(policy.model))
         other = trained_policy(reference.path, reference.which, device, _PATH, beside=config)
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
@@ -107,19 +107,9 @@ def load_reference(
     return other.model, described
 
 
-def _describe(config: LanguageConfig) -> dict[str, Any]:
-    """What it takes to build a run's network and tokenizer again."""
-    described = {"actor": asdict(config.actor)}
-    if isinstance(config.env, SortDigitsConfig):
-        described["env"] = asdict(config.env)
-    return described
-
-
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
     """The same job with the network of another run, as a manifest describes it."""
-    network = typed_choice("actor", described)
-    env = typed_choice("env", described) if "env" in described else config.env
-    return replace(config, actor=network, env=env)
+    return replace(config, actor=typed_choice("actor", described))
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
