@@ -316,45 +316,26 @@ class _WatchedRow(dict[str, Any]):
         super().__init__(row)
         self._read = read
 
-    def _all(self) -> None:
-        self._read.update(super().keys())
-
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
         return super().__getitem__(key)
 
-    def __contains__(self, key: object) -> bool:
-        self._read.add(str(key))
-        return super().__contains__(key)
-
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict."""
-        self._read.add(key)
-        return super().get(key, default)
+        return self[key] if key in self else default
 
     def pop(self, key: str, *default: Any) -> Any:
-        """As of a dict."""
         self._read.add(key)
         return super().pop(key, *default)
 
-    def __iter__(self) -> Iterator[str]:
-        self._all()
+    def __iter__(self) -> Iterator[str]:  # so that dict(row) and {**row} ask for each field
+        self._read.update(self.keys())
         return super().__iter__()
 
-    def keys(self) -> Any:
-        """As of a dict."""
-        self._all()
-        return super().keys()
-
     def values(self) -> Any:
-        """As of a dict."""
-        self._all()
-        return super().values()
+        return dict(self).values()
 
     def items(self) -> Any:
-        """As of a dict."""
-        self._all()
-        return super().items()
+        return dict(self).items()
 
 
 def _values(returned: Any) -> list[Any] | None:
