@@ -321,7 +321,12 @@ class _WatchedRow(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
 
     def pop(self, key: str, *default: Any) -> Any:
         self._read.add(key)
