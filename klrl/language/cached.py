@@ -24,9 +24,6 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
         name: of the folder; everything that its content depends on must be in it.
         build: writes into an empty folder.
         cache: default: :func:`klrl.base.cache.cache_dir`.
-
-    Raises:
-        ConfigError: the cache folder cannot be written.
     """
     cache = cache or cache_dir()
     folder = cache / name

@@ -73,9 +73,6 @@ def preflight_checks(
 
     Returns:
         How the run is to score, and the lines to open it with.
-
-    Raises:
-        ConfigError: a check failed, or no way to score this model is right.
     """
     notes: list[Check | str] = []
     group_size = config.collector.group_size
@@ -240,9 +237,6 @@ def template_marks(
         answer: what the assistant says.
         eos: the text of the EOS; None for the tokenizer's.
         template: arguments of the chat template.
-
-    Raises:
-        ConfigError: the template refuses the conversation with its answer.
     """
     name = "positions where template and mask disagree"
     eos = tokenizer.eos_token if eos is None else eos

@@ -56,10 +56,6 @@ def read_prompts(
             others are read whole.
         asked_by: the setting that asks for this split, so that data without splits are refused;
             None: nobody does.
-
-    Raises:
-        ConfigError: no such file, no such split or more than one, a malformed row, or ``datasets``
-            is needed and not installed.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, asked_by)
@@ -92,9 +88,6 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
     Returns:
         Those to train on, and those held out, both in their order.
-
-    Raises:
-        ConfigError: there is one prompt only.
     """
     if len(prompts) < 2:
         raise ConfigError(
@@ -173,11 +166,7 @@ class _Split:
         return f"{self.asked_by or 'env.split'}={self.name}"
 
     def check(self, there: set[str]) -> None:
-        """Refuse the split where it is not among these; no splits at all only if asked for.
-
-        Raises:
-            ConfigError: with what to choose.
-        """
+        """Refuse the split where it is not among these; no splits at all only if asked for."""
         setting = self.setting
         if there and self.name not in there:
             names = ", ".join(sorted(there))
@@ -190,11 +179,7 @@ class _Split:
 
 
 def _of_split(files: Sequence[Path], folder: Path, split: _Split) -> list[Path]:
-    """The files of a split; all, where none is called by one.
-
-    Raises:
-        ConfigError: no file of that split, or files that are not parts of one split.
-    """
+    """The files of a split; all, where none is called by one."""
     called = {file: _called(file.relative_to(folder), split) for file in files}
     split.check({each.split for each in called.values() if each})
     if not any(called.values()):
@@ -240,9 +225,6 @@ def _called(file: Path, split: _Split) -> _Called | None:
     Args:
         file: below the folder of the data.
         split: that is asked for, whose name may be any.
-
-    Raises:
-        ConfigError: it is called by two splits.
     """
     shard = _SHARD.fullmatch(file.stem)
     whole = shard[1] if shard else file.stem
@@ -267,11 +249,7 @@ def _called(file: Path, split: _Split) -> _Called | None:
 
 
 def _table(where: str, read: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """The rows of what ``read(datasets)`` gives.
-
-    Raises:
-        ConfigError: the package is not installed, or fails.
-    """
+    """The rows of what ``read(datasets)`` gives."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "

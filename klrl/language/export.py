@@ -76,11 +76,7 @@ def export_run(
 
 
 def _check_mergeable(model: Any, config: LanguageConfig) -> None:
-    """One weight serves as embedding and as head, and adapters stand beside one of the two alone.
-
-    Raises:
-        ConfigError: the merged weights would be other ones for each, which no tied model holds.
-    """
+    """One weight serves as embedding and as head, and adapters stand beside one of the two alone."""
     network = unwrapped(model)
     pair = network.get_input_embeddings(), network.get_output_embeddings()
     tied = len({each.weight.data_ptr() for each in pair}) == 1

@@ -84,9 +84,6 @@ def load_reference(
 
     Returns:
         The model, and its description for the manifest.
-
-    Raises:
-        ConfigError: no such run, or its vocabulary is another one.
     """
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig)
@@ -135,11 +132,7 @@ def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
 
 
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:
-    """The settings of a language run.
-
-    Raises:
-        ConfigError: it is a control run.
-    """
+    """The settings of a language run."""
     config = stored_config(run)
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"{setting}={run}: is a control run; give a language run")

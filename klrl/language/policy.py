@@ -60,9 +60,6 @@ def make_policy(
         config: the job.
         chat: whether prompts are conversations, so that a chat template is needed.
         say: takes a line about each automatic choice.
-
-    Raises:
-        ConfigError: as :func:`klrl.language.model.load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
     if config.mixed and config.learner.dtype is None:

@@ -55,9 +55,6 @@ def read_samples(folder: Path, config: LanguageConfig, run: str) -> Samples:
         folder: the run's.
         config: its settings.
         run: the folder as it was given, for messages.
-
-    Raises:
-        ConfigError: no samples.
     """
     file = RunFolder(folder).samples
     if not file.is_file():

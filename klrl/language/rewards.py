@@ -167,9 +167,6 @@ class Reward:
         name: ``env.reward``.
         timeout: seconds that a call may take; None for no limit.
         function: default: the function that ``name`` names.
-
-    Raises:
-        ConfigError: see :func:`find_reward`.
     """
 
     def __init__(
@@ -205,9 +202,6 @@ class Reward:
 
         Returns:
             [B] float32 on the CPU, all finite.
-
-        Raises:
-            RewardError: the function raised, took too long, or did not return B finite numbers.
         """
         samples = Samples(prompts, responses, drawn)
         try:

@@ -243,9 +243,6 @@ class Sources:
         notes: checkpoints that are damaged, a line each.
         vouched: whether the model's own weights are known to be the run's. Only a checkpoint that
             needs them beside it has a digest of them.
-
-    Raises:
-        ConfigError: the model is missing, or a checkpoint's digest is of another.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
