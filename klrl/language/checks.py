@@ -41,12 +41,7 @@ SHOWN_FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Layouts:
-    """How policy and reference are scored.
-
-    Attributes:
-        policy: the layout of the policy's batches.
-        reference: of the reference's, which may be another network.
-    """
+    """How policy and reference, which may be another network, are scored."""
 
     policy: Layout
     reference: Layout
@@ -169,10 +164,7 @@ def sampled_against_recomputed(
 
 
 def _training_mode(model: torch.nn.Module, layout: Layout, batch: TensorDictBase) -> Check:
-    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1.
-
-    An update with gradient checkpointing computes in training mode, where some families add noise.
-    """
+    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1."""
 
     def off() -> float:
         scored = []

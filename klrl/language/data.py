@@ -221,10 +221,6 @@ def _called(file: Path, split: _Split) -> _Called | None:
     ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
     that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
     ``train/a.jsonl``.
-
-    Args:
-        file: below the folder of the data.
-        split: that is asked for, whose name may be any.
     """
     shard = _SHARD.fullmatch(file.stem)
     whole = shard[1] if shard else file.stem

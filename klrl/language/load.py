@@ -110,11 +110,7 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Another job whose model computes in the precision of this one's.
-
-    Weights of float32 can be used in bfloat16 and in float32, with adapters too. Two models that
-    round alike have less of a KL between them that is rounding alone. Others are left as they are.
-    """
+    """Another job in the precision of this one, where it can be: a KL is then less of rounding."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -147,10 +143,7 @@ _BASE = "base_sha256."
 class BaseDigest:
     """A digest of the weights that a run started from and that its checkpoint does not hold.
 
-    Attributes:
-        model: ``actor.model``, from which they were loaded.
-        dtype: in which they were loaded; digests of two dtypes cannot be compared.
-        digest: [32] uint8, SHA-256.
+    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared.
     """
 
     model: str | None

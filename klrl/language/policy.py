@@ -19,12 +19,7 @@ from klrl.runs.machine import device_of
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that samples and learns, with its critic.
-
-    Attributes:
-        causal: model and tokenizer.
-        value_head: the critic, with ``advantage=gae``.
-    """
+    """The model that samples and learns; with ``advantage=gae`` its critic."""
 
     causal: CausalLM
     value_head: ValueHead | None = None

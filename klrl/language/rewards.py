@@ -45,11 +45,7 @@ RewardFunction: TypeAlias = Callable[..., Any]
 class Drawn:
     """What the sampler knows of B responses beside their texts.
 
-    Attributes:
-        truncated: whether a response was cut off at ``collector.max_new_tokens``.
-        prompt_ids: the prompts' tokens, without padding.
-        response_ids: the responses' tokens, the EOS included.
-        device: the run's.
+    ``truncated``: cut off at ``collector.max_new_tokens``; ids are without padding, with the EOS.
     """
 
     truncated: Sequence[bool]
@@ -243,12 +239,7 @@ class Reward:
         return f"{sample}: {self._describe(failure)}"
 
     def _first_to_fail(self, samples: Samples) -> tuple[int, BaseException | None] | None:
-        """Search for a sample that fails alone, for the time of one or two calls.
-
-        Returns:
-            Its index and its error; an index and None if the time ran out first; None if every
-            sample passes alone.
-        """
+        """A sample that fails alone, and its error: None where time ran out first."""
         end = time.monotonic() + (self._timeout or 10.0)
         for index in range(len(samples)):
             if time.monotonic() > end:
@@ -338,16 +329,13 @@ class _WatchedRow(dict[str, Any]):
 
 
 def _values(returned: Any) -> list[Any] | None:
-    """What a function returned, as a list; None if it is none.
-
-    A tensor without dimensions has ``__len__`` but no length, and objects may raise anything.
-    """
+    """What a function returned, as a list; None if it is none."""
     if isinstance(returned, str | bytes | Mapping | Set):
         return None
     try:
         len(returned)
         return list(returned)
-    except FAILURES:
+    except FAILURES:  # a tensor without dimensions has __len__ but no length
         return None
 
 

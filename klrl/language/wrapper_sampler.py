@@ -141,12 +141,9 @@ class WrapperSampler:
         tokens: Tensor,
         temperature: float,
     ) -> Responses:
-        """Compute masks and log-probs from the tokens alone; the wrapper's own are wrong.
-
-        Its masks are by value (with pad == eos the EOS is lost); its log-probs ignore the
-        temperature and are 0 at the first token. Here a response ends with its first EOS, and its
-        log-probs are recomputed.
-        """
+        """Masks and log-probs from the tokens alone."""
+        # The wrapper's masks are by value (with pad == eos the EOS is lost); its log-probs ignore
+        # the temperature and are 0 at the first token.
         ends = torch.isin(tokens, torch.tensor(self.special.eos, device=tokens.device))
         mask = (ends.long().cumsum(1) - ends.long()) == 0
         used = int(mask.sum(1).max())
