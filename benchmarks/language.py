@@ -95,14 +95,19 @@ WORKLOADS = {
 
 
 def base_model_of(workload: Workload) -> Path:
-    """The folder of the model that both start from; made first where there is none."""
+    """The folder of the model that both start from; trained first for prompts with shots."""
     if workload.task == "instructions":
         from klrl.language.smollm import smollm
 
         return smollm()
-    from klrl.language.base_model import base_model, recipe_for
+    from benchmarks.sort_digits_base import build, recipe_for
+    from klrl.language.cached import cached
+    from klrl.language.sort_digits import BASE_MODEL
 
-    return base_model(recipe_for(4, 8, workload.shots))
+    if not workload.shots:
+        return BASE_MODEL
+    recipe = recipe_for(4, 8, workload.shots)
+    return cached(f"sort_digits-{workload.shots}-shots", partial(build, recipe))
 
 
 def write_prompts(file: Path, workload: Workload, seed: int, count: int) -> None:

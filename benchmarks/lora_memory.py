@@ -57,8 +57,8 @@ def save_model(folder: Path) -> float:
     """A Llama of random weights with the tokenizer of sort_digits; its size in MB."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from benchmarks.sort_digits_base import make_tokenizer
     from klrl.language.model_files import no_progress_bar
-    from klrl.language.sort_digits import make_tokenizer
 
     tokenizer = make_tokenizer()
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos")}

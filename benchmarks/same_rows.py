@@ -32,6 +32,7 @@ import yaml
 from benchmarks.results import ROOT, environment
 from benchmarks.rounds import last_words
 from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job, not_covered
+from klrl.language.sort_digits import BASE_MODEL
 
 Row = dict[str, float]
 Rows = dict[str, list[Row]]
@@ -53,7 +54,7 @@ def run_jobs(jobs: Sequence[Job], tree: Path, work: Path, at_once: int) -> tuple
     Args:
         jobs: those that others come after first.
         tree: the checkout.
-        work: an empty folder; the base model is cached in it, so that two versions share none.
+        work: an empty folder, and the cache is in it, so that two versions share none.
         at_once: how many run beside each other.
 
     Returns:
@@ -66,14 +67,12 @@ def run_jobs(jobs: Sequence[Job], tree: Path, work: Path, at_once: int) -> tuple
         raise SystemExit(f"{tree}: no klrl/ in it; give a checkout")
     for name, text in FILES.items():
         (work / name).write_text(text)
+    (work / MODEL).symlink_to(BASE_MODEL)
     started: dict[str, Future[list[Row]]] = {}
 
     def run(job: Job) -> list[Row]:
         for name in job.after:
             started[name].result()
-        if f"actor.model={MODEL}" in job.words:
-            made = next((work / "cache").rglob("model.safetensors"))
-            (work / MODEL).symlink_to(made.parent)
         return run_job(job, tree, work)
 
     with ThreadPoolExecutor(at_once) as pool:

@@ -47,7 +47,7 @@ FILES = {
     ),
 }
 
-#: A link, beside them, to the base model that the first language job made.
+#: A link, beside them, to the base model of sort_digits.
 MODEL = "model"
 
 COMMON = "frames={} eval.every=2 checkpoint.every=2 threads=1 device=cpu logger=none"
@@ -132,7 +132,7 @@ JOBS = (
         "lm_near",
         "reference=checkpoint reference.path=runs/lm kl=legacy loss=klpen "
         "loss.normalize_advantage=false loss.reduction=token actor.dtype=float64 "
-        "collector.scoring=padded controller=schedule",
+        "controller=schedule",
     ),
     language(
         "lm_periodic",

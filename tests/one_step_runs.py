@@ -331,14 +331,14 @@ def spoil_padding(batch: TensorDict, fill: float) -> None:
 
 def language_training(config: JobConfig, policy: Policy) -> Training:
     """A language run of this policy, without a task, a sampler and a preflight."""
-    padded = Layout(G, shared=False, reason="")
+    packed = Layout(G, shared=False)
     prompts = SimpleNamespace(take=lambda count: None)
     nothing = dict.fromkeys(("check", "few"), lambda *_: None)
     task = SimpleNamespace(chat=False, notes=(), stream=lambda *_: prompts, **nothing)
     instead = {
         "make_task": lambda *_: task,
         "make_sampler": lambda *_: None,
-        "preflight_checks": lambda *_, **__: (Layouts(padded, padded), []),
+        "preflight_checks": lambda *_, **__: (Layouts(packed, packed), []),
     }
     make_policy = patch("klrl.language.policy.make_policy", lambda *_, **__: policy)
     with make_policy, patch.multiple("klrl.language.parts", **instead):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sort_digits_base import build
 from klrl.__main__ import main
 from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, split_overrides
-from klrl.language.base_model import build
 from klrl.sweep.check import sweep_settings
 from klrl.sweep.search import space_of
 from tests.conftest import QUICK

@@ -9,7 +9,6 @@ import os
 import pickle
 import py_compile
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -931,59 +930,6 @@ def _paths() -> Iterator[Case]:
     yield Case(
         "reference.path leads away", reference, (*CONTROL, *LANGUAGE), ("resume", "resume lm")
     )
-
-    def world(stock: Stock) -> None:
-        """A cache that others can write, with a base model in it."""
-        cache = stock.home / ".cache" / "klrl"
-        cache.mkdir(parents=True, exist_ok=True)
-        cache.parent.chmod(0o777)
-        cache.chmod(0o777)
-        settings = settings_of(stock.work / "lm")
-        settings["actor"]["model"] = None
-        store(stock.work / "lm", settings)
-        from klrl.language.policy import find_base
-        from klrl.runs.resume import stored_config
-
-        before = os.environ.get("XDG_CACHE_HOME")
-        os.environ["XDG_CACHE_HOME"] = str(stock.home / ".cache")
-        try:
-            config: Any = stored_config(stock.work / "lm")
-            base = _cached_base(config, find_base)
-        finally:
-            os.environ.pop("XDG_CACHE_HOME")
-            if before is not None:
-                os.environ["XDG_CACHE_HOME"] = before
-        if base is not None:
-            base.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(stock.work / "model", base, dirs_exist_ok=True)
-            for path in base.glob("*.safetensors"):
-                path.with_name("pytorch_model.bin").write_bytes(bomb())
-                path.unlink()
-            for path in (base.parent, base, *base.iterdir()):
-                path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o022)
-
-    yield Case("a base model in a cache open to all", world, ("evaluate lm",), slow=True)
-
-
-def _cached_base(config: Any, find_base: Any) -> Path | None:
-    import klrl.language.base_model as base_model
-
-    found: list[Path] = []
-
-    def no_build(recipe: Any, folder: Path) -> dict[str, Any]:
-        found.append(folder)
-        raise KeyboardInterrupt
-
-    before = base_model.build
-    base_model.build = no_build  # type: ignore[assignment]
-    try:
-        find_base(config)
-    except BaseException:
-        pass
-    finally:
-        base_model.build = before
-    # It is built in a temporary folder, of the place's own name.
-    return found[0].parent.parent / found[0].name if found else None
 
 
 # -------------------------------------------------------------------------------------- searches

@@ -217,7 +217,7 @@ def import_all() -> None:
 
 
 def _make_model() -> None:
-    from klrl.language.base_model import Recipe, build
+    from benchmarks.sort_digits_base import Recipe, build
 
     small = Recipe(
         hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64

@@ -23,10 +23,10 @@ from klrl.language.causal_lm import head
 from klrl.language.evaluate import places
 from klrl.language.kl import EXACT, annotate
 from klrl.language.load import language_config, trained_policy
+from klrl.language.plain import packed_states
 from klrl.language.policy import Policy, make_policy
 from klrl.language.rollout import STATES, decoding_of, respond, texts_of
 from klrl.language.sampler import CacheSampler
-from klrl.language.scoring import padded_states
 from klrl.language.tasks import make_task
 from klrl.language.vocabulary import NextTokens
 from klrl.report.runs import Run
@@ -149,6 +149,6 @@ def _beside_base(
         log_base = on_response(batch, LOG_PROBS)
         return log_base.where(mask, 0.0), torch.zeros_like(log_base)
     of_policy = NextTokens(batch[STATES], head(policy.model), temperature)
-    of_base = NextTokens(padded_states(base.model, batch), head(base.model), temperature)
+    of_base = NextTokens(packed_states(base.model, batch), head(base.model), temperature)
     annotate(batch, of_policy, of_base)
     return on_response(batch, REF_LOG_PROBS).where(mask, 0.0), batch[EXACT].where(mask, 0.0)

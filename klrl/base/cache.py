@@ -1,4 +1,4 @@
-"""The user's cache and state folders: compiled updates, the small base model, code that was run."""
+"""The user's cache and state folders: compiled updates, converted models, code that was run."""
 
 from __future__ import annotations
 

@@ -15,11 +15,7 @@ from klrl.language.model_files import find_model
 
 
 def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """The same job with its base model in another folder; None: where it was.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """The same job with its base model in another folder; None: where it was."""
     if model is None:
         return config
     if not expanded(model).is_dir():
@@ -40,9 +36,6 @@ def check_place(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
     Args:
         config: the run's settings.
         remedy: how its new place is told.
-
-    Raises:
-        ConfigError: it is not where it was; with the remedy.
     """
     model = config.actor.model
     if model is None or model == smollm.NAME:

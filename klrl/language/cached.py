@@ -24,9 +24,6 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
         name: of the folder; everything that its content depends on must be in it.
         build: writes into an empty folder.
         cache: default: :func:`klrl.base.cache.cache_dir`.
-
-    Raises:
-        ConfigError: the cache folder cannot be written.
     """
     cache = cache or cache_dir()
     folder = cache / name
@@ -39,7 +36,7 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
                 _build_into(folder, build)
     except OSError as error:
         raise ConfigError(
-            f"XDG_CACHE_HOME: the base model cannot be written to {cache} "
+            f"XDG_CACHE_HOME: the model cannot be written to {cache} "
             f"({error.strerror or error}); point it to a folder that can"
         ) from error
     return folder
@@ -52,7 +49,7 @@ def _only_builder(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print("another process is building the base model; waiting for it", flush=True)
+        print("another process is building the model; waiting for it", flush=True)
         lock.acquire()
     try:
         yield

@@ -111,33 +111,26 @@ def _run(shell: Any, states: Tensor) -> Tensor:
 
 
 def _embedding_alone(network: Any, embedding: Any) -> bool:
-    """Whether logits are those of the output embedding, of the backbone's states, unchanged.
-
-    The embedding is replaced by one that notes its input and returns numbers known beforehand. A
-    forward that cannot be run so counts as plain: the preflight compares all heads with the truth.
-    """
+    """Whether logits are those of the output embedding, of the backbone's states, unchanged."""
     names = [name for name, module in network.named_children() if module is embedding]
     if len(names) != 1:
         return False
     shell, known = _without_backbone(network), _KnownLogits(embedding.weight)
     shell._modules[names[0]] = known
+    # Known states go in, known logits come out: neither may be changed on the way.
     states = torch.linspace(-3, 3, embedding.weight.shape[-1]).to(embedding.weight)
     try:
         with torch.no_grad():
             logits = _run(shell, states.reshape(1, 1, -1))
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-        return True
+        return True  # the preflight compares all heads with the truth
     return torch.equal(known.noted.flatten(), states) and torch.equal(
         logits.flatten().to(known.logits), known.logits
     )
 
 
 class _Backbone(nn.Module):
-    """Stands where a backbone stood, and for any part of it; returns ``states``.
-
-    Args:
-        real: what it stands for; knows numbers that a head may need.
-    """
+    """Stands where the ``real`` backbone stood, and for any part of it; returns ``states``."""
 
     states: Tensor | None = None
 

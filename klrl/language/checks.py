@@ -41,12 +41,7 @@ SHOWN_FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Layouts:
-    """How policy and reference are scored.
-
-    Attributes:
-        policy: the layout of the policy's batches.
-        reference: of the reference's, which may be another network.
-    """
+    """How policy and reference, which may be another network, are scored."""
 
     policy: Layout
     reference: Layout
@@ -73,21 +68,19 @@ def preflight_checks(
 
     Returns:
         How the run is to score, and the lines to open it with.
-
-    Raises:
-        ConfigError: a check failed, or no way to score this model is right.
     """
     notes: list[Check | str] = []
+    group_size = config.collector.group_size
     prompts = more_padding(prompts)
     try:
         device = model_device(policy.model)
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
-        notes.append(sampler.self_check(ids, mask, config.collector.group_size))
+        notes.append(sampler.self_check(ids, mask, group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
-        layout = _layout(config, policy.model, batch)
+        layout = self_check(policy.model, batch, group_size)
         layouts = Layouts(layout, layout)
         if reference is not None and reference.own:
-            layouts = Layouts(layout, _layout(config, reference.module, batch))
+            layouts = Layouts(layout, self_check(reference.module, batch, group_size))
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
@@ -101,10 +94,6 @@ def more_padding(prompts: PromptBatch) -> PromptBatch:
     """The prompts with three more columns on the left, so that each has padding before it."""
     ids, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (prompts.ids, prompts.mask))
     return replace(prompts, ids=ids, mask=mask)
-
-
-def _layout(config: LanguageConfig, model: torch.nn.Module, batch: TensorDictBase) -> Layout:
-    return self_check(model, batch, config.collector.group_size, config.collector.scoring)
 
 
 @torch.no_grad()
@@ -175,10 +164,7 @@ def sampled_against_recomputed(
 
 
 def _training_mode(model: torch.nn.Module, layout: Layout, batch: TensorDictBase) -> Check:
-    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1.
-
-    An update with gradient checkpointing computes in training mode, where some families add noise.
-    """
+    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1."""
 
     def off() -> float:
         scored = []
@@ -243,9 +229,6 @@ def template_marks(
         answer: what the assistant says.
         eos: the text of the EOS; None for the tokenizer's.
         template: arguments of the chat template.
-
-    Raises:
-        ConfigError: the template refuses the conversation with its answer.
     """
     name = "positions where template and mask disagree"
     eos = tokenizer.eos_token if eos is None else eos

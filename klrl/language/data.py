@@ -1,4 +1,4 @@
-"""Prompts from files and folders, by split: JSON without any package, the rest by ``datasets``.
+"""Prompts from files and folders, by split: JSON lines as they are, the rest by ``datasets``.
 
 Nothing is downloaded: ``env.data`` is a path on this machine.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,8 +24,6 @@ from klrl.base.files import expanded
 from klrl.language.prompts import (
     CONTENT,
     Prompt,
-    check_whole,
-    has_halves,
     parse_row,
     read_jsonl,
 )
@@ -57,10 +56,6 @@ def read_prompts(
             others are read whole.
         asked_by: the setting that asks for this split, so that data without splits are refused;
             None: nobody does.
-
-    Raises:
-        ConfigError: no such file, no such split or more than one, a malformed row, or ``datasets``
-            is needed and not installed.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, asked_by)
@@ -69,13 +64,19 @@ def read_prompts(
         chosen.check(set())
         return prompts
     if any((folder / name).is_file() for name in _SAVED):
-        return _prompts(_saved_rows(folder, where, chosen), where)
+
+        def of_split(datasets: Any) -> Any:
+            saved = datasets.load_from_disk(str(folder))
+            chosen.check(set(saved) if isinstance(saved, dict) else set())
+            return saved[split] if isinstance(saved, dict) else saved
+
+        return _prompts(_table(where, of_split), where)
     found = (file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     files = sorted(file for file in found if file.name not in _DESCRIBING)
     if not files:
         raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
-    of_split = _of_split(files, folder, chosen)
-    return [prompt for file in of_split for prompt in _read_file(file, setting)]
+    files = _of_split(files, folder, chosen)
+    return [prompt for file in files for prompt in _read_file(file, setting)]
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
@@ -87,9 +88,6 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
     Returns:
         Those to train on, and those held out, both in their order.
-
-    Raises:
-        ConfigError: there is one prompt only.
     """
     if len(prompts) < 2:
         raise ConfigError(
@@ -115,24 +113,21 @@ def rows_digest(prompts: Sequence[Prompt]) -> str:
 
 def _read_file(path: str | Path, setting: str) -> list[Prompt]:
     file, where = expanded(path), f"{setting}={path}"
-    if file.suffix == ".parquet":
-        return _prompts(_parquet_rows(file, where), where)
-    if file.suffix == ".json" and file.is_file():
-        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf").lstrip()
-        if content.startswith(b"["):
-            return _prompts(_json_list(content, where), where)
-    return read_jsonl(path, setting)
+    if not file.is_file() or not (file.suffix == ".parquet" or _is_list(file)):
+        return read_jsonl(path, setting)
+    read = "from_parquet" if file.suffix == ".parquet" else "from_json"
+    with tempfile.TemporaryDirectory() as cache:
+        how = {"cache_dir": cache, "keep_in_memory": True}
+        table = _table(where, lambda datasets: getattr(datasets.Dataset, read)(str(file), **how))
+    return _prompts(table, where)
 
 
-def _json_list(content: bytes, where: str) -> list[Any]:
-    try:
-        rows: list[Any] = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON ({error}); write a list of objects") from error
-    if has_halves(content):
-        for number, row in enumerate(rows, 1):
-            check_whole(row, f"{where} row {number}")
-    return rows
+def _is_list(file: Path) -> bool:
+    """Whether a ``.json`` is one JSON list; others are JSON lines."""
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as content:
+        return content.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
 def _prompts(rows: Sequence[Any], where: str) -> list[Prompt]:
@@ -171,11 +166,7 @@ class _Split:
         return f"{self.asked_by or 'env.split'}={self.name}"
 
     def check(self, there: set[str]) -> None:
-        """Refuse the split where it is not among these; no splits at all only if asked for.
-
-        Raises:
-            ConfigError: with what to choose.
-        """
+        """Refuse the split where it is not among these; no splits at all only if asked for."""
         setting = self.setting
         if there and self.name not in there:
             names = ", ".join(sorted(there))
@@ -188,11 +179,7 @@ class _Split:
 
 
 def _of_split(files: Sequence[Path], folder: Path, split: _Split) -> list[Path]:
-    """The files of a split; all, where none is called by one.
-
-    Raises:
-        ConfigError: no file of that split, or files that are not parts of one split.
-    """
+    """The files of a split; all, where none is called by one."""
     called = {file: _called(file.relative_to(folder), split) for file in files}
     split.check({each.split for each in called.values() if each})
     if not any(called.values()):
@@ -234,13 +221,6 @@ def _called(file: Path, split: _Split) -> _Called | None:
     ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
     that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
     ``train/a.jsonl``.
-
-    Args:
-        file: below the folder of the data.
-        split: that is asked for, whose name may be any.
-
-    Raises:
-        ConfigError: it is called by two splits.
     """
     shard = _SHARD.fullmatch(file.stem)
     whole = shard[1] if shard else file.stem
@@ -264,12 +244,8 @@ def _called(file: Path, split: _Split) -> _Called | None:
 # ----------------------------------------------------------------------------- through datasets
 
 
-def _datasets(where: str) -> Any:
-    """The package.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+def _table(where: str, read: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """The rows of what ``read(datasets)`` gives."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "
@@ -277,34 +253,12 @@ def _datasets(where: str) -> Any:
         )
     import datasets
 
-    return datasets
-
-
-def _parquet_rows(file: Path, where: str) -> list[dict[str, Any]]:
-    if not file.is_file():
-        raise ConfigError(f"{where}: no such file; give a data file")
-    datasets = _datasets(where)
-    with tempfile.TemporaryDirectory() as cache, _quiet(datasets):
-        try:
-            table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
-            rows: list[dict[str, Any]] = table.to_list()
-        except Exception as error:  # pyarrow's and datasets' own, which share no base
-            raise ConfigError(
-                f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
-            ) from error
-    return rows
-
-
-def _saved_rows(folder: Path, where: str, split: _Split) -> list[dict[str, Any]]:
-    datasets = _datasets(where)
     try:
-        saved = datasets.load_from_disk(str(folder))
-        split.check(set(saved) if isinstance(saved, dict) else set())
-        table = saved[split.name] if isinstance(saved, dict) else saved
-        rows: list[dict[str, Any]] = table.to_list()
+        with _quiet(datasets):
+            rows: list[dict[str, Any]] = read(datasets).to_list()
     except ConfigError:
         raise
-    except Exception as error:  # as above
+    except Exception as error:  # pyarrow's and datasets' own, which share no base
         raise ConfigError(
             f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
         ) from error
@@ -313,11 +267,14 @@ def _saved_rows(folder: Path, where: str, split: _Split) -> list[dict[str, Any]]
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """No progress bars, which would break a run's own lines."""
+    """Neither progress bars nor a log of its own, which would break a run's lines."""
     shown = not datasets.utils.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if shown:
             datasets.enable_progress_bars()

@@ -1,29 +1,24 @@
-"""How a model is fed token by token: four ways, from the fastest to the one that every family can.
+"""How a model is fed token by token: three ways, from the fastest to the one that every family can.
 
 | way | a prompt is computed | then |
 |---|---|---|
 | shared | once for its G responses | they share one row, their keys behind one copy of its own |
 | copied | once for its G responses | each has a row and a copy of the prompt's keys or states |
-| repeated | once per response | each has a row; the cache is handled as ``generate`` does |
 | plain | again for every token | the whole row is computed anew; no cache, no padding before it |
 
-Sharing needs attention that takes any mask. Copying needs a cache that can be copied; sliding
-windows, flash attention and most state-space models have one.
+Sharing needs attention that takes any mask. Copying needs ``past_key_values`` that can be copied:
+sliding windows, flash attention and hybrid models have them, Mamba has not.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from klrl.language.causal_lm import backbone, model_dtype, positions, unwrapped
+from klrl.language.causal_lm import backbone, model_dtype, positions
 from klrl.language.plain import packed, plain_states
-
-#: Names under which families keep what they remember of a row.
-CACHES = ("past_key_values", "cache_params", "state")
 
 
 class Decoder(ABC):
@@ -130,7 +125,7 @@ class CopiedCache(PromptCache):
     ) -> None:
         super().__init__(model, prompt, mask, group_size, longest)
         of_prompt = torch.arange(len(prompt), device=prompt.device).repeat_interleave(group_size)
-        select_rows(self.cache, of_prompt)
+        self.cache.reorder_cache(of_prompt)
         self.mask = self.mask.long()[of_prompt]
         self.position_ids = self.position_ids[of_prompt]
 
@@ -141,61 +136,8 @@ class CopiedCache(PromptCache):
 
     def keep(self, alive: Tensor) -> None:
         """Keep the unfinished responses."""
-        select_rows(self.cache, alive)
+        self.cache.reorder_cache(alive)
         self.mask, self.position_ids = self.mask[alive], self.position_ids[alive]
-
-
-class RepeatedCache(Decoder):
-    """A row is a response; its prompt and its cache are handled as the family's ``generate`` does.
-
-    The arguments come from the model's own ``prepare_inputs_for_generation``: a family may name its
-    cache otherwise, or want no mask after the prompt.
-    """
-
-    def __init__(
-        self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
-    ) -> None:
-        self.lm, self.network = unwrapped(model), backbone(model)
-        self.tokens = prompt.repeat_interleave(group_size, 0)
-        attention = mask.long().repeat_interleave(group_size, 0)
-        self.inputs: dict[str, Any] = {
-            "attention_mask": attention,
-            "position_ids": positions(attention),
-            "use_cache": True,
-        }
-        self.states = self._forward(is_first_iteration=True)
-
-    def start(self) -> Tensor:
-        """The states that predict the first tokens, [B, D]."""
-        return self.states
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed every response."""
-        self.tokens = torch.cat([self.tokens, tokens[:, None]], 1)
-        mask, place = self.inputs["attention_mask"], self.inputs["position_ids"]
-        self.inputs["attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        self.inputs["position_ids"] = torch.cat([place, place[:, -1:] + 1], 1)
-        return self._forward(next_sequence_length=1)
-
-    def keep(self, alive: Tensor) -> None:
-        """Keep the unfinished responses."""
-        self.tokens = self.tokens[alive]
-        for name in ("attention_mask", "position_ids"):
-            self.inputs[name] = self.inputs[name][alive]
-        select_rows(self.inputs[self.cache_name], alive)
-
-    def _forward(self, **how: Any) -> Tensor:
-        """The last states [n, D]."""
-        inputs = self.lm.prepare_inputs_for_generation(self.tokens, **self.inputs, **how)
-        inputs.pop("logits_to_keep", None)
-        output = self.network(**inputs)
-        names = [name for name in CACHES if getattr(output, name, None) is not None]
-        if not names:
-            raise AttributeError("its output holds no cache")
-        self.cache_name = names[0]
-        self.inputs[self.cache_name] = getattr(output, self.cache_name)
-        states: Tensor = output.last_hidden_state[:, -1]
-        return states
 
 
 class Recomputed(Decoder):
@@ -234,29 +176,15 @@ class Recomputed(Decoder):
         return states[torch.arange(len(states), device=states.device), self.lengths - 1]
 
 
-def select_rows(cache: Any, rows: Tensor) -> None:
-    """Leave these rows in a cache, in this order, some perhaps several times.
-
-    Raises:
-        AttributeError: a family's own cache, which cannot.
-    """
-    if isinstance(cache, list):  # RWKV's states
-        cache[:] = [state[rows] for state in cache]
-    else:
-        cache.reorder_cache(rows)
-
-
 #: By name, the fastest first.
 WAYS: dict[str, type[Decoder]] = {
     "shared": SharedCache,
     "copied": CopiedCache,
-    "repeated": RepeatedCache,
     "plain": Recomputed,
 }
 #: The same in words.
 IN_WORDS = {
     "shared": "cache shared by a prompt's responses",
     "copied": "cache copied per response",
-    "repeated": "cache filled anew per response",
     "plain": "no cache: every token from its whole row",
 }

@@ -51,10 +51,6 @@ def evaluate_policy(
         size: how many; no more than there are in a file.
         sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
         chosen: evaluations during the run chose this policy; their prompts are left out.
-
-    Raises:
-        ConfigError: a response may fill the model's context.
-        RewardError: the reward function failed.
     """
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
     asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
@@ -132,11 +128,7 @@ def evaluate_trained(
 
 
 def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> Sampler:
-    """The sampler that a run with this policy takes.
-
-    Raises:
-        ConfigError: there is none for this family.
-    """
+    """The sampler that a run with this policy takes."""
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
     few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
     device, sampler = model_device(policy.model), make_sampler(config, policy)

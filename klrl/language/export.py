@@ -76,11 +76,7 @@ def export_run(
 
 
 def _check_mergeable(model: Any, config: LanguageConfig) -> None:
-    """One weight serves as embedding and as head, and adapters stand beside one of the two alone.
-
-    Raises:
-        ConfigError: the merged weights would be other ones for each, which no tied model holds.
-    """
+    """Refuse adapters on one of embedding and head where these share a weight."""
     network = unwrapped(model)
     pair = network.get_input_embeddings(), network.get_output_embeddings()
     tied = len({each.weight.data_ptr() for each in pair}) == 1
@@ -123,17 +119,13 @@ def _base_name(config: LanguageConfig, source: Path) -> str:
 
 
 def _restore_config(saved: Path, author: Path) -> None:
-    """Put the author's settings (dropout, pad token, ...) into a saved ``config.json``.
-
-    Of a model with a vision or audio part only the text model was loaded: then its rates of dropout
-    and jitter stand in the part ``text_config``.
-    """
+    """Put the author's settings (dropout, pad token, ...) into a saved ``config.json``."""
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (saved, author))
     if ours["model_type"] == theirs["model_type"]:
         dropped = {*_OF_WEIGHTS, "torch_dtype"}
         restored = {name: value for name, value in theirs.items() if name not in dropped}
         restored |= {name: ours[name] for name in _OF_WEIGHTS if name in ours}
-    else:
+    else:  # of a model with a vision or audio part only the text model was loaded
         text = theirs.get("text_config", {})
         rates = {name for name in ours if "drop" in name or "jitter" in name}
         restored = {name: value for name, value in ours.items() if name not in rates}

@@ -15,7 +15,6 @@ from klrl.base.errors import ConfigError
 from klrl.config import (
     CheckpointReferenceConfig,
     LanguageConfig,
-    SortDigitsConfig,
 )
 from klrl.config.stored import typed_choice
 from klrl.kl.reference import Loaded
@@ -85,9 +84,6 @@ def load_reference(
 
     Returns:
         The model, and its description for the manifest.
-
-    Raises:
-        ConfigError: no such run, or its vocabulary is another one.
     """
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig)
@@ -96,7 +92,8 @@ def load_reference(
             _computing_as(with_network(config, described), config), say=lambda _: None
         )
     else:
-        described = _describe(language_config(find_run(reference.path, _PATH), _PATH))
+        stored = language_config(find_run(reference.path, _PATH), _PATH)
+        described = {"actor": asdict(stored.actor)}
         device = str(model_device(policy.model))
         other = trained_policy(reference.path, reference.which, device, _PATH, beside=config)
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
@@ -107,27 +104,13 @@ def load_reference(
     return other.model, described
 
 
-def _describe(config: LanguageConfig) -> dict[str, Any]:
-    """What it takes to build a run's network and tokenizer again."""
-    described = {"actor": asdict(config.actor)}
-    if isinstance(config.env, SortDigitsConfig):
-        described["env"] = asdict(config.env)
-    return described
-
-
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
     """The same job with the network of another run, as a manifest describes it."""
-    network = typed_choice("actor", described)
-    env = typed_choice("env", described) if "env" in described else config.env
-    return replace(config, actor=network, env=env)
+    return replace(config, actor=typed_choice("actor", described))
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Another job whose model computes in the precision of this one's.
-
-    Weights of float32 can be used in bfloat16 and in float32, with adapters too. Two models that
-    round alike have less of a KL between them that is rounding alone. Others are left as they are.
-    """
+    """Another job in the precision of this one, where it can be: a KL is then less of rounding."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -145,11 +128,7 @@ def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
 
 
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:
-    """The settings of a language run.
-
-    Raises:
-        ConfigError: it is a control run.
-    """
+    """The settings of a language run."""
     config = stored_config(run)
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"{setting}={run}: is a control run; give a language run")
@@ -164,10 +143,7 @@ _BASE = "base_sha256."
 class BaseDigest:
     """A digest of the weights that a run started from and that its checkpoint does not hold.
 
-    Attributes:
-        model: ``actor.model``, from which they were loaded.
-        dtype: in which they were loaded; digests of two dtypes cannot be compared.
-        digest: [32] uint8, SHA-256.
+    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared.
     """
 
     model: str | None

@@ -29,9 +29,6 @@ def add_lora(network: Any, settings: LoraConfig) -> Any:
 
     Returns:
         A ``PeftModel`` around the network.
-
-    Raises:
-        ConfigError: a setting names no layer; peft is not installed.
     """
     try:
         import peft
@@ -72,9 +69,6 @@ def adapter_off(model: Any) -> Iterator[Any]:
 
     Args:
         model: a ``PeftModel``, from :func:`add_lora`.
-
-    Raises:
-        ConfigError: it has no adapters.
     """
     if not hasattr(model, "disable_adapter"):
         raise ConfigError(

@@ -70,9 +70,6 @@ def load_causal_lm(
         gradient_checkpointing: drop activations and recompute them in the backward pass.
         lora: train low-rank adapters in place of the weights.
         say: takes a line about each automatic choice.
-
-    Raises:
-        ConfigError: it cannot be loaded, would run code, or lacks what training needs.
     """
     folder, setting = find_model(model), f"actor.model={model}"
     config = read_config(folder, setting)
@@ -133,9 +130,6 @@ def prompt_limit(context: int | None, response: int) -> int | None:
     Args:
         context: of the model; None for no limit.
         response: ``collector.max_new_tokens``, most tokens of a response.
-
-    Raises:
-        ConfigError: the response alone fills the context.
     """
     if context is None:
         return None

@@ -57,11 +57,7 @@ def find_model(model: str | Path) -> Path:
 
 
 def check_weights(folder: Path, setting: str) -> None:
-    """Refuse a folder without safetensors before anything is read.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Refuse a folder without safetensors before anything is read."""
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -75,11 +71,7 @@ def check_weights(folder: Path, setting: str) -> None:
 
 
 def read_config(folder: Path, setting: str) -> PretrainedConfig:
-    """The model's config, without dropout.
-
-    Raises:
-        ConfigError: there is none, it needs remote code, or it is of no causal language model.
-    """
+    """The model's config, without dropout."""
     file = folder / "config.json"
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
@@ -118,11 +110,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
 
 
 def read_json(file: Path, setting: str) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        ConfigError: it cannot be read, or holds something else.
-    """
+    """The object in a JSON file."""
     try:
         content = json.loads(read_plain(file))
     except OSError as error:
@@ -142,9 +130,6 @@ def check_generation(folder: Path, setting: str) -> None:
     """Refuse a broken ``generation_config.json``, of which transformers says nothing.
 
     It would take the EOS of ``config.json``, and a list of several would be lost.
-
-    Raises:
-        ConfigError: it is no JSON object.
     """
     file = folder / "generation_config.json"
     if file.exists() or file.is_symlink():
@@ -168,11 +153,7 @@ def silence_dropout(config: PretrainedConfig) -> None:
 
 
 def read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, setting: str) -> Any:
-    """The model; every weight must come from the files.
-
-    Raises:
-        ConfigError: the files are broken, or lack weights of this architecture.
-    """
+    """The model; every weight must come from the files."""
     try:
         with no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -54,10 +54,6 @@ class LanguageParts(Parts):
     Args:
         config: the job.
         before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
-
-    Raises:
-        ConfigError: a model, a reference, the prompts or the reward cannot be used, or a check of
-            the preflight failed; nothing was recorded.
     """
 
     reference: Reference | None

@@ -8,24 +8,18 @@ from pathlib import Path
 
 from torch import nn
 
-from klrl.base.errors import ConfigError
-from klrl.config import AdvantageConfig, LanguageConfig, SortDigitsConfig
+from klrl.config import AdvantageConfig, LanguageConfig
 from klrl.language import smollm
-from klrl.language.base_model import base_model, recipe_for
 from klrl.language.causal_lm import ValueHead
 from klrl.language.model import CausalLM, load_causal_lm
 from klrl.language.sampler import SpecialTokens
+from klrl.language.sort_digits import BASE_MODEL
 from klrl.runs.machine import device_of
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that samples and learns, with its critic.
-
-    Attributes:
-        causal: model and tokenizer.
-        value_head: the critic, with ``advantage=gae``.
-    """
+    """The model that samples and learns; with ``advantage=gae`` its critic."""
 
     causal: CausalLM
     value_head: ValueHead | None = None
@@ -55,15 +49,12 @@ class Policy:
 def make_policy(
     config: LanguageConfig, *, chat: bool = False, say: Callable[[str], None] = print
 ) -> Policy:
-    """Load the model; without ``actor.model``, build the small base model first.
+    """Load the model; without ``actor.model``, the small one of ``env=sort_digits``.
 
     Args:
         config: the job.
         chat: whether prompts are conversations, so that a chat template is needed.
         say: takes a line about each automatic choice.
-
-    Raises:
-        ConfigError: as :func:`klrl.language.model.load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
     if config.mixed and config.learner.dtype is None:
@@ -87,14 +78,7 @@ def make_policy(
 
 
 def find_base(config: LanguageConfig) -> str | Path:
-    """``actor.model``; for null, the small base model of this task."""
+    """``actor.model``; for null, the small base model of ``env=sort_digits``."""
     if config.actor.model == smollm.NAME:
         return smollm.smollm()
-    if config.actor.model is not None:
-        return config.actor.model
-    if not isinstance(config.env, SortDigitsConfig):
-        raise ConfigError(
-            f"actor.model=null: env={config.env.name} needs a model; give a folder or a hub id"
-        )
-    env = config.env
-    return base_model(recipe_for(env.shortest, env.longest, env.shots))
+    return BASE_MODEL if config.actor.model is None else config.actor.model

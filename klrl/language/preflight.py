@@ -26,9 +26,6 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
     """Refuse a job whose packages, data, reward function, model folder or other run is missing.
 
     Arguments as :func:`klrl.runs.machine.check_machine`.
-
-    Raises:
-        ConfigError: with the setting and the remedy.
     """
     check_language_packages(config)
     # They import torch and the packages that were just looked for.

@@ -78,9 +78,6 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     {"role", "content"}, one turn or many, the last one not the assistant's); ``prompt`` may be a
     conversation too. Other fields are the user's own and reach the reward function. Blank lines are
     skipped.
-
-    Raises:
-        ConfigError: no such file, no prompt in it, or a malformed line (with its number).
     """
     file = expanded(path)
     try:
@@ -119,11 +116,7 @@ def has_halves(content: bytes) -> bool:
 
 
 def check_whole(row: Any, origin: str) -> None:
-    """Refuse halves of surrogate pairs in a row.
-
-    Raises:
-        ConfigError: a text has one.
-    """
+    """Refuse halves of surrogate pairs in a row."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -135,11 +128,7 @@ CONTENT = ("prompt", "messages")
 
 
 def parse_row(row: Any, origin: str) -> Prompt:
-    """The prompt of a row of a data set.
-
-    Raises:
-        ConfigError: the row is none, or its prompt is no text and no conversation.
-    """
+    """The prompt of a row of a data set."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: {kind_of(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
@@ -199,9 +188,6 @@ def encode(
         tokenizer: with a chat template for conversations.
         limit: most tokens, the model's context less the longest response; None for no limit.
         template: arguments of the chat template.
-
-    Raises:
-        ConfigError: a template that refuses the conversation, no token, or more than ``limit``.
     """
     if isinstance(prompt.content, str):
         ids = list(tokenizer(prompt.content)["input_ids"])
@@ -221,11 +207,7 @@ def encode(
 
 
 def names_read(template: str) -> set[str]:
-    """The arguments that a chat template reads.
-
-    Raises:
-        ConfigError: it is no template.
-    """
+    """The arguments that a chat template reads."""
     unmarked = _MARKS.sub("", template)
     try:
         return find_undeclared_variables(_JINJA.parse(unmarked))
@@ -315,11 +297,7 @@ class PromptStream:
         self.served = 0
 
     def take(self, count: int) -> PromptBatch:
-        """The next ``count`` prompts.
-
-        Raises:
-            ConfigError: one cannot be rendered or is too long.
-        """
+        """The next ``count`` prompts."""
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
         how = (self._tokenizer, self._limit, self._template)
         rows = [encode(prompt, *how) for prompt in prompts]
@@ -331,11 +309,7 @@ class PromptStream:
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the prompts that were served.
-
-        Raises:
-            ConfigError: they were of other rows; a state without digests, as of older runs, passes.
-        """
+        """Continue after the prompts that were served."""
         stored = state.get("rows", {})
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:

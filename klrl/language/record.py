@@ -114,10 +114,7 @@ class ShownSamples(Callback):
     def _drawn(
         self, parts: Any, config: Any, iteration: int
     ) -> tuple[TensorDictBase, list[Prompt]]:
-        """Groups of responses to the prompts that come next, measured as a rollout is.
-
-        The place among the prompts stays as it was.
-        """
+        """Groups of responses to the prompts that come next, which are served again; measured."""
         before = parts.prompts.state_dict()
         prompts = parts.prompts.take(self._config.samples_count)
         parts.prompts.load_state_dict(before)

@@ -35,13 +35,7 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 
 @dataclass
 class Samples:
-    """What a ``samples.jsonl`` holds.
-
-    Attributes:
-        lines: the samples.
-        problems: a line for each of the file's that is none, or cannot be this run's.
-        notes: what was left out and may be.
-    """
+    """Samples of a ``samples.jsonl``, what is wrong with it, and what was left out rightly."""
 
     lines: list[Line] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -55,9 +49,6 @@ def read_samples(folder: Path, config: LanguageConfig, run: str) -> Samples:
         folder: the run's.
         config: its settings.
         run: the folder as it was given, for messages.
-
-    Raises:
-        ConfigError: no samples.
     """
     file = RunFolder(folder).samples
     if not file.is_file():
@@ -109,10 +100,7 @@ def _fault(sample: Mapping[str, Any], config: LanguageConfig, reached: int) -> s
 
 
 def _misplaced(sample: Mapping[str, Any], rollout: int, reached: int) -> str | None:
-    """Whether a sample is of another rollout than it says, or of none: rollouts are alike large.
-
-    The last draw stands as the rollout that would come next.
-    """
+    """Whether a sample is of another rollout than it says, or of none: rollouts are alike large."""
     iteration, after, before = (sample[key] for key in _PLACE)
     true = (iteration - 1) * rollout, iteration * rollout
     if (before, after) != true:

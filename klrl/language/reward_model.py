@@ -32,9 +32,6 @@ class RewardModel:
     Args:
         folder: written by ``save_pretrained``, with the classifier's tokenizer.
         setting: for messages.
-
-    Raises:
-        ConfigError: no such folder, or it holds no sequence classifier with one label.
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:

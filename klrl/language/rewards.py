@@ -45,11 +45,7 @@ RewardFunction: TypeAlias = Callable[..., Any]
 class Drawn:
     """What the sampler knows of B responses beside their texts.
 
-    Attributes:
-        truncated: whether a response was cut off at ``collector.max_new_tokens``.
-        prompt_ids: the prompts' tokens, without padding.
-        response_ids: the responses' tokens, the EOS included.
-        device: the run's.
+    ``truncated``: cut off at ``collector.max_new_tokens``; ids are without padding, with the EOS.
     """
 
     truncated: Sequence[bool]
@@ -167,9 +163,6 @@ class Reward:
         name: ``env.reward``.
         timeout: seconds that a call may take; None for no limit.
         function: default: the function that ``name`` names.
-
-    Raises:
-        ConfigError: see :func:`find_reward`.
     """
 
     def __init__(
@@ -205,9 +198,6 @@ class Reward:
 
         Returns:
             [B] float32 on the CPU, all finite.
-
-        Raises:
-            RewardError: the function raised, took too long, or did not return B finite numbers.
         """
         samples = Samples(prompts, responses, drawn)
         try:
@@ -249,12 +239,7 @@ class Reward:
         return f"{sample}: {self._describe(failure)}"
 
     def _first_to_fail(self, samples: Samples) -> tuple[int, BaseException | None] | None:
-        """Search for a sample that fails alone, for the time of one or two calls.
-
-        Returns:
-            Its index and its error; an index and None if the time ran out first; None if every
-            sample passes alone.
-        """
+        """A sample that fails alone, and its error: None where time ran out first."""
         end = time.monotonic() + (self._timeout or 10.0)
         for index in range(len(samples)):
             if time.monotonic() > end:
@@ -316,58 +301,41 @@ class _WatchedRow(dict[str, Any]):
         super().__init__(row)
         self._read = read
 
-    def _all(self) -> None:
-        self._read.update(super().keys())
-
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
         return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
 
     def __contains__(self, key: object) -> bool:
         self._read.add(str(key))
         return super().__contains__(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict."""
-        self._read.add(key)
-        return super().get(key, default)
-
     def pop(self, key: str, *default: Any) -> Any:
-        """As of a dict."""
         self._read.add(key)
         return super().pop(key, *default)
 
-    def __iter__(self) -> Iterator[str]:
-        self._all()
+    def __iter__(self) -> Iterator[str]:  # so that dict(row) and {**row} ask for each field
+        self._read.update(self.keys())
         return super().__iter__()
 
-    def keys(self) -> Any:
-        """As of a dict."""
-        self._all()
-        return super().keys()
-
     def values(self) -> Any:
-        """As of a dict."""
-        self._all()
-        return super().values()
+        return dict(self).values()
 
     def items(self) -> Any:
-        """As of a dict."""
-        self._all()
-        return super().items()
+        return dict(self).items()
 
 
 def _values(returned: Any) -> list[Any] | None:
-    """What a function returned, as a list; None if it is none.
-
-    A tensor without dimensions has ``__len__`` but no length, and objects may raise anything.
-    """
+    """What a function returned, as a list; None if it is none."""
     if isinstance(returned, str | bytes | Mapping | Set):
         return None
     try:
         len(returned)
         return list(returned)
-    except FAILURES:
+    except FAILURES:  # a tensor without dimensions has __len__ but no length
         return None
 
 

@@ -73,12 +73,7 @@ class PromptRollout:
         self.responses: list[str] = []
 
     def collect(self) -> TensorDictBase:
-        """The next rollout [B], scored.
-
-        Raises:
-            ConfigError: a prompt is too long for the model.
-            RewardError: the reward function failed.
-        """
+        """The next rollout [B], scored."""
         prompts = self.prompts.take(self.config.collector.prompts)
         seed = derived_seed(self.config.seed, "sample", self._iteration)
         batch = sample(self.policy, self.sampler, prompts, self.config, seed)

@@ -32,12 +32,7 @@ from klrl.train.preflight import Check
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that end a response, and the id that fills the rest of its row.
-
-    Attributes:
-        eos: ids that end a response; several for some chat models.
-        pad: any id, even an EOS: padding is known by position, never by this id.
-    """
+    """The ids that end a response, and the id that fills the rest of its row; any, even an EOS."""
 
     eos: tuple[int, ...]
     pad: int
@@ -47,11 +42,8 @@ class SpecialTokens:
 class Decoding:
     """Settings for choosing tokens.
 
-    Attributes:
-        max_new_tokens: largest R.
-        temperature: tokens are drawn from the whole softmax(logits / temperature).
-        greedy: take the likeliest token instead; for evaluation only, since such a policy has no
-            KL to the reference.
+    Tokens are drawn from the whole softmax(logits / temperature); or ``greedy``, for evaluation
+    alone, since such a policy has no KL to the reference.
     """
 
     max_new_tokens: int
@@ -111,7 +103,7 @@ class CacheSampler:
     Args:
         model: a causal LM.
         special: EOS and pad.
-        way: shared, copied, repeated or plain; None to begin with what the model's config allows.
+        way: shared, copied or plain; None to begin with what the model's config allows.
         keep_states: return the hidden states that the tokens were drawn from.
     """
 
@@ -198,16 +190,14 @@ class CacheSampler:
             return _decode(decoder, self, decoding, generator, ends)
 
     def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
-        """Largest |sampled - plain| log-prob, nats, on at most four prompts.
-
-        The first prompt's responses end after two tokens, so that its rows leave the cache.
-        """
+        """Largest |sampled - plain| log-prob, nats, on at most four prompts."""
         few = prompt[:4], prompt_mask[:4]
         if len(prompt) == 1:
             few = prompt.repeat(2, 1), prompt_mask.repeat(2, 1)
         generator = torch.Generator(prompt.device).manual_seed(0)
 
         def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
+            # The first prompt's responses end after two tokens: its rows leave the cache.
             return (rows < group_size) & (step == 1)
 
         decoding = Decoding(max_new_tokens=few_tokens(self.model, prompt_mask[:4]))

@@ -3,10 +3,9 @@
 Shared: one row [prompt | r1 .. rG] with a tree mask (a response attends to the prompt and itself)
 and position ids that restart after the prompt, so that a prompt is computed once for its G
 responses. Packed: row i is [prompt | response i | padding], see
-:func:`klrl.language.plain.packed_states`. Padded: row i is [padding | prompt | response i], the
-usual layout, with mask and position ids. Shared rows are packed to the left too, and the last token
-of a response is left out, since nothing is predicted from it. Heads and log-softmaxes follow on
-response tokens alone, in :mod:`klrl.language.vocabulary`.
+:func:`klrl.language.plain.packed_states`. Shared rows are packed to the left too, and the last
+token of a response is left out, since nothing is predicted from it. Heads and log-softmaxes follow
+on response tokens alone, in :mod:`klrl.language.vocabulary`.
 """
 
 from __future__ import annotations
@@ -43,33 +42,8 @@ from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
 
 
-def padded_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """The states from one row per response; position ids from the attention mask.
-
-    Args:
-        model: a causal LM.
-        batch: [B].
-
-    Returns:
-        [B, R, D], differentiable.
-
-    Raises:
-        ValueError: longer than the model's context.
-    """
-    check_length(unwrapped(model), int(batch[ATTENTION].sum(1).max()))
-    attention = batch[ATTENTION][:, :-1]
-    with without_dropout(model):
-        output = backbone(model)(
-            input_ids=batch["tokens", "full"][:, :-1],
-            attention_mask=attention.long(),
-            position_ids=positions(attention),
-            use_cache=False,
-        )
-    return output.last_hidden_state[:, prompt_length(batch) - 1 :]
-
-
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
-    """The states from one row per prompt and its G responses; equal to :func:`padded_states`.
+    """The states from one row per prompt and its G responses; equal to :func:`packed_states`.
 
     Args:
         model: a causal LM whose attention takes a 4-D mask.
@@ -173,23 +147,21 @@ def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
 class Layout:
     """The layout in which a model is scored, and why.
 
-    Attributes:
+    Args:
         group_size: G.
-        shared: one row per prompt, else one per response.
+        shared: one row per prompt, else one per response, packed.
         reason: a line of the preflight: the comparison, or why rows are not shared.
-        packed: rows of one response have their padding on the right, else on the left.
     """
 
     group_size: int
     shared: bool
-    reason: str
-    packed: bool = False
+    reason: str = ""
 
     def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
         """The hidden states [B, R, D] before each response token, differentiable."""
         if self.shared:
             return shared_states(model, batch, self.group_size)
-        return packed_states(model, batch) if self.packed else padded_states(model, batch)
+        return packed_states(model, batch)
 
     def next_tokens(
         self, model: nn.Module, batch: TensorDictBase, temperature: float
@@ -209,28 +181,24 @@ class Layout:
         return torch.cat(states)
 
 
-#: In words, by (shared, packed).
+#: In words, by ``Layout.shared``.
 NAMES = {
-    (True, False): "scored in one row per prompt",
-    (False, True): "scored in one row per response, padded on the right",
-    (False, False): "scored in one row per response",
+    True: "scored in one row per prompt",
+    False: "scored in one row per response, padded on the right",
 }
 
 
 @torch.no_grad()
-def self_check(
-    model: nn.Module, batch: TensorDictBase, group_size: int, scoring: str = "auto"
-) -> Layout:
+def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Layout:
     """Compare the layouts with the model's own log-probs on a few prompts, and choose one.
 
     Args:
         model: a causal LM.
         batch: [N x G].
         group_size: G.
-        scoring: ``collector.scoring``: auto begins with shared rows, padded with padded ones.
 
     Returns:
-        The first layout of shared, packed or padded, packed that is right to :data:`AGREEMENT`.
+        The first of shared and packed that is right to :data:`AGREEMENT`.
 
     Raises:
         ValueError: none is; or the head gives other logits than the model itself.
@@ -246,25 +214,22 @@ def self_check(
 
     def largest_difference(layout: Layout) -> float:
         plain, scored = plain_log_probs(model, few[rows]), scores(layout)
-        others = scores(Layout(group_size, False, "", packed=True))
+        others = scores(Layout(group_size, False))
         return max_off((scored[rows], plain), (scored, others))
 
-    refused = sharing_refused(model) if scoring == "auto" else "collector.scoring=padded"
+    refused = sharing_refused(model)
     wrong = [] if refused is None else [refused]
-    kinds = [(True, False)] if refused is None else []
-    kinds += [(False, True)] if scoring == "auto" else [(False, False), (False, True)]
-    for kind in kinds:
-        shared, packed = kind
-        layout = Layout(group_size, shared, "", packed)
+    for shared in (True, False) if refused is None else (False,):
+        layout = Layout(group_size, shared)
         try:
             off, bound = off_and_bound(model, partial(largest_difference, layout))
         except FAMILY_ERRORS as error:
-            wrong.append(f"{NAMES[kind]}: {reason_of(error)}")
+            wrong.append(f"{NAMES[shared]}: {reason_of(error)}")
             continue
         if off <= bound:
-            check = Check(f"{NAMES[kind]}, nats off plain log-probs", off, bound, "; ".join(wrong))
-            return replace(layout, reason=str(check))
-        wrong.append(f"{NAMES[kind]}: {off:.3g} nats off")
+            name = f"{NAMES[shared]}, nats off plain log-probs"
+            return replace(layout, reason=str(Check(name, off, bound, "; ".join(wrong))))
+        wrong.append(f"{NAMES[shared]}: {off:.3g} nats off")
     raise ValueError(
         f"{type(unwrapped(model)).__name__}: no way to score gives its own log-probs to {bound:g} "
         f"nats ({'; '.join(wrong)}); choose another model"

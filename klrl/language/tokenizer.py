@@ -26,9 +26,6 @@ def load_tokenizer(
         chat: whether a chat template is needed.
         setting: for messages, as in ``actor.model=...``.
         say: takes the line.
-
-    Raises:
-        ConfigError: no tokenizer, one that runs code, no EOS token, or no chat template.
     """
     settings = _read_settings(folder, setting)
     # The folder's tokenizer.json must win over the model's type: for a Qwen2 model, AutoTokenizer
@@ -75,9 +72,6 @@ def end_tokens(
         eos_token_id: of the model's generation config: a list, an id or None.
         setting: for messages, as in ``actor.model=...``.
         say: takes the line.
-
-    Raises:
-        ConfigError: the list has an id that is no token.
     """
     listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
     for token in listed:

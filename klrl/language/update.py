@@ -175,11 +175,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def _measures(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """log pi_theta of the tokens, its divergence from pi_ref, KL(old||new); [B, R].
-
-        The divergence is exact, and None where the loss does not charge it so; KL(old||new) is
-        over the whole vocabulary, or k3 of the token.
-        """
+        """log pi_theta of the tokens, its charged divergence if exact, KL(old||new); [B, R]."""
         against: list[Against] = []
         charged = self.loss.reference_estimator == "exact" and self.reference is not None
         if charged and self.reference is not None:

@@ -98,12 +98,8 @@ class Measure:
 class Verdict:
     """What :func:`verify_run` found.
 
-    Attributes:
-        bounds: the largest difference that is allowed, and the largest mean, nats per token.
-        measures: of the policy, the reference and their KL, as far as the run has them.
-        not_computed: by measure the samples whose weights are gone.
-        problems: what is wrong beside numbers, a line each.
-        notes: which checkpoints were left out; a line each.
+    ``bounds`` are the largest difference and the largest mean that are allowed, nats per token;
+    ``not_computed`` is by measure the number of samples whose weights are gone.
     """
 
     bounds: tuple[float, float]
@@ -243,9 +239,6 @@ class Sources:
         notes: checkpoints that are damaged, a line each.
         vouched: whether the model's own weights are known to be the run's. Only a checkpoint that
             needs them beside it has a digest of them.
-
-    Raises:
-        ConfigError: the model is missing, or a checkpoint's digest is of another.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:

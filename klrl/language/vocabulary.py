@@ -33,10 +33,7 @@ LARGE_VOCABULARY = 2**18
 class NextTokens:
     """The next-token distributions at every position of B responses.
 
-    Attributes:
-        states: [B, R, D], the hidden state that predicts each response token.
-        head: states -> logits.
-        temperature: the distribution is softmax(logits / temperature).
+    They are softmax(head(states) / temperature), with states [B, R, D].
     """
 
     states: Tensor

@@ -21,9 +21,6 @@ class WeightedRewards:
         names: of the functions.
         weights: ``env.reward_weights``; None for 1 each.
         timeout: seconds that a call of one may take; None for no limit.
-
-    Raises:
-        ConfigError: see :func:`find_reward`.
     """
 
     def __init__(
@@ -45,19 +42,11 @@ class WeightedRewards:
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
     ) -> dict[str, Tensor]:
-        """Each function's scores [B] by its label, unweighted; arguments as of :class:`Reward`.
-
-        Raises:
-            RewardError: a function failed.
-        """
+        """Each function's scores [B] by its label, unweighted; arguments as of :class:`Reward`."""
         return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The scores [B]: the weighted sum of :meth:`parts`.
-
-        Raises:
-            RewardError: float32 cannot hold one.
-        """
+        """The scores [B]: the weighted sum of :meth:`parts`."""
         weighted = zip(self._weights, parts.values(), strict=True)
         scores = torch.stack([weight * part for weight, part in weighted]).sum(0)
         if not scores.isfinite().all():

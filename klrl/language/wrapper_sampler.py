@@ -30,10 +30,10 @@ from klrl.language.plain import (
     max_off,
     off_and_bound,
     off_plain,
+    packed_states,
     reason_of,
 )
 from klrl.language.sampler import Decoding, SpecialTokens
-from klrl.language.scoring import padded_states
 from klrl.language.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
 
@@ -141,12 +141,9 @@ class WrapperSampler:
         tokens: Tensor,
         temperature: float,
     ) -> Responses:
-        """Compute masks and log-probs from the tokens alone; the wrapper's own are wrong.
-
-        Its masks are by value (with pad == eos the EOS is lost); its log-probs ignore the
-        temperature and are 0 at the first token. Here a response ends with its first EOS, and its
-        log-probs are recomputed.
-        """
+        """Masks and log-probs from the tokens alone."""
+        # The wrapper's masks are by value (with pad == eos the EOS is lost); its log-probs ignore
+        # the temperature and are 0 at the first token.
         ends = torch.isin(tokens, torch.tensor(self.special.eos, device=tokens.device))
         mask = (ends.long().cumsum(1) - ends.long()) == 0
         used = int(mask.sum(1).max())
@@ -156,7 +153,7 @@ class WrapperSampler:
             log_probs=torch.zeros(tokens.shape[0], used, device=tokens.device),
             truncated=~(ends & mask).any(1),
         )
-        states = padded_states(self.model, make_batch(prompt, prompt_mask, unscored, group_size))
+        states = packed_states(self.model, make_batch(prompt, prompt_mask, unscored, group_size))
         log_probs = response_log_probs(
             NextTokens(states, head(self.model), temperature), unscored.tokens, unscored.mask
         )

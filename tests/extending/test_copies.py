@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klrl.language.base_model import build
+from benchmarks.sort_digits_base import build
 from tests.extending.page import SHORT
 from tests.language.conftest import QUICK as LANGUAGE
 from tests.language.conftest import QUICK_MODEL

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.sort_digits_base import Recipe, build
 from klrl.__main__ import main
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
-from klrl.language.base_model import Recipe, build
 from tests.runs.commands import last_choices
 
 QUICK_MODEL = Recipe(

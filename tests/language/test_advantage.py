@@ -133,7 +133,7 @@ def test_gae_by_hand(gamma, lmbda) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shared", [False, True], ids=["padded", "shared"])
+@pytest.mark.parametrize("shared", [False, True], ids=["packed", "shared"])
 def test_the_value_is_that_of_the_prefix(family, shared) -> None:
     """w . h + b of the last hidden state of prompt and tokens before t, by plain transformers."""
     from tests.language.toys import rows

@@ -1,48 +1,52 @@
-"""The base model: what it learns from, when it stops, and a cache that nothing can break."""
+"""The base model of ``env=sort_digits``: the files that klrl has, and the recipe that made them."""
 
 from __future__ import annotations
 
 import json
-import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
 
-from klrl.base.cache import cache_dir
-from klrl.base.errors import ConfigError
-from klrl.language import base_model as module
-from klrl.language.base_model import (
+from benchmarks import sort_digits_base as module
+from benchmarks.sort_digits_base import (
     Recipe,
-    base_model,
+    build,
     make_model,
+    make_tokenizer,
     recipe_for,
     sampled_accuracy,
 )
 from klrl.language.model import load_causal_lm
-from klrl.language.prompts import Prompt, PromptBatch, left_pad
-from klrl.language.sort_digits import SortDigits, make_tokenizer
+from klrl.language.prompts import Prompt, PromptBatch, PromptStream, left_pad
+from klrl.language.sort_digits import BASE_MODEL, SortDigits
 from tests.transforms import llm_toys as toys
 
 #: A second's work: four updates of a model of a few thousand parameters.
 QUICK = Recipe(hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0)
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+def test_the_model_that_klrl_has_is_the_recipes() -> None:
+    """As large, with its tokenizer; on problems that it has not seen, its reward is the target."""
+    lm = load_causal_lm(BASE_MODEL, chat=True)
+    built = json.loads((BASE_MODEL / "built.json").read_text())
+    assert built["recipe"] == asdict(Recipe())
+    assert lm.context == Recipe().context == 256
+    # Tied embeddings; per layer q, k, v, o, then gate, up, down, then two norms; one last norm.
+    by_hand = 18 * 96 + 3 * (4 * 96 * 96 + 3 * 96 * 256 + 2 * 96) + 96
+    assert sum(p.numel() for p in lm.model.parameters()) == by_hand == built["parameters"]
+    made = make_tokenizer()
+    assert lm.tokenizer.get_vocab() == made.get_vocab()
+    assert lm.tokenizer.chat_template == made.chat_template
+    problems = PromptStream(SortDigits(seed=1, split="eval"), lm.tokenizer, None).take(512)
+    torch.manual_seed(0)
+    reward = sampled_accuracy(lm.model, lm.tokenizer, problems, 9)
+    assert reward == pytest.approx(0.3, abs=0.06)  # three standard errors
 
 
 # ------------------------------------------------------------------------------------- learning
-
-
-def test_the_default_model_has_as_many_parameters_as_by_hand() -> None:
-    model = make_model(Recipe(), make_tokenizer())
-    # Tied embeddings; per layer q, k, v, o, then gate, up, down, then two norms; one last norm.
-    by_hand = 18 * 96 + 3 * (4 * 96 * 96 + 3 * 96 * 256 + 2 * 96) + 96
-    assert sum(parameter.numel() for parameter in model.parameters()) == by_hand == 334_176
 
 
 @pytest.mark.parametrize("shots", [0, 2])
@@ -131,34 +135,16 @@ def test_the_measured_reward_counts_right_answers_that_ended() -> None:
     assert asked == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def test_a_target_out_of_reach_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_target_out_of_reach_is_told() -> None:
+    recipe = replace(QUICK, target=1.0, steps=8)
+    tokenizer = make_tokenizer()
     with pytest.raises(RuntimeError, match=r"reached reward 0.00 after 8 updates, not 1; "):
-        base_model(replace(QUICK, target=1.0, steps=8), tmp_path)
-    assert files(tmp_path) == []
+        module.train(make_model(recipe, tokenizer), tokenizer, recipe)
 
 
 def test_shots_take_a_smaller_batch() -> None:
     assert recipe_for(4, 8, 0) == Recipe()
     assert recipe_for(3, 6, 4) == Recipe(3, 6, 4, batch=32)
-
-
-# ---------------------------------------------------------------------------------------- cache
-
-
-def test_it_is_built_once_and_loads_like_any_other_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = base_model(QUICK, tmp_path)
-    told = json.loads((folder / "built.json").read_text())
-    assert told["steps"] == 4
-    assert told["recipe"]["hidden"] == 16
-    assert (folder / "model.safetensors").is_file()
-    loaded = load_causal_lm(folder, chat=True)
-    assert sum(p.numel() for p in loaded.model.parameters()) == told["parameters"]
-    assert loaded.context == 256
-    assert loaded.tokenizer.pad_token_id not in loaded.eos
-    monkeypatch.setattr(module, "build", lambda *_: pytest.fail("built again"))
-    assert base_model(QUICK, tmp_path) == folder
 
 
 def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
@@ -168,126 +154,17 @@ def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first = base_model(QUICK, tmp_path / "a")
+    build(QUICK, tmp_path / "a")
     assert torch.equal(torch.rand(3), expected)
     torch.set_num_threads(2)
     try:
-        second = base_model(QUICK, tmp_path / "b")
+        build(QUICK, tmp_path / "b")
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second)]
-    assert weights[0] == weights[1]
-    other = base_model(replace(QUICK, seed=1), tmp_path / "b")
-    assert (other / "model.safetensors").read_bytes() != weights[0]
-
-
-def test_it_learns_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums over several threads would differ from machine to machine."""
-    threads = []
-    monkeypatch.setattr(module, "train", lambda *_: threads.append(torch.get_num_threads()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        base_model(QUICK, tmp_path)
-    finally:
-        torch.set_num_threads(before)
-    assert threads == [1]
-
-
-def test_the_key_moves_with_everything_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {Recipe().key, Recipe(seed=1).key, Recipe(shots=4).key, Recipe(lr=2e-3).key}
-    for name, value in (
-        ("VERSION", 2),
-        ("CHAT_TEMPLATE", ""),
-        ("VOCABULARY", ()),
-        ("transformers", SimpleNamespace(__version__="0")),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(module, name, value)
-            keys.add(Recipe().key)
-    assert len(keys) == 8
-    assert Recipe().key == Recipe().key
-
-
-def test_ctrl_c_leaves_nothing_and_the_next_build_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*args: object) -> None:
-        (Path(args[1]) / "half").write_text("a half")  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "build", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            base_model(QUICK, tmp_path)
-    assert files(tmp_path) == []
-    assert (base_model(QUICK, tmp_path) / "built.json").is_file()
-
-
-def test_what_a_killed_build_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / f".sort_digits-{QUICK.key}-abc"
-    left.mkdir()
-    (left / "model.safetensors").write_text("a half")
-    folder = base_model(QUICK, tmp_path)
-    assert files(tmp_path) == [folder.name]
-
-
-def test_two_at_once_build_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started, go_on, builds, found = threading.Event(), threading.Event(), [], []
-
-    def slow(recipe: Recipe, folder: Path) -> None:
-        builds.append(folder)
-        started.set()
-        assert go_on.wait(10)
-        (folder / "built.json").write_text("{}")
-
-    monkeypatch.setattr(module, "build", slow)
-    ask = [
-        threading.Thread(target=lambda: found.append(base_model(QUICK, tmp_path))) for _ in range(2)
-    ]
-    ask[0].start()
-    assert started.wait(10)
-    ask[1].start()
-    ask[1].join(0.3)
-    assert ask[1].is_alive()
-    go_on.set()
-    for thread in ask:
-        thread.join(10)
-    assert len(builds) == 1
-    assert found == [tmp_path / f"sort_digits-{QUICK.key}"] * 2
-    assert "another process is building the base model" in capsys.readouterr().out
-
-
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="XDG_CACHE_HOME: the base model cannot be written") as e:
-        base_model(QUICK, tmp_path / "file" / "klrl")
-    assert "\n" not in str(e.value)
-
-
-def test_the_cache_stands_where_the_system_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_dir() == tmp_path / ".cache" / "klrl"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    assert cache_dir() == tmp_path / "elsewhere" / "klrl"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_dir() == tmp_path / ".cache" / "klrl"
-
-
-def test_saved_weights_are_the_trained_ones(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer()
-    folder = base_model(QUICK, tmp_path)
-    with torch.random.fork_rng():
-        torch.manual_seed(QUICK.seed)
-        model = make_model(QUICK, tokenizer)
-        module.train(model, tokenizer, QUICK)
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    build(replace(QUICK, seed=1), tmp_path / "c")
+    a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+    loaded = load_causal_lm(tmp_path / "a", chat=True).model.state_dict()
+    assert all(torch.equal(loaded[name], a[name]) for name in a)

@@ -23,11 +23,10 @@ from klrl.language.batch import (
     set_scores,
     take_prompts,
 )
-from klrl.language.causal_lm import head
 from klrl.language.parts import LanguageParts
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.scoring import Layout, padded_states
-from klrl.language.vocabulary import NextTokens, exact_token_kl, response_log_probs
+from klrl.language.scoring import Layout
+from klrl.language.vocabulary import exact_token_kl, response_log_probs
 from klrl.train.preflight import kl_at_start
 from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
@@ -128,7 +127,7 @@ def sampled_batch(temperature=1.0, model=None, special=SPECIAL):
 def test_another_temperature_is_found(scored_at, ok) -> None:
     model = network()
     found, batch = sampled_batch(0.7, model)
-    policy = NextTokens(padded_states(model, batch), head(model), scored_at)
+    policy = Layout(GROUP, False).next_tokens(model, batch, scored_at)
     again = response_log_probs(policy, found.tokens, found.mask)
     check = preflight.sampled_against_recomputed(found.log_probs, again, found.mask, torch.float32)
     assert check.ok == ok

@@ -1,4 +1,4 @@
-"""Data sets: JSON lists, parquet; splits; template arguments; columns that nothing reads."""
+"""Data sets: JSON lines, and what datasets reads; splits; template arguments; unread columns."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ def test_a_prompt_may_be_a_conversation() -> None:
         read_prompts("data.jsonl")
 
 
-def test_a_json_list_and_a_folder_of_jsonl_are_read_without_any_package() -> None:
-    Path("data.json").write_text(json.dumps(ROWS, indent=1))
-    assert [p.row for p in read_prompts("data.json")] == ROWS
-    assert read_prompts("data.json")[3].origin == "env.data=data.json row 4"
+def test_a_folder_of_jsonl_is_read_without_any_package() -> None:
     Path("folder").mkdir()
     for name, rows in (("train", ROWS[:6]), ("test", ROWS[6:])):
         text = "\n".join(map(json.dumps, rows))
@@ -63,25 +60,16 @@ def test_a_folder_without_splits_is_read_whole() -> None:
         read_prompts("empty")
 
 
-@pytest.mark.parametrize("text", ["[]", '["a"]', '[{"answer": 1}]', "[1, 2"])
-def test_a_json_list_without_prompts_is_refused(text: str) -> None:
-    Path("data.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"env.data=data.json( row 1)?: ") as caught:
-        read_prompts("data.json")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [r'{"prompt": "a\ud800b"}', r'{"prompt": "a", "answer": ["\uDC00"]}'],
-)
-def test_half_of_a_character_in_a_json_list_is_refused_by_its_row(row: str) -> None:
-    """As in JSON lines; a tokenizer ends in a TypeError."""
-    Path("data.json").write_text(rf'[{{"prompt": "\ud83d\ude00"}}, {row}]')
-    with pytest.raises(ConfigError, match="data.json row 2: not JSON .*surrogates not allowed"):
-        read_prompts("data.json")
-    Path("data.json").write_text(r'[{"prompt": "\ud83d\ude00"}]')
-    assert read_prompts("data.json")[0].content == "\N{GRINNING FACE}"
+def test_a_json_list_is_read_by_datasets() -> None:
+    pytest.importorskip("datasets")
+    Path("data.json").write_text("\n" + json.dumps(ROWS, indent=1))
+    assert [p.row for p in read_prompts("data.json")] == ROWS
+    assert read_prompts("data.json")[3].origin == "env.data=data.json row 4"
+    for content in ("[]", '["a"]', '[{"answer": 1}]', "[1, 2"):
+        Path("data.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"env.data=data.json( row 1)?: ") as caught:
+            read_prompts("data.json")
+        assert "\n" not in str(caught.value)
 
 
 def test_what_describes_a_data_set_is_none_of_its_data() -> None:
@@ -99,11 +87,12 @@ def test_what_describes_a_data_set_is_none_of_its_data() -> None:
         read_prompts("described")
 
 
-def test_parquet_without_the_package_is_refused_with_the_remedy(monkeypatch) -> None:
-    Path("data.parquet").write_bytes(b"PAR1")
+@pytest.mark.parametrize(("file", "content"), [("d.parquet", "PAR1"), ("d.json", "[]")])
+def test_what_only_datasets_reads_is_refused_without_it(monkeypatch, file, content) -> None:
+    Path(file).write_text(content)
     monkeypatch.setattr("klrl.language.data.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"data.parquet: .* datasets is not .*klrl\[data\]"):
-        read_prompts("data.parquet")
+    with pytest.raises(ConfigError, match=rf"{file}: .* datasets is not .*klrl\[data\]"):
+        read_prompts(file)
 
 
 def parquet(rows: list[dict], file: str) -> None:

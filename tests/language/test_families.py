@@ -1,6 +1,6 @@
 """Families of causal LMs: sampled, scored and learned from as plain transformers says, or refused.
 
-The truth, and the list, are in ``benchmarks/families.py``.
+docs/families.md has what these and ninety others gave on a date.
 """
 
 from __future__ import annotations
@@ -13,18 +13,6 @@ import pytest
 import torch
 from transformers import RwkvForCausalLM
 
-from benchmarks.families import (
-    FAMILIES,
-    GROUP,
-    HEADER,
-    PAGE,
-    Row,
-    measure,
-    on_page,
-    page,
-    tiny,
-    truth,
-)
 from klrl.language import model_files, scoring, wrapper_sampler
 from klrl.language.batch import make_batch, response_mask
 from klrl.language.causal_lm import OwnHead, backbone, head
@@ -37,7 +25,8 @@ from klrl.language.vocabulary import response_log_probs
 from klrl.language.wrapper_sampler import WrapperSampler
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import evaluate_run
-from tests.language.toys import prompts, rollout
+from tests.language.families import tiny, truth
+from tests.language.toys import GROUP, prompts, rollout
 from tests.transforms.llm_toys import tokenizer
 
 #: Their own words, about kernels that are not installed and arguments that they ignore.
@@ -46,71 +35,63 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
 ]
 
-#: One of each kind: plain attention, alibi, windows and a capped head, attention and SSM with a
-#: scaled head, latent attention, SSM with a cache by another name, a polluted state, not causal.
+#: How they are sampled and scored. Plain attention, also with latent keys, distances by slot
+#: (alibi), windows and chunks, attention beside a state, experts, states alone; heads that scale,
+#: shift or cap logits.
 KINDS = {
     "llama": ("shared", "shared"),
+    "opt-projected": ("shared", "shared"),
+    "gptj": ("shared", "shared"),
     "cohere": ("shared", "shared"),
+    "granite": ("shared", "shared"),
+    "nanochat": ("shared", "shared"),
     "deepseek_v3": ("shared", "shared"),
+    "bert": ("shared", "shared"),
     "bloom": ("copied", "packed"),
+    "mpt": ("copied", "packed"),
+    "falcon-alibi": ("copied", "packed"),
     "gemma2": ("copied", "packed"),
+    "llama4_text": ("copied", "packed"),
+    "falcon_h1": ("copied", "packed"),
     "granitemoehybrid": ("copied", "packed"),
-    "mamba": ("repeated", "packed"),
+    "mixtral": ("copied", "packed"),
+    "phimoe": ("copied", "packed"),
+    "mamba": ("plain", "packed"),
     "rwkv": ("plain", "packed"),
-    "xlnet": ("", ""),
 }
 SPECIAL = SpecialTokens((2,), 0)
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_a_family_is_right_or_refused(family: str) -> None:
-    row = measure(family)
-    assert row.verdict == ("right" if all(KINDS[family]) else "refused")
-    assert (row.way, row.layout) == KINDS[family]
-    assert on_page(PAGE.read_text())[family][1:3] == KINDS[family]
-    if not row.way:
-        assert row.refusal.startswith("XLNetLMHeadModel: no way to sample gives its own log-probs")
+def test_a_family_is_sampled_and_scored_as_plain_transformers_says(family: str) -> None:
+    """Temperature .7, prompts of 5, 14 and 9 tokens, responses of 12: beyond every window."""
+    model, (ids, mask) = tiny(family), prompts(lengths=(5, 14, 9), pads=2)
+    sampler = CacheSampler(model, SPECIAL)
+    sampler.self_check(ids, mask, GROUP)
+    generator = torch.Generator().manual_seed(1)
+    responses = sampler(ids, mask, GROUP, Decoding(12, 0.7), generator)
+    batch = make_batch(ids, mask, responses, GROUP)
+    layout = self_check(model, batch, GROUP)
+    assert (sampler.way, "shared" if layout.shared else "packed") == KINDS[family]
+    with torch.no_grad():
+        scored = response_log_probs(
+            layout.next_tokens(model, batch, 0.7), responses.tokens, responses.mask
+        )
+    true = truth(model, batch, 0.7)
+    assert true[responses.mask].min() < -1  # no flat distribution
+    torch.testing.assert_close(responses.log_probs.double(), true, atol=1e-4, rtol=0)
+    torch.testing.assert_close(scored.double(), true, atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", range(8))
-def test_the_page_is_what_is_measured(part: int) -> None:
-    """All families; the differences themselves are rounding."""
-    cells = on_page(PAGE.read_text())
-    assert set(cells) == set(FAMILIES)
-    for family in list(FAMILIES)[part::8]:
-        row = measure(family)
-        assert row.verdict != "WRONG", row
-        written = cells[family]
-        assert (written[1], written[2]) == (row.way, row.layout), family
-        assert written[5].partition(":")[0] == row.verdict, family
-
-
-def test_the_page_has_enough_families_and_none_is_wrong() -> None:
-    cells = on_page(PAGE.read_text())
-    right = [family for family, row in cells.items() if row[-1] == "right"]
-    assert len(right) >= 45
-    assert all(row[-1] == "right" or row[-1].startswith("refused: ") for row in cells.values())
-
-
-def test_a_wrong_row_is_told_as_one() -> None:
-    rows = [
-        Row("llama", "shared", "shared", 1e-6, 1e-6),
-        Row("gpt2", "copied", "packed", 2.5, 1e-6),
-        Row("opt", "plain", "packed", 0.0, float("nan")),
-        Row("xlm", refusal="why"),
-    ]
-    assert [row.verdict for row in rows] == ["right", "WRONG", "WRONG", "refused"]
-    text = page(rows)
-    assert "4 rows: 1 right, 1 refused, 2 wrong; sampled 1 shared, 1 copied, 0 repeated" in text
-    assert on_page(text)["gpt2"] == ("gpt2", "copied", "packed", "2e+00", "1e-06", "WRONG")
-    assert len(HEADER) == len(rows[0].cells)
+def test_a_family_that_is_not_causal_is_refused() -> None:
+    model, (ids, mask) = tiny("xlnet"), prompts(pads=2)
+    with pytest.raises(ValueError, match="XLNetLMHeadModel: no way to sample gives its own log-pr"):
+        CacheSampler(model, SPECIAL).self_check(ids, mask, GROUP)
 
 
 # ------------------------------------------------------------------------------------------- heads
 
-HEADS = ("cohere", "granite", "gemma2", "gemma3_text", "falcon_h1", "bert", "nanochat", "gptj")
+HEADS = ("cohere", "granite", "gemma2", "falcon_h1", "bert", "nanochat", "gptj")
 
 
 @pytest.mark.parametrize("family", [*HEADS, "opt-projected", "llama4_text"])
@@ -150,7 +131,7 @@ def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
 
 
 def test_a_plain_head_is_the_output_embedding() -> None:
-    for family in ("llama", "gpt2", "mamba"):
+    for family in ("llama", "mamba"):
         model = tiny(family)
         assert head(model) is model.get_output_embeddings()
     assert isinstance(head(tiny("cohere")), OwnHead)
@@ -196,10 +177,9 @@ def _truth_with_gradient(model, batch) -> torch.Tensor:
 def test_a_state_that_padding_pollutes_is_seen() -> None:
     """RWKV ignores the mask: a short prompt's row in a batch is not what it is alone."""
     model, (ids, mask) = tiny("rwkv"), prompts()
-    padded = self_check(model, rollout(pads=3), GROUP, "padded")
-    assert padded.packed
-    assert "scored in one row per response: " in padded.reason
-    assert "nats off" in padded.reason
+    layout = self_check(model, rollout(pads=3), GROUP)
+    assert not layout.shared
+    assert "scored in one row per prompt: " in layout.reason
     with pytest.raises(ValueError, match=r"generate draws from log-probs [0-9.]+ nats off plain"):
         WrapperSampler(model, None, SPECIAL).self_check(ids, mask, GROUP)
 
@@ -213,8 +193,8 @@ def test_the_wrapper_is_compared_with_something_else_than_itself(monkeypatch, mi
     if mixed:
         compute_in_bfloat16(model)
         assert sampler.self_check(ids, mask, GROUP).ok
-    right = wrapper_sampler.padded_states
-    monkeypatch.setattr(wrapper_sampler, "padded_states", lambda *args: 1.03 * right(*args))
+    right = wrapper_sampler.packed_states
+    monkeypatch.setattr(wrapper_sampler, "packed_states", lambda *args: 1.03 * right(*args))
     with pytest.raises(ValueError, match="nats off plain ones"):
         sampler.self_check(ids, mask, GROUP)
 
@@ -232,7 +212,7 @@ def test_mixed_precision_hides_no_way_that_is_wrong(monkeypatch) -> None:
     assert "shared: 0." in str(sampler.self_check(ids, mask, GROUP))
     assert sampler.way == "copied"
     layout = self_check(model, rollout(pads=3), GROUP)
-    assert (layout.shared, layout.packed) == (False, True)
+    assert not layout.shared
     with torch.no_grad():  # and it computes in bfloat16 as before
         assert torch.equal(model(input_ids=ids, use_cache=False).logits, rounded)
     assert rounded.dtype == torch.bfloat16
@@ -275,20 +255,9 @@ def test_rows_that_end_leave_every_cache(family: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("family", "line"),
-    [
-        pytest.param(
-            "lfm2",
-            "cache copied per response, nats off plain log-probs: ",
-            marks=pytest.mark.slow,
-        ),
-        ("rwkv", "no cache: every token from its whole row, nats off plain log-probs: "),
-    ],
-)
-def test_a_run_and_its_evaluations_take_one_sampler(family, line, tmp_path, exits) -> None:
+def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
     """From a folder, through training and both kinds of evaluation."""
-    model = tiny(family)
+    model = tiny("rwkv")
     model.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     Path("data.jsonl").write_text("\n".join(f'{{"prompt": "{"hello " * n}"}}' for n in (1, 4, 2)))
@@ -299,7 +268,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(family, line, tmp_path, exit
     folder = f"actor.model={tmp_path / 'model'}"
     code, out, err = exits(*words, folder, "eval.every=1", "eval.final=2")
     assert code == 0, err
-    assert f"preflight: {line}" in out
+    assert "preflight: no cache: every token from its whole row, nats off plain log-pr" in out
     assert "preflight: scored in one row per response, padded on the right" in out
     assert all(
         math.isfinite(row["kl/ref/exact"]) for row in read_rows(Path("run/metrics.jsonl"))[1:-1]

@@ -40,7 +40,7 @@ def by_hand(model, reference, batch, estimator, temperature):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("shared", [False, True], ids=["padded", "shared"])
+@pytest.mark.parametrize("shared", [False, True], ids=["packed", "shared"])
 @pytest.mark.parametrize("placement", ["reward", "loss", "split"])
 def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, placement) -> None:
     """Pad == eos, truncated responses, temperature .7, padding on both sides."""
@@ -71,7 +71,7 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
         assert not to_go[row, n:].any()
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["padded", "shared"])
+@pytest.mark.parametrize("shared", [False, True], ids=["packed", "shared"])
 def test_mean_kl_is_invariant_to_padding_split_and_order(shared) -> None:
     model, reference = network().double(), network(seed=1).double()
     layout = Layout(GROUP, shared, "")

@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.sort_digits_base import make_model, make_tokenizer
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.kl.reference import freeze
-from klrl.language.base_model import make_model
 from klrl.language.checks import SHOWN_FLOOR
 from klrl.language.rescore import rounding
-from klrl.language.sort_digits import make_tokenizer
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.language.conftest import QUICK_MODEL

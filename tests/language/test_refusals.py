@@ -11,8 +11,6 @@ from transformers import AutoModelForCausalLM
 from klrl.__main__ import compose, main
 from klrl.base.errors import ConfigError
 from klrl.config.checks import to_config
-from klrl.config.rules.language import BASE_CONTEXT
-from klrl.language.base_model import Recipe
 from tests.runs.commands import rows_of
 
 pytestmark = pytest.mark.integration
@@ -162,14 +160,6 @@ def test_a_tokenizer_without_template_or_pad(capsys, model: str, lacking: str) -
     else:
         assert (stop.value.code, len(said.err.splitlines())) == (2, 1)
         assert "no chat template" in said.err
-
-
-def test_the_base_model_has_the_context_that_the_checks_count_on() -> None:
-    assert Recipe().context == BASE_CONTEXT
-    words = ("experiment=sort_digits", "env.longest=8", "collector.max_new_tokens=20")
-    assert to_config(compose([*words, "env.shots=11"])).env.shots == 11  # 8 + 8 + 220 + 20 = 256
-    with pytest.raises(ConfigError, match=r"env.shots=12: with env.longest=8 leaves 0 of"):
-        to_config(compose([*words, "env.shots=12"]))
 
 
 @pytest.mark.parametrize("empty", ["", "' '"])

@@ -107,7 +107,7 @@ def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:
     [
         ["collector.temperature=0.7"],
         ["kl.placement=split", "kl.estimator=exact"],
-        ["kl.estimator=k3", "kl.allow_biased=true", "collector.scoring=padded"],
+        ["kl.estimator=k3", "kl.allow_biased=true"],
     ],
     ids=["temperature", "split", "k3"],
 )
@@ -342,13 +342,13 @@ def test_a_reward_function_that_fails_loses_nothing(exits, body: str, line: str)
 def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monkeypatch) -> None:
     from klrl.language import checks
 
-    layout = checks._layout
+    check = checks.self_check
 
-    def at_another_temperature(config, model, batch):
+    def at_another_temperature(model, batch, group_size):
         batch.set(LOG_PROBS, batch[LOG_PROBS] * 1.5)
-        return layout(config, model, batch)
+        return check(model, batch, group_size)
 
-    monkeypatch.setattr(checks, "_layout", at_another_temperature)
+    monkeypatch.setattr(checks, "self_check", at_another_temperature)
     code, _, err = exits()
     assert (code, len(err.splitlines())) == (2, 1)
     assert "preflight: sampled - recomputed log-probs, nats:" in err

@@ -199,10 +199,10 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(DynamicCache, "reorder_cache", no_copies)
-        line = settled()  # rows cannot leave a repeated cache either
+        line = settled()
     assert line.startswith("no cache: every token from its whole row, nats off plain log-probs: ")
     error = "AttributeError: no attribute 'reorder_cache'"
-    assert line.endswith(f"ok; copied: {error}; repeated: {error}")
+    assert line.endswith(f"ok; copied: {error}")
 
     sampler.way = "copied"
 
@@ -211,16 +211,8 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
         self.mask[:] = 1
 
     monkeypatch.setattr(module.CopiedCache, "__init__", wrong)
-    line = settled()
-    assert line.startswith("cache filled anew per response")
-    assert sampler.way == "repeated"
-
-    def stale(self, alive):
-        self.tokens = self.tokens[alive]
-
-    monkeypatch.setattr(module.RepeatedCache, "keep", stale)
     monkeypatch.setattr(module.Recomputed, "start", lambda self: 2 * self._last())
-    with pytest.raises(ValueError, match=r"no way to sample .*\(repeated: .*; plain: .*\); choose"):
+    with pytest.raises(ValueError, match=r"no way to sample .*\(copied: .*; plain: .*\); choose"):
         settled()
 
 

@@ -12,7 +12,7 @@ from klrl.language import scoring, vocabulary
 from klrl.language.batch import response_mask, take_prompts
 from klrl.language.causal_lm import head, sharing_refused
 from klrl.language.plain import packed_states
-from klrl.language.scoring import Layout, padded_states, self_check, shared_states
+from klrl.language.scoring import Layout, self_check, shared_states
 from klrl.language.vocabulary import (
     Against,
     NextTokens,
@@ -23,11 +23,8 @@ from klrl.language.vocabulary import (
 )
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
-PADDED, SHARED = Layout(GROUP, False, ""), Layout(GROUP, True, "")
-PACKED = Layout(GROUP, False, "", packed=True)
-LAYOUTS = pytest.mark.parametrize(
-    "layout", [PADDED, SHARED, PACKED], ids=["padded", "shared", "packed"]
-)
+PACKED, SHARED = Layout(GROUP, False), Layout(GROUP, True)
+LAYOUTS = pytest.mark.parametrize("layout", [SHARED, PACKED], ids=["shared", "packed"])
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -162,7 +159,7 @@ def test_numbers_do_not_depend_on_padding_split_or_order(layout, family) -> None
 def test_both_layouts_have_one_gradient(family) -> None:
     model, batch = network(family).double(), rollout(pads=3, tail=2)
     grads = []
-    for layout in (PADDED, SHARED, PACKED):
+    for layout in (SHARED, PACKED):
         model.zero_grad()
         log_probs(layout, model, batch).square().sum().backward()
         grads.append([p.grad.clone() for p in model.parameters()])
@@ -260,7 +257,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     model, batch = network(), rollout()
     model.config.layer_types = ["full_attention", "sliding_attention"]
     layout = self_check(model, batch, GROUP)
-    assert (layout.shared, layout.packed) == (False, True)
+    assert not layout.shared
     right = "scored in one row per response, padded on the right, nats off plain log-probs: "
     assert layout.reason.startswith(right)
     assert layout.reason.endswith("ok; its layers tell keys apart by slot (sliding_attention)")
@@ -269,7 +266,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     wrong = scoring.tree_mask
     monkeypatch.setattr(scoring, "tree_mask", lambda s, d: wrong(s.clamp_max(0), d))
     layout = self_check(network(), batch, GROUP)
-    assert (layout.shared, layout.packed) == (False, True)
+    assert not layout.shared
     assert re.search(r"; scored in one row per prompt: [0-9.]+ nats off$", layout.reason)
 
     def refuses(*args):
@@ -280,18 +277,6 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     assert layout.reason.endswith(
         "; scored in one row per prompt: ValueError: attention_mask must be 2-D"
     )
-
-
-def test_padded_rows_where_they_are_asked_for_and_right(monkeypatch) -> None:
-    model, batch = network(), rollout(pads=2)
-    layout = self_check(model, batch, GROUP, "padded")
-    assert (layout.shared, layout.packed) == (False, False)
-    assert layout.reason.endswith("ok; collector.scoring=padded")
-
-    monkeypatch.setattr(scoring, "positions", lambda mask: 2 * mask.long().cumsum(-1))
-    layout = self_check(model, batch, GROUP, "padded")
-    assert (layout.shared, layout.packed) == (False, True)
-    assert re.search(r"scored in one row per response: [0-9.]+ nats off$", layout.reason)
 
 
 def test_settings_that_forbid_sharing() -> None:
@@ -364,9 +349,7 @@ def test_gradient_checkpointing_gives_the_same_gradient() -> None:
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize(
-    "score", [padded_states, packed_states, lambda m, b: shared_states(m, b, GROUP)]
-)
+@pytest.mark.parametrize("score", [packed_states, lambda m, b: shared_states(m, b, GROUP)])
 def test_a_batch_longer_than_the_context_is_refused(score) -> None:
     """7 + 6 tokens: padding does not count."""
     model, batch = network(), rollout(pads=5, tail=5)

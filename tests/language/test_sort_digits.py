@@ -2,58 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from klrl.language.prompts import Prompt, PromptStream, encode
-from klrl.language.sort_digits import SortDigits, exact, make_tokenizer, proxy, split_of
+from klrl.language.sort_digits import BASE_MODEL, SortDigits, exact, proxy, split_of
+from klrl.language.tokenizer import load_tokenizer
 
+TOKENIZER = load_tokenizer(BASE_MODEL, chat=True, setting="")
 #: <|im_start|> user \n 5 3 1 <|im_end|> \n <|im_start|> assistant \n, by their place in the list.
 RENDERED = [2, 5, 4, 13, 11, 9, 3, 4, 2, 6, 4]
 
 
 def test_the_special_tokens_are_four_different_ones() -> None:
-    tokenizer = make_tokenizer()
     special = [
-        tokenizer.pad_token_id,
-        tokenizer.unk_token_id,
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
+        TOKENIZER.pad_token_id,
+        TOKENIZER.unk_token_id,
+        TOKENIZER.bos_token_id,
+        TOKENIZER.eos_token_id,
     ]
     assert special == [0, 1, 2, 3]
-    assert len(tokenizer) == 18
+    assert len(TOKENIZER) == 18
 
 
 def test_a_prompt_is_rendered_token_by_token_as_by_hand() -> None:
     prompt = Prompt([{"role": "user", "content": "531"}])
-    assert encode(prompt, make_tokenizer()) == RENDERED
+    assert encode(prompt, TOKENIZER) == RENDERED
 
 
 def test_the_template_marks_the_answer_and_its_eos() -> None:
-    tokenizer = make_tokenizer()
     turns = [{"role": "user", "content": "531"}, {"role": "assistant", "content": "135"}]
-    out = tokenizer.apply_chat_template(
+    out = TOKENIZER.apply_chat_template(
         turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     assert out["input_ids"] == [*RENDERED, 9, 11, 13, 3, 4]
     assert out["assistant_masks"] == [0] * 11 + [1, 1, 1, 1, 0]
 
 
-def test_the_tokenizer_survives_being_saved() -> None:
-    make_tokenizer().save_pretrained("saved")
-    loaded = AutoTokenizer.from_pretrained(Path("saved"))
-    assert encode(Prompt([{"role": "user", "content": "531"}]), loaded) == RENDERED
-    assert loaded.decode([9, 11, 13]) == "135"
-    assert loaded("5x")["input_ids"] == [13, loaded.unk_token_id]
-
-
 @pytest.mark.parametrize("shots, mean", [(0, 14), (4, 94)])
 def test_prompts_have_8_tokens_the_digits_and_20_per_shot(shots: int, mean: int) -> None:
     problem_at = SortDigits(shots=shots)
-    batch = PromptStream(problem_at, make_tokenizer(), None).take(500)
+    batch = PromptStream(problem_at, TOKENIZER, None).take(500)
     digits = torch.tensor([len(prompt.row["digits"]) for prompt in batch.prompts])
     assert torch.equal(batch.mask.sum(1), 8 + digits + 20 * shots)
     assert set(digits.tolist()) == {4, 5, 6, 7, 8}

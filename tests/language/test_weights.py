@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import klrl
+from benchmarks.sort_digits_base import build
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
-from klrl.language.base_model import build
 from klrl.language.load import base_digest
 from klrl.language.lora import add_lora
 from tests.language.conftest import QUICK, QUICK_MODEL

@@ -18,8 +18,6 @@ from klrl.config.rules import refuse_empty, rule
 from klrl.config.schemas.learning import SHAPED
 
 _MOST_DIGITS = 64
-#: Positions of the small base model; a prompt takes 8 + digits tokens, and 20 more per shot.
-BASE_CONTEXT = 256
 #: Arguments of a chat template's rendering that klrl gives itself.
 _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation", "chat_template")
 
@@ -91,7 +89,7 @@ def check_model(c: LanguageConfig) -> None:
 
 @rule
 def check_digits(c: LanguageConfig) -> None:
-    """Lengths of lists that there are; shots that leave the base model room for a response."""
+    """Lengths of lists that there are; no shots for klrl's base model, which answers none so."""
     env = c.env
     if not isinstance(env, SortDigitsConfig):
         return
@@ -99,12 +97,11 @@ def check_digits(c: LanguageConfig) -> None:
         raise ConfigError(
             f"env.longest={env.longest}: give env.shortest={env.shortest} .. {_MOST_DIGITS}"
         )
-    room = BASE_CONTEXT - 8 - env.longest - 20 * env.shots
-    if c.actor.model is None and room < c.collector.max_new_tokens:
+    if c.actor.model is None and env.shots:
         raise ConfigError(
-            f"env.shots={env.shots}: with env.longest={env.longest} leaves {max(room, 0)} of "
-            f"the base model's {BASE_CONTEXT} tokens for a response of "
-            f"collector.max_new_tokens={c.collector.max_new_tokens}; choose fewer"
+            f"env.shots={env.shots}: klrl's base model (actor.model=null) has learned without "
+            "worked examples; set 0, or give a model: python -m benchmarks.sort_digits_base "
+            f"FOLDER --shots {env.shots} makes one"
         )
 
 

@@ -92,6 +92,5 @@ class SamplerConfig(ChoiceConfig):
     max_new_tokens: int = number(ge=1)
     temperature: float = number(gt=0)
     sampler: str = choice("cache", "wrapper")
-    scoring: str = choice("auto", "padded")
     samples_every: int = number(ge=0)
     samples_count: int = number(ge=1)

@@ -1,40 +1,62 @@
-"""The small base model of ``env=sort_digits``: trained once by supervised learning, then cached."""
+"""The small base model of ``env=sort_digits``: trained by supervised learning.
+
+    python -m benchmarks.sort_digits_base FOLDER              # makes the one in klrl/language/
+    python -m benchmarks.sort_digits_base FOLDER --shots 4    # for prompts with worked examples
+
+The same machine and versions of torch and transformers give the same bits: one thread, one seed.
+20 to 60 s.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Rules
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from klrl.base.files import replace_file
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
-from klrl.language.cached import cached
 from klrl.language.model_files import no_progress_bar
 from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
-from klrl.language.sort_digits import CHAT_TEMPLATE, VOCABULARY, SortDigits, exact, make_tokenizer
+from klrl.language.sort_digits import DIGITS, SortDigits, exact
 from klrl.runs.progress import duration
 
-#: Increase it with every change of the learning or of the problems that changes the model.
-VERSION = 1
+#: ChatML. The assistant's tokens, EOS included, are marked as generation.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCABULARY = (
+    *("<pad>", "<unk>", "<|im_start|>", "<|im_end|>"),
+    *("\n", "user", "assistant", "system"),
+    *DIGITS,
+)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of the base model; each recipe has its own cached model.
+    """The settings of the base model.
 
     Args:
         shortest: fewest digits of a problem.
@@ -69,19 +91,6 @@ class Recipe:
     context: int = 256
     seed: int = 0
 
-    @property
-    def key(self) -> str:
-        """The first 16 hex digits of a hash of everything that the weights depend on."""
-        inputs = {
-            **asdict(self),
-            "version": VERSION,
-            "vocabulary": VOCABULARY,
-            "template": CHAT_TEMPLATE,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-
     def problems(self, split: str) -> SortDigits:
         """The problems of a split: to learn from, or to measure on."""
         return SortDigits(self.shortest, self.longest, self.shots, self.seed, split)
@@ -96,28 +105,25 @@ def recipe_for(shortest: int, longest: int, shots: int) -> Recipe:
     return replace(recipe, batch=32) if shots else recipe
 
 
-# -------------------------------------------------------------------------------------- caching
-
-
-def base_model(recipe: Recipe | None = None, cache: Path | None = None) -> Path:
-    """The folder of the base model and its tokenizer; built first if the cache has none.
-
-    A build takes 20 to 60 s. Torch's random generator is left unchanged: a run is the same whether
-    the model was cached or built.
-
-    Args:
-        recipe: default: the one of ``experiment=sort_digits``.
-        cache: default: :func:`klrl.base.cache.cache_dir`.
-
-    Raises:
-        ConfigError: the cache folder cannot be written.
-        RuntimeError: the target was not reached.
-    """
-    recipe = recipe or Recipe()
-    return cached(f"sort_digits-{recipe.key}", partial(build, recipe), cache)
-
-
 # -------------------------------------------------------------------------------------- building
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """18 tokens: digits, roles, a new line, and four different ones for bos, eos, pad and unk."""
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = Rules(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"user|assistant|system|\n|."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
 
 
 def build(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -201,7 +207,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
                 reward = sampled_accuracy(model, tokenizer, held_out, recipe.longest + 1)
             seconds = time.monotonic() - started
             line.show(
-                f"base model, made once | {step:,} of at most {recipe.steps} updates | "
+                f"base model | {step:,} of at most {recipe.steps} updates | "
                 f"reward {reward:.2f} of {recipe.target:g} | {duration(seconds)}"
             )
             if step % recipe.measure_every == 0 and reward >= recipe.target:
@@ -275,3 +281,22 @@ def sampled_accuracy(model: Any, tokenizer: Tokenizer, batch: PromptBatch, longe
     responses = [text if eos else "" for text, eos, _ in ended]
     scores = exact([], responses, [prompt.row for prompt in batch.prompts])
     return sum(scores) / len(scores)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train a base model into a folder, and print what came out."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sort_digits_base",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path)
+    for name in ("shortest", "longest", "shots"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Recipe, name))
+    args = parser.parse_args(argv)
+    recipe = recipe_for(args.shortest, args.longest, args.shots)
+    print(json.dumps(build(recipe, args.folder)))
+
+
+if __name__ == "__main__":
+    main()
