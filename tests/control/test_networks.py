@@ -5,7 +5,6 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from klrl.base.errors import ConfigError
 from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
 from klrl.control.actor import make_agent
 from klrl.control.env import make_env
@@ -89,13 +88,6 @@ def test_a_shared_trunk_is_one_and_separate_losses_keep_the_critic_out_of_it() -
         trunk_learned = agent.policy_net.trunk[0].weight.grad is not None
         assert trunk_learned is not separate
         assert agent.value_net.head.weight.grad is not None
-
-
-def test_a_distribution_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="discrete"):
-        agent_for("CartPole-v1", "normal")
-    with pytest.raises(ConfigError, match="continuous"):
-        agent_for("Pendulum-v1", "categorical")
 
 
 def test_normalizer_is_numpys_mean_and_std_over_all_rollouts() -> None:

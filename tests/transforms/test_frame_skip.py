@@ -11,7 +11,8 @@ from torchrl.envs import Compose, FrameSkipTransform, SerialEnv, TransformedEnv
 
 from klrl.kl import SendToWorkers
 from tests.transforms.test_control_family import case
-from tests.transforms.test_places import COEF, KINDS, held
+from tests.transforms.test_places import KINDS, held
+from tests.transforms.toys import COEF
 
 SKIP = 4
 

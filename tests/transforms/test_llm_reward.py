@@ -107,10 +107,6 @@ def test_all_tokens_where_assistant_only_is_off() -> None:
         r = alone(model, torch.cat(pair)) - alone(reference, torch.cat(pair))
         real = data["masks", "all_attention_mask"][index]
         torch.testing.assert_close(out["kl_penalty"][index, real].squeeze(-1), r, atol=2e-5, rtol=0)
-    with pytest.raises(ValueError, match="assistant_only=False"):
-        KLRewardTransform(wrapper(reference, "tokens"), assistant_only=False)(
-            batch(model, response_only=True)
-        )
 
 
 def test_a_missing_reward_counts_as_zero_and_one_that_is_not_charged_stays() -> None:

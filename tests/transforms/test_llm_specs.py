@@ -11,7 +11,7 @@ from torchrl.envs.llm import ChatEnv
 
 from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import network, tokenizer, wrapper
-from tests.transforms.test_llm_env import QUERIES, Score, reset, sampler
+from tests.transforms.test_llm_env import Score, reset, sampler
 
 COEF = 0.5
 #: TorchRL 0.14.1's own: a deprecated argument of torch, a history that it reshapes, a forced zero.
@@ -128,21 +128,3 @@ def test_another_out_key_in_a_chat_is_told_and_written(in_key: str) -> None:
     assert after["reward"].flatten().tolist() == [10.0, 20.0]
     shaped = scores - COEF * after["kl_penalty"].sum((1, 2))
     torch.testing.assert_close(after["shaped"].sum((1, 2)), shaped)
-
-
-@pytest.mark.parametrize(
-    ("input_mode", "fault"),
-    [
-        ("history", (AssertionError, "tool_calls")),
-        ("tokens", (RuntimeError, "Failed to stack tensors")),
-    ],
-)
-def test_torchrls_chat_env_fails_check_env_specs_by_itself(input_mode: str, fault) -> None:
-    """No transform here: why the chat above is not checked so. Gone, when this fails."""
-    with set_list_to_stack(True):
-        env = ChatEnv(batch_size=(2,), tokenizer=tokenizer(), input_mode=input_mode)
-        with pytest.raises(RuntimeError, match="expects a tensordict"):
-            check_env_specs(env)
-        kind, words = fault
-        with pytest.raises(kind, match=words):
-            check_env_specs(env, tensordict=env.reset(TensorDict({"query": QUERIES}, [2])))

@@ -22,20 +22,16 @@ from torchrl.envs import (
     check_env_specs,
 )
 
-from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
+from klrl.kl import RetrieveKL
 from tests.transforms.test_control_family import case
+from tests.transforms.toys import COEF, charge
 
 pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
-COEF = 0.4
 KINDS = ("constrained", "retrieve", "legacy")
 
 
 def held(kind: str, actor: nn.Module, reference: nn.Module) -> nn.Module:
-    if kind == "constrained":
-        return KLConstrainedTransform(reference, COEF, kl_key="kl", raw_reward_key="raw")
-    if kind == "retrieve":
-        return RetrieveKL(actor, reference, coeff=COEF, kl_key="kl", raw_reward_key="raw")
-    return KLRewardTransform(reference, COEF, kl_key="kl", raw_reward_key="raw")
+    return charge(kind, actor, reference, raw_reward_key="raw")
 
 
 def appended(env: EnvBase, kl: nn.Module) -> TransformedEnv:
@@ -84,8 +80,10 @@ def check(batch, actor: nn.Module, reference: nn.Module, coef: float) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("cloned", [False, True])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "cloned"),
+    [*((place, False) for place in PLACES), ("second, nested", True), ("unwrapped", True)],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_place_charges_by_the_coefficient_that_the_user_holds(kind, place, cloned) -> None:
     env, actor, reference, _ = case("pendulum")
@@ -143,6 +141,10 @@ def test_in_a_replay_buffer(kind: str) -> None:
     coefficient(kl).fill_(0.0)
     sample = buffer.sample()
     torch.testing.assert_close(sample["next", "reward"], sample["next", "raw"])
+    charged = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=8, transform=kl)
+    charged.extend(kl(batch.clone()))
+    with pytest.raises(RuntimeError, match="already"):
+        charged.sample()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,8 @@ from klrl.control.env import make_env
 from klrl.kl import SendToWorkers
 from klrl.kl.policies import score
 from tests.transforms.heads import TwoHeads, two_headed_actor
-from tests.transforms.test_control_family import COEF, case, moved, transforms
+from tests.transforms.test_control_family import case, moved
+from tests.transforms.toys import COEF, charge
 
 #: Forked workers start in a moment; spawned ones import torch first.
 Workers = partial(ParallelEnv, 2, mp_start_method="fork")
@@ -54,7 +55,7 @@ def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -
     """An environment whose own transforms charge the KL."""
     actor, reference = policies(where)
     reward = ("agent", "reward") if where == "two heads" else "reward"
-    transform = transforms(reference, actor if shared is None else shared, reward)[name]
+    transform = charge(name, actor if shared is None else shared, reference, reward)
     inside = (SendToWorkers(actor), transform) if send else (transform,)
     if where == "two heads":
         env = TransformedEnv(TwoHeads())
@@ -78,14 +79,14 @@ def check_log_probs(batch, actor: nn.Module) -> None:
     torch.testing.assert_close(found, again, atol=1e-5, rtol=1e-5, msg="another action's log-prob")
 
 
-NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), ("retrieve", False)]
+NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), ("parts", False)]
 
 
 @pytest.mark.parametrize(
     ("where", "name", "send"),
     [("pendulum", *need) for need in NEEDS]
     + [pytest.param("cartpole", *need, marks=pytest.mark.slow) for need in NEEDS]
-    + [("tanh", "legacy", True), ("tanh", "retrieve", True)],
+    + [("tanh", "legacy", True), ("tanh", "parts", True)],
 )
 def test_workers_charge_what_one_process_charges_for_the_same_actions(where, name, send) -> None:
     actor, _ = policies(where)
@@ -179,7 +180,7 @@ def test_a_shared_policy_is_followed_by_retrieval_in_the_workers() -> None:
     actor, reference = policies("pendulum")
     actor.share_memory()
     kls = []
-    with closing(Workers(partial(worker, "pendulum", "retrieve", False, actor))) as env:
+    with closing(Workers(partial(worker, "pendulum", "parts", False, actor))) as env:
         for _ in range(2):
             with torch.no_grad():
                 batch = env.rollout(4, actor)
