@@ -82,6 +82,9 @@ def test_detach() -> None:
     for detach in (True, False):
         out = RetrieveKL(gen, ref, detach=detach)(conversation())["next"]
         assert out["kl_penalty"].requires_grad is not detach
+        if not detach:
+            out["kl_penalty"].sum().backward()
+            assert all(p.grad is not None for p in gen.model.parameters())
         out = KLRewardTransform(wrapper(network(), "tokens"), detach=detach)(batch(network()))
         assert out["next", "reward"].requires_grad is not detach
 

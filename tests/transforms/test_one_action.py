@@ -72,13 +72,3 @@ def test_one_action_has_a_kl_of_zero(way: str) -> None:
 def test_heads_with_one_action_each_have_a_kl_of_zero() -> None:
     after = KLRewardTransform(two_heads(), 0.5, kl_key="kl")(transition(two_heads()))["next"]
     assert torch.equal(after["kl"], torch.zeros(5, 1))
-
-
-@pytest.mark.parametrize("way", ["legacy", "constrained, k2", "constrained, exact"])
-def test_zeros_that_a_collector_filled_in_are_still_seen(way: str) -> None:
-    actor = policy(2)
-    data = transition(actor)
-    data["logits"][3:], data["action_log_prob"][3:] = 0.0, 0.0
-    with pytest.warns(UserWarning, match="a random action has no KL"):
-        after = charge(way, actor, actor)(data)["next"]
-    assert after["kl"].isnan().flatten().tolist() == [False] * 3 + [True] * 2
