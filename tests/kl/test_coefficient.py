@@ -20,8 +20,9 @@ from klrl.kl import (
 )
 from klrl.kl.charge import ReferenceKL
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.agents import moved
 from tests.losses.test_documented import Problem
-from tests.transforms.toys import COUNT, actor, moved
+from tests.transforms.toys import COUNT, actor
 
 
 def retrieve(**kwargs) -> RetrieveKL:

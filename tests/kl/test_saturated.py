@@ -9,8 +9,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import (
-    CompositeDistribution,
-    ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     set_composite_lp_aggregate,
@@ -24,6 +22,7 @@ from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
 from klrl.kl.policies import score
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.transforms.heads import composite
 
 COUNT = 4000
 PARAMS = ("loc", "scale")
@@ -152,8 +151,6 @@ def test_unsaturated_actions_are_scored_as_torchrl_scores_them() -> None:
 
 
 def two_heads(loc: float) -> ProbabilisticTensorDictSequential:
-    params = [("params", head, name) for head in ("near", "far") for name in PARAMS]
-
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -162,17 +159,7 @@ def two_heads(loc: float) -> ProbabilisticTensorDictSequential:
         def forward(self, seen):
             return *self.near(seen), *self.far(seen)
 
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(Both(), ["observation"], params),
-        ProbabilisticTensorDictModule(
-            in_keys=["params"],
-            out_keys=["near", "far"],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": {"near": TanhNormal, "far": TanhNormal}},
-            return_log_prob=True,
-            default_interaction_type="random",
-        ),
-    )
+    return composite(Both(), dict.fromkeys(("near", "far"), TanhNormal))
 
 
 def test_heads_of_a_composite() -> None:

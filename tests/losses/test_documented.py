@@ -32,7 +32,8 @@ from klrl.kl import (
     RetrieveLogProb,
 )
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
-from tests.transforms.toys import COUNT, actor, moved
+from tests.agents import moved
+from tests.transforms.toys import COUNT, actor
 
 
 class Problem:

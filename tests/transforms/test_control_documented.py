@@ -16,7 +16,8 @@ from klrl.kl import (
     KLRewardTransform,
     freeze,
 )
-from tests.transforms.toys import COUNT, actor, moved
+from tests.agents import moved
+from tests.transforms.toys import COUNT, actor
 
 
 def transition(policy: nn.Module, **rewards: float) -> TensorDict:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torchrl.collectors import Collector
 from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 
-from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.actor import make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
 from klrl.kl import (
@@ -19,32 +16,21 @@ from klrl.kl import (
     ReferenceModelLogProbTransform,
     RewardAdjustmentTransform,
     exact_kl,
-    freeze,
 )
+from tests.agents import agent_of, apart, gym
 from tests.transforms.heads import TwoHeads, two_headed_actor
 from tests.transforms.toys import COEF, charge
 
 pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
 
 
-def moved(actor: nn.Module, by: float = 0.3) -> tuple[nn.Module, nn.Module]:
-    """(a policy, the reference that it moved away from)."""
-    reference = freeze(actor)
-    with torch.no_grad():
-        for parameter in actor.parameters():
-            parameter.add_(by * torch.randn_like(parameter))
-    return actor, reference
-
-
 def case(name: str):
     """An environment, a policy, its reference and the key of the reward."""
     torch.manual_seed(0)
     if name == "two heads":
-        return TwoHeads(), *moved(two_headed_actor()), ("agent", "reward")
+        return TwoHeads(), *apart(two_headed_actor()), ("agent", "reward")
     env = VectorGymEnv({"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1"}[name], 2, seed=0)
-    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="mlp")
-    agent = make_agent(config, env, normalize=True, separate=False)
-    return env, *moved(agent.actor), "reward"
+    return env, *apart(agent_of(env).actor), "reward"
 
 
 WAYS = ("legacy", "constrained", "constrained, exact", "parts")
@@ -138,7 +124,7 @@ def test_each_part_is_usable_alone() -> None:
 
 
 def plain_env() -> TransformedEnv:
-    return make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=3)
+    return make_env(gym("Pendulum-v1", 1), seed=3)
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.services)])

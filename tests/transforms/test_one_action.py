@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import CompositeDistribution, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.modules import ProbabilisticActor
 
-from klrl.kl import KLRewardTransform
+from tests.transforms.heads import composite
 from tests.transforms.toys import charge
 
 WAYS = ["legacy", *(f"constrained, {name}" for name in ("k1", "k2", "k3", "exact")), "retrieve"]
@@ -34,25 +34,6 @@ def policy(actions: int) -> ProbabilisticActor:
     )
 
 
-def two_heads() -> ProbabilisticActor:
-    """Each with one action."""
-    heads = ("left", "right")
-    parameters = [("params", head, "logits") for head in heads]
-    return ProbabilisticActor(
-        TensorDictModule(nn.Sequential(Zeros(1), _Twice()), ["observation"], parameters),
-        ["params"],
-        out_keys=list(heads),
-        distribution_class=CompositeDistribution,
-        distribution_kwargs={"distribution_map": dict.fromkeys(heads, Categorical)},
-        return_log_prob=True,
-    )
-
-
-class _Twice(nn.Module):
-    def forward(self, logits):
-        return logits, logits.clone()
-
-
 def transition(actor: ProbabilisticActor) -> TensorDict:
     with torch.no_grad():
         data = actor(TensorDict({"observation": torch.randn(5, 3)}, [5]))
@@ -70,5 +51,11 @@ def test_one_action_has_a_kl_of_zero(way: str) -> None:
 
 
 def test_heads_with_one_action_each_have_a_kl_of_zero() -> None:
-    after = KLRewardTransform(two_heads(), 0.5, kl_key="kl")(transition(two_heads()))["next"]
+    class Both(Zeros):
+        def forward(self, seen):
+            logits = super().forward(seen)
+            return logits, logits.clone()
+
+    actor = composite(Both(1), dict.fromkeys(("left", "right"), Categorical))
+    after = charge("legacy", actor, actor)(transition(actor))["next"]
     assert torch.equal(after["kl"], torch.zeros(5, 1))

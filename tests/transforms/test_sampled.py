@@ -21,8 +21,9 @@ from klrl.kl import (
     RetrieveKL,
 )
 from klrl.transforms.sampled import sampled_log_prob
+from tests.agents import apart
 from tests.transforms.heads import TwoHeads, two_headed_actor
-from tests.transforms.test_control_family import case, moved
+from tests.transforms.test_control_family import case
 from tests.transforms.test_transforms import documented_actor
 from tests.transforms.toys import COEF, charge
 
@@ -63,7 +64,7 @@ def test_data_with_the_older_key_are_read(way: str) -> None:
 
 
 def test_the_older_key_held_the_sum_over_heads() -> None:
-    actor, reference = moved(two_headed_actor())
+    actor, reference = apart(two_headed_actor())
     with torch.no_grad():
         batch = TwoHeads().rollout(4, actor)
     today = KLRewardTransform(reference, COEF, in_keys=[("agent", "reward")], kl_key="kl")

@@ -6,9 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import (
-    CompositeDistribution,
     NormalParamExtractor,
-    ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
@@ -28,8 +26,9 @@ from klrl.kl import (
     RewardAdjustmentTransform,
 )
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.agents import apart
 from tests.transforms.agents import ACTION, AGENTS, REWARDS, Agents, agents_actor
-from tests.transforms.test_control_family import moved
+from tests.transforms.heads import composite
 from tests.transforms.toys import COEF, charge
 
 REWARDED = ("each", "team")
@@ -65,7 +64,7 @@ def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: s
 def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> None:
     """On a batch, and in the environment: the same actions, the same numbers."""
     torch.manual_seed(0)
-    actor, reference = moved(agents_actor(distribution))
+    actor, reference = apart(agents_actor(distribution))
     key = REWARDS[rewarded]
     with torch.no_grad():
         batch = Agents(rewarded, 2).rollout(6, actor)
@@ -128,7 +127,6 @@ def test_a_joint_policy_is_refused_rewards_per_agent(way: str) -> None:
 
 def heads_of_agents() -> ProbabilisticTensorDictSequential:
     """Two heads for each agent; their distribution's batch shape is the data's."""
-    params = [("params", head, name) for head in ("move", "turn") for name in ("loc", "scale")]
 
     class Heads(nn.Module):
         def __init__(self) -> None:
@@ -139,22 +137,12 @@ def heads_of_agents() -> ProbabilisticTensorDictSequential:
             locs = self.net(seen).split(2, -1)
             return locs[0], torch.ones_like(locs[0]), locs[1], torch.ones_like(locs[1])
 
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(Heads(), ["observation"], params),
-        ProbabilisticTensorDictModule(
-            in_keys=["params"],
-            out_keys=["move", "turn"],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": dict.fromkeys(("move", "turn"), Normal)},
-            return_log_prob=True,
-            default_interaction_type="random",
-        ),
-    )
+    return composite(Heads(), dict.fromkeys(("move", "turn"), Normal))
 
 
 def test_the_exact_kl_of_a_composite_has_no_agents() -> None:
     """It is one number per step: refused where agents are rewarded, or have an advantage, each."""
-    actor, reference = moved(heads_of_agents())
+    actor, reference = apart(heads_of_agents())
     with torch.no_grad():
         batch = actor(TensorDict({"observation": torch.randn(5, AGENTS, 4)}, [5]))
     batch["next"] = TensorDict({"reward": torch.zeros(5, AGENTS, 1)}, [5])
@@ -238,16 +226,16 @@ class TwoRewards(Agents):
             self.full_reward_spec.clone(), team=Unbounded(shape=(2, 1)), shape=(2,)
         )
 
-    def _step(self, tensordict: TensorDict) -> TensorDict:
-        after = super()._step(tensordict)
-        return after.set("team", after["agents", "reward"].sum(-2))
+    def rewards(self, tensordict: TensorDict) -> dict:
+        (each,) = super().rewards(tensordict).values()
+        return {REWARDS["each"]: each, "team": each.sum(-2)}
 
 
 @pytest.mark.parametrize("charged", [("agents", "reward"), "team"])
 @pytest.mark.parametrize("way", WAYS)
 def test_of_several_rewards_the_chosen_one_is_charged(way: str, charged) -> None:
     torch.manual_seed(0)
-    actor, reference = moved(agents_actor(IndependentNormal))
+    actor, reference = apart(agents_actor(IndependentNormal))
     env = TransformedEnv(TwoRewards(), charge(way, actor, reference, charged))
     check_env_specs(env)
     with torch.no_grad():

@@ -11,11 +11,11 @@ from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
-from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.actor import make_agent
+from klrl.config import EnvConfig, LegacyKLConfig, RetrieveKLConfig
 from klrl.control.env import make_env
 from klrl.control.kl import annotate, make_reference_kl, measure
-from klrl.kl import KLRewardTransform, RetrieveLogProb, estimate_kl, freeze
+from klrl.kl import KLRewardTransform, RetrieveLogProb, estimate_kl
+from tests.agents import agent_of, apart, gym
 
 COEF = 0.5
 ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "mlp")]
@@ -30,13 +30,9 @@ def kl_config(mode: str, apply: str = "rollout", estimator: str = "k1"):
 
 def moved_agent(env_id: str, distribution: str):
     """A policy, a reference that it has moved away from, and their environment's settings."""
-    config = EnvConfig(env_id, {}, 3, True, 1.0, name="gym")
-    actor = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=distribution)
-    agent = make_agent(actor, make_env(config, seed=0), normalize=True, separate=False)
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    config = gym(env_id, 3)
+    agent = agent_of(make_env(config, seed=0), distribution)
+    _, reference = apart(agent.actor)
     agent.normalizer.update(torch.randn(500, agent.normalizer.mean.numel()))
     return agent, reference, config
 

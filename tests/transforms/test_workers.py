@@ -21,13 +21,12 @@ from torchrl.envs import (
     step_mdp,
 )
 
-from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.actor import make_agent
 from klrl.control.env import make_env
 from klrl.kl import SendToWorkers
 from klrl.kl.policies import score
+from tests.agents import agent_of, apart, gym
 from tests.transforms.heads import TwoHeads, two_headed_actor
-from tests.transforms.test_control_family import case, moved
+from tests.transforms.test_control_family import case
 from tests.transforms.toys import COEF, charge
 
 #: Forked workers start in a moment; spawned ones import torch first.
@@ -44,11 +43,9 @@ def policies(where: str) -> tuple[nn.Module, nn.Module]:
     """(a policy, its reference), the same each time."""
     torch.manual_seed(0)
     if where == "two heads":
-        return moved(two_headed_actor())
+        return apart(two_headed_actor())
     family = "tanh_normal" if where == "tanh" else "mlp"
-    env = make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=0)
-    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=family)
-    return moved(make_agent(config, env, normalize=True, separate=False).actor)
+    return apart(agent_of(make_env(gym(GYM[where], 1), seed=0), family).actor)
 
 
 def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -> EnvBase:
@@ -62,7 +59,7 @@ def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -
         for part in inside:
             env.append_transform(part)
         return env
-    return make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=3, transforms=inside)
+    return make_env(gym(GYM[where], 1), seed=3, transforms=inside)
 
 
 def collect(env: EnvBase, actor: nn.Module, steps: int = 6):

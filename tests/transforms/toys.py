@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.envs import Compose
@@ -27,13 +26,6 @@ def actor(distribution: type = IndependentNormal, **kwargs) -> ProbabilisticActo
     return ProbabilisticActor(
         module, ["loc", "scale"], distribution_class=distribution, return_log_prob=True, **kwargs
     )
-
-
-def moved(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
 
 
 def charge(
