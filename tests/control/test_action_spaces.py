@@ -14,13 +14,12 @@ from torchrl.envs import TransformedEnv, check_env_specs
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError
-from klrl.config import GaussianActorConfig
 from klrl.control.action_space import require_served
-from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import EXCLUDED, Bernoulli, MultiCategorical
 from klrl.control.preflight import check_job
-from klrl.kl import KLConstrainedTransform, KLRewardTransform, freeze
+from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from tests.agents import agent_of, apart
 from tests.control.toys import ACTIONS
 
 DOUBLE, CPU = torch.float64, torch.device("cpu")
@@ -30,11 +29,6 @@ ID = "tests.control.toys:klrl-test/Copying-v0"
 
 def made(action: str, num_envs: int = 2) -> VectorGymEnv:
     return VectorGymEnv(ID, num_envs, kwargs={"action": action}, seed=3)
-
-
-def agent_for(env, hidden: int = 8) -> Agent:
-    config = GaussianActorConfig([hidden], "tanh", False, init_std=1.0, name="mlp")
-    return make_agent(config, env, normalize=True, separate=False)
 
 
 def logits(seed: int, size: int) -> dict[str, torch.Tensor]:
@@ -148,11 +142,8 @@ def test_the_transforms_charge_the_families_kl(action: str) -> None:
     """``kl=legacy`` (k1) and the exact KL of TorchRL's path against the closed form."""
     torch.manual_seed(0)
     env = made(action)
-    agent = agent_for(env)
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    agent = agent_of(env)
+    _, reference = apart(agent.actor)
     k1 = KLRewardTransform(reference, 0.4, kl_key="kl")
     exact = KLConstrainedTransform(reference, 0.4, kl_key="kl", estimator="exact")
     with torch.no_grad():

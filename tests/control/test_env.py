@@ -7,14 +7,9 @@ import torch
 from torchrl.envs import check_env_specs
 
 from klrl.base.errors import ConfigError, NonFiniteError
-from klrl.config import EnvConfig
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
-
-
-def config(env_id: str, num_envs: int = 3, **kwargs: object) -> EnvConfig:
-    return EnvConfig(env_id, dict(kwargs), num_envs, True, 1.0, name="gym")
-
+from tests.agents import gym
 
 KEYS = ("reward", "terminated", "truncated", "episode_reward", "step_count")
 
@@ -39,7 +34,7 @@ def replay(env_id: str, seed: int, actions: np.ndarray) -> dict[str, np.ndarray]
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Hopper-v5"])
 def test_steps_resets_and_ends_are_gymnasiums(env_id: str) -> None:
     """Several episodes each: Pendulum truncates at 200, CartPole and Hopper terminate early."""
-    env = make_env(config(env_id), seed=11)
+    env = make_env(gym(env_id, 3), seed=11)
     torch.manual_seed(0)
     rollout = env.rollout(450, break_when_any_done=False)
     for copy in range(3):
@@ -62,7 +57,7 @@ def test_steps_resets_and_ends_are_gymnasiums(env_id: str) -> None:
     ],
 )
 def test_a_copy_is_one_row_of_numbers_and_specs_hold(env_id: str, size: int) -> None:
-    env = make_env(config(env_id), seed=0)
+    env = make_env(gym(env_id, 3), seed=0)
     assert env.observation_spec["observation"].shape == (3, size)
     check_env_specs(env)  # raises where a spec and a rollout differ
     assert env.reset()["observation"].shape == (3, size)
@@ -121,17 +116,17 @@ gymnasium.register(
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
 @pytest.mark.parametrize("where", ["observation", "reward"])
 def test_a_value_that_is_not_finite_in_float32_is_named(where: str, value: float) -> None:
-    env = make_env(config("klrl-test/Broken-v0", 2, where=where, value=value), seed=0)
+    env = make_env(gym("klrl-test/Broken-v0", where=where, value=value), seed=0)
     with pytest.raises(NonFiniteError, match=rf"{where} of klrl-test/Broken-v0 \(copy 0\)"):
         env.rollout(10)
 
 
 def test_unserved_actions_are_refused() -> None:
     with pytest.raises(ConfigError, match="its action space is Tuple"):
-        make_env(config("klrl-test/Many-v0"), seed=0)
+        make_env(gym("klrl-test/Many-v0"), seed=0)
 
 
 def test_mujoco_leaves_no_log_in_the_working_folder(tmp_path, caplog) -> None:
-    make_env(config("HalfCheetah-v5", 1), seed=0)
+    make_env(gym("HalfCheetah-v5", 1), seed=0)
     assert not list(tmp_path.glob("MUJOCO_LOG*"))
     assert not caplog.records or caplog.records[0].levelname == "DEBUG"

@@ -11,7 +11,7 @@ from torchrl.envs import check_env_specs
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
-from klrl.config import ActorConfig, CNNActorConfig, EnvConfig
+from klrl.config import CNNActorConfig, EnvConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
 from klrl.control.copies import VectorGymEnv
@@ -20,7 +20,8 @@ from klrl.control.observation import Layout, layout_of
 from klrl.control.preflight import check_env
 from klrl.control.rollout import native_rollout
 from klrl.control.step import Columns
-from klrl.kl import KLConstrainedTransform, KLRewardTransform, freeze
+from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from tests.agents import agent_of, apart, gym
 
 CPU, T = torch.device("cpu"), "tests.control.toys:klrl-test"
 TWO = spaces.Discrete(2)
@@ -38,11 +39,11 @@ def made(env_id: str, num_envs: int = 2, **how: object) -> VectorGymEnv:
     return VectorGymEnv(f"{T}/{env_id}-v0", num_envs, seed=1, **how)
 
 
-def agent_for(env, *, normalize: bool = True) -> Agent:
-    config = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+def agent_for(env) -> Agent:
     if not env.layout.images:
-        config = ActorConfig([8], "tanh", False, name="categorical")
-    return make_agent(config, env, normalize=normalize, separate=False)
+        return agent_of(env, "categorical")
+    config = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+    return make_agent(config, env, normalize=True, separate=False)
 
 
 # ----------------------------------------------------------------------------------- transport
@@ -130,7 +131,7 @@ def test_every_key_is_read(how) -> None:
 
 
 def test_only_vectors_are_normalised() -> None:
-    env = make_env(EnvConfig(f"{T}/Keyed-v0", {"image": False}, 2, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym(f"{T}/Keyed-v0", image=False), seed=0)
     agent = agent_for(env)
     batch = env.rollout(30, agent.actor, break_when_any_done=False)["observation"]
     agent.normalizer.update(batch)
@@ -155,10 +156,7 @@ def test_an_excluded_action_has_no_probability(where: str) -> None:
     )
     env = make_env(config, seed=0)
     agent = agent_for(env)
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
+    _, reference = apart(agent.actor, 0.5)
     rollout = native_rollout(env, agent, 40, CPU)
     batch = rollout.collect()
     allowed = batch["observation"][..., -env.layout.masked :] != 0

@@ -19,7 +19,7 @@ from torchrl.envs import (
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.base.errors import NonFiniteError
-from klrl.config import ActorConfig, CNNActorConfig, EnvConfig, GaussianActorConfig
+from klrl.config import CNNActorConfig
 from klrl.control.acting import NumpyActing, TorchActing, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
@@ -27,6 +27,7 @@ from klrl.control.env import make_env
 from klrl.control.rollout import TorchRLRollout, native_rollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from tests.agents import agent_of, gym, moved
 from tests.control.toys import ACTIONS
 
 CPU = torch.device("cpu")
@@ -34,14 +35,8 @@ COPIES, STEPS = 3, 130
 
 
 def make_actor(distribution: str, env, activation: str = "tanh") -> Agent:
-    plain = {"hidden": [16, 16], "activation": activation, "share_trunk": False}
-    config: ActorConfig = ActorConfig(name="categorical", **plain)
-    if distribution != "categorical":
-        config = GaussianActorConfig(name=distribution, init_std=0.7, **plain)
-    agent = make_agent(config, env, normalize=True, separate=False)
-    with torch.no_grad():
-        for parameter in agent.modules.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    agent = agent_of(env, distribution, (16, 16), activation, init_std=0.7)
+    moved(agent.modules)
     return agent
 
 
@@ -145,7 +140,7 @@ def test_the_same_actions_give_the_same_batch(case: str) -> None:
 def test_actions_are_draws_of_the_policy(distribution: str) -> None:
     """Standardised samples are standard normal; frequencies are the mean probabilities."""
     env_id = "CartPole-v1" if distribution == "categorical" else "Pendulum-v1"
-    env = make_env(EnvConfig(env_id, {}, 8, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym(env_id, 8), seed=0)
     agent = make_actor(distribution, env)
     batch = VectorRollout(env, agent, 2500, CPU).collect()
     if distribution == "categorical":
@@ -177,7 +172,7 @@ COPYING = "tests.control.toys:klrl-test/Copying-v0"
 )
 def test_numpy_and_torch_act_alike(env_id, action, distribution, activation) -> None:
     kwargs = {} if action is None else {"action": action}
-    env = make_env(EnvConfig(env_id, kwargs, 5, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym(env_id, 5, **kwargs), seed=0)
     agent = make_actor(distribution, env, activation)
     assert agent.normalizer is not None
     agent.normalizer.update(3 + 2 * torch.randn(50, agent.normalizer.mean.shape[0]))
@@ -219,14 +214,10 @@ def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
         lambda env, agent: TorchRLRollout(env, agent.actor, 12, CPU),
     ):
         torch.manual_seed(1)
-        config = EnvConfig(
-            f"tests.control.toys:klrl-test/{toy}-v0", kwargs, 2, True, 1.0, name="gym"
-        )
-        env = make_env(config, seed=3)
-        plain = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="mlp")
+        env = make_env(gym(f"tests.control.toys:klrl-test/{toy}-v0", **kwargs), seed=3)
         cnn = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
         images = env.layout is not None and env.layout.images
-        agent = make_agent(cnn if images else plain, env, normalize=True, separate=False)
+        agent = make_agent(cnn, env, normalize=True, separate=False) if images else agent_of(env)
         rollout = make(env, agent)
         batches.append(rollout.collect())
         rollout.close()
@@ -244,12 +235,12 @@ def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
 
 
 def test_gelu_acts_in_torch() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym("Pendulum-v1", 1), seed=0)
     assert isinstance(make_acting(make_actor("normal", env, "gelu"), CPU), TorchActing)
 
 
 def test_numpy_follows_weights_that_are_replaced() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym("Pendulum-v1", 1), seed=0)
     agent = make_actor("normal", env)
     acting = make_acting(agent, CPU)
     observation = np.ones((1, 3), np.float32)
@@ -263,9 +254,7 @@ def test_numpy_follows_weights_that_are_replaced() -> None:
 
 @pytest.mark.parametrize(("name", "transform"), [("InitTracker", InitTracker())])
 def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> None:
-    env = make_env(
-        EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0, transforms=(transform,)
-    )
+    env = make_env(gym("Pendulum-v1", 2), seed=0, transforms=(transform,))
     agent = make_actor("normal", env)
     said: list[str] = []
     rollout = native_rollout(env, agent, 4, CPU, said.append)
@@ -276,7 +265,7 @@ def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> No
 
 
 def test_a_simulator_that_diverges_is_named() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym("Pendulum-v1", 2), seed=0)
     agent = make_actor("normal", env)
     rollout = VectorRollout(env, agent, 4, CPU)
     step = env.base_env.step_native
@@ -303,7 +292,7 @@ def test_the_stock_collector_is_still_a_choice(settings) -> None:
 
 
 def test_nn_modules_other_than_mlps_act_in_torch() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym("Pendulum-v1", 1), seed=0)
     agent = make_actor("normal", env)
     agent.policy_net.trunk.append(nn.LayerNorm(16))
     assert isinstance(make_acting(agent, CPU), TorchActing)

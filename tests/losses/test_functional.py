@@ -10,14 +10,14 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
 
-from klrl.config import ClipConfig, EnvConfig, GaussianActorConfig, KLPENConfig
-from klrl.control.actor import make_agent
+from klrl.config import ClipConfig, KLPENConfig
 from klrl.control.env import make_env
 from klrl.control.score import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.functional import critic_loss
 from klrl.losses.policy import ClipLoss, KLPENLoss
+from tests.agents import agent_of, gym, moved
 
 SHARED = {
     "entropy_bonus": True,
@@ -57,9 +57,8 @@ def _double() -> None:
 
 def data(env_id: str, distribution: str):
     """Networks that moved away from the policy that sampled, and its batch of 64 frames."""
-    env = make_env(EnvConfig(env_id, {}, 2, True, 1.0, name="gym"), seed=0)
-    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=distribution)
-    agent = make_agent(config, env, normalize=False, separate=False)
+    env = make_env(gym(env_id), seed=0)
+    agent = agent_of(env, distribution, normalize=False)
     agent.modules.double()
     count = 64
     batch = TensorDict(
@@ -75,8 +74,7 @@ def data(env_id: str, distribution: str):
             [count],
         )
         batch["next", "terminated"] = batch["next", "done"]
-        for parameter in agent.modules.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+    moved(agent.modules, 0.2)
     return agent, batch
 
 

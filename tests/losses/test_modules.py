@@ -8,8 +8,8 @@ import torchrl.objectives
 from tensordict import TensorDict
 from torch.distributions import kl_divergence
 
-from klrl.kl import freeze
 from klrl.losses import BetaHook, ClipPPOLoss, KLPENPPOLoss
+from tests.agents import agent_of, apart, gym
 from tests.losses.test_functional import POLICIES, _double, data, gradients  # noqa: F401 (a fixture)
 
 QUIET = pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")
@@ -86,10 +86,7 @@ def test_forward_updates_are_for_training_with_gradient_only() -> None:
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
 def test_the_kl_to_a_reference_is_a_further_term(kind, estimator: str) -> None:
     agent, batch = data("HalfCheetah-v5", "normal")
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    _, reference = apart(agent.actor, 0.1)
     plain = kind(agent.actor, agent.critic)(batch.copy())
     loss = kind(
         agent.actor,
@@ -124,17 +121,13 @@ def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:
     from torchrl.objectives.value import GAE
     from torchrl.trainers import Trainer
 
-    from klrl.config import EnvConfig, GaussianActorConfig
-    from klrl.control.actor import make_agent
     from klrl.control.env import make_env
 
     torch.set_default_dtype(torch.float32)
-    config = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
-    actor = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="normal")
-    agent = make_agent(actor, make_env(config, seed=0), normalize=False, separate=False)
+    agent = agent_of(make_env(gym("Pendulum-v1"), seed=0), "normal", normalize=False)
     loss = KLPENPPOLoss(agent.actor, agent.critic, functional=False)
     collector = Collector(
-        make_env(config, seed=0),
+        make_env(gym("Pendulum-v1"), seed=0),
         agent.actor,
         frames_per_batch=64,
         total_frames=192,
