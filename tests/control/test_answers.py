@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from klrl.base.errors import FAILURES, ConfigError, EnvError
+from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
 from klrl.control.copies import VectorGymEnv
 from klrl.control.preflight import _check_a_step
@@ -79,6 +79,15 @@ def test_an_answer_that_is_none_is_refused_with_copy_and_step(faults, named) -> 
         play(faults)
     assert "\n" not in str(refused.value)
     assert isinstance(refused.value, FAILURES)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
+@pytest.mark.parametrize("what", ["obs", "reward"])
+def test_a_value_that_is_not_finite_in_float32_is_named(what: str, value: float) -> None:
+    name = {"obs": "observation"}.get(what, what)
+    with pytest.raises(NonFiniteError, match=rf"{name} of klrl-test/Faulty-v0 \(copy 1\)"):
+        play({what: np.full(3, value) if what == "obs" else value})
 
 
 def test_a_resets_observation_is_checked_too() -> None:

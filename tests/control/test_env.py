@@ -6,7 +6,6 @@ import pytest
 import torch
 from torchrl.envs import check_env_specs
 
-from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
 from tests.agents import gym
@@ -81,49 +80,6 @@ def test_kwargs_reach_the_simulator() -> None:
         e.step(e.reset().set("action", action))["next", "observation"] for e in (weightless, heavy)
     ]
     assert float((states[0] - states[1]).abs().max()) > 1e-4
-
-
-class Broken(gymnasium.Env):
-    """Returns NaN after three steps."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, where: str = "observation", value: float = np.nan) -> None:
-        self.where, self.value, self.steps = where, value, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(2), {}
-
-    def step(self, action):
-        self.steps += 1
-        value = self.value if self.steps > 3 else 0.0
-        observation = np.full(2, value if self.where == "observation" else 0.0)
-        return observation, value if self.where == "reward" else 0.0, False, False, {}
-
-
-gymnasium.register("klrl-test/Broken-v0", Broken, disable_env_checker=True)
-gymnasium.register(
-    "klrl-test/Many-v0",
-    lambda: gymnasium.wrappers.TransformAction(
-        Broken(), lambda a: a[0], gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])
-    ),
-)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
-@pytest.mark.parametrize("where", ["observation", "reward"])
-def test_a_value_that_is_not_finite_in_float32_is_named(where: str, value: float) -> None:
-    env = make_env(gym("klrl-test/Broken-v0", where=where, value=value), seed=0)
-    with pytest.raises(NonFiniteError, match=rf"{where} of klrl-test/Broken-v0 \(copy 0\)"):
-        env.rollout(10)
-
-
-def test_unserved_actions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="its action space is Tuple"):
-        make_env(gym("klrl-test/Many-v0"), seed=0)
 
 
 def test_mujoco_leaves_no_log_in_the_working_folder(tmp_path, caplog) -> None:

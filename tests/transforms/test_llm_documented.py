@@ -17,23 +17,18 @@ from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.kl import KLComputation, RetrieveKL, RetrieveLogProb
 from klrl.transforms.llm import KLRewardTransform
-from tests.transforms.llm_toys import TEMPLATE, chats, network, rendered, tokenizer, wrapper
+from tests.transforms.llm_toys import (
+    TEMPLATE,
+    chats,
+    conversation,
+    network,
+    pair,
+    rendered,
+    tokenizer,
+    wrapper,
+)
 from tests.transforms.test_llm_reward import batch
 from tests.transforms.test_llm_truth import padded, token_rows
-
-
-def conversation(key: str = "history") -> TensorDict:
-    history = ChatHistory(full=History.from_chats(chats(1)))
-    following = TensorDict({"reward": torch.ones(2, 1, 1)}, [2])
-    return TensorDict({key: history, "next": following}, [2])
-
-
-def pair(mode: str = "history", **kwargs):
-    return (
-        wrapper(network(), mode, log_probs_key="gen_log_probs", **kwargs),
-        wrapper(network(seed=1), mode, log_probs_key="ref_log_probs", **kwargs),
-    )
-
 
 # RetrieveLogProb
 
@@ -201,11 +196,11 @@ def test_retrieve_kls_keys_and_coefficient() -> None:
     )
     out = transform(conversation())["next"]
     assert (out["kl", "tokens"] >= 0).all()
-    assert float(out["reward"].sum()) == 2.0
+    assert float(out["reward"].sum()) == 3.0
     transform.coeff = 3.0
     assert transform.coeff == 3.0
     charged = transform(conversation())["next"]
-    torch.testing.assert_close(charged["reward"].sum(), 2.0 - 3 * charged["kl", "tokens"].sum())
+    torch.testing.assert_close(charged["reward"].sum(), 3.0 - 3 * charged["kl", "tokens"].sum())
     kept = RetrieveKL(gen, ref, add_to_reward=False)(conversation())["next"]
     assert kept["reward"].shape == (2, 1, 1)
     assert kept["kl_penalty"].any()
@@ -213,7 +208,7 @@ def test_retrieve_kls_keys_and_coefficient() -> None:
 
 def test_history_key() -> None:
     gen, ref = pair()
-    elsewhere = RetrieveKL(gen, ref, history_key="chat")(conversation("chat"))["next"]
+    elsewhere = RetrieveKL(gen, ref, history_key="chat")(conversation(key="chat"))["next"]
     torch.testing.assert_close(
         elsewhere["kl_penalty"], RetrieveKL(gen, ref)(conversation())["next", "kl_penalty"]
     )

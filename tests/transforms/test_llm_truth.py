@@ -6,14 +6,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data.llm import History
-from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.kl import RetrieveKL, RetrieveLogProb
 from tests.transforms.llm_toys import (
     FAMILIES,
     alone,
     chats,
+    conversation,
     network,
     rendered,
     tokenizer,
@@ -133,12 +132,6 @@ def test_conversations_score_assistant_tokens_alone(turns, pad_output, side) -> 
         torch.testing.assert_close(cut, truth, atol=1e-5, rtol=0)
         assert row.numel() == len(ids) or pad_output
         assert float(row.sum()) == pytest.approx(float(truth.sum()), abs=1e-3)
-
-
-def conversation(turns: int) -> TensorDict:
-    history = ChatHistory(full=History.from_chats(chats(turns)))
-    following = TensorDict({"reward": torch.ones(2, 1, 1)}, [2])
-    return TensorDict({"history": history, "next": following}, [2])
 
 
 def test_text_is_tokenised_and_its_prompt_is_not_charged() -> None:

@@ -31,9 +31,9 @@ from klrl.kl import (
 )
 from klrl.transforms import llm
 from klrl.transforms.computation import matching_rows
-from tests.transforms.llm_toys import network, wrapper
+from tests.transforms.llm_toys import network, pair, wrapper
 from tests.transforms.test_llm_computation import GEN, REF, dense, log_probs, nested
-from tests.transforms.test_llm_documented import Engine, pair
+from tests.transforms.test_llm_documented import Engine
 from tests.transforms.test_llm_reward import batch
 from tests.transforms.test_llm_truth import padded, token_rows
 from tests.transforms.toys import actor
