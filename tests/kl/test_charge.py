@@ -285,16 +285,6 @@ def test_a_verdict_is_what_enumeration_finds(placement: str, estimator: str) -> 
     )
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_twice_is_the_own_step_twice(estimator: str) -> None:
-    """In the reward as sampled, and again in the loss: what the loss has is too much."""
-    in_reward, whole, _ = gradients("reward", estimator)
-    found, _, own = gradients("split", estimator)
-    torch.testing.assert_close(found, in_reward + own, atol=1e-12, rtol=1e-10)
-    if estimator == "k1":
-        torch.testing.assert_close(found - whole, own, atol=1e-12, rtol=1e-10)
-
-
 @pytest.mark.parametrize(("placement", "estimator"), PAIRS)
 def test_what_is_refused(placement: str, estimator: str) -> None:
     gradient = VERDICTS[placement][estimator]

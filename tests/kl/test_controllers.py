@@ -41,14 +41,19 @@ def test_fixed_stays() -> None:
 
 @pytest.mark.parametrize(
     ("horizon", "n", "share"),
-    # Ten updates by default; and e n / horizon is at most e, however many frames an update has.
-    [(5000, 1000, 0.2), (None, 256, 0.1), (10_000, 65_536, 1.0)],
+    # Ten updates by default; the last update has more frames than the horizon.
+    [(5000, 1000, 0.2), (None, 256, 0.1), (10_000, 65_536, 6.5536)],
 )
 def test_adaptive_is_ziegler_et_al(horizon: int | None, n: int, share: float) -> None:
-    """e = clip(KL/target - 1, -.2, .2); coef *= 1 + e n / horizon: too much KL, charge more."""
+    """e = clip(KL/target - 1, -.2, .2); coef *= 1 + e n / horizon: too much KL, charge more.
+
+    At most by a fifth, however many frames an update has: 1 - .2 * 6.55 would be its lower bound.
+    """
     for kl, error in [(0.11, 0.1), (0.095, -0.05), (9.0, 0.2), (0.0, -0.2), (0.1, 0.0)]:
         controller = AdaptiveKLController(2.0, target=0.1, horizon=horizon)
-        assert controller.update(kl, n=n) == pytest.approx(2.0 * (1 + error * share))
+        assert controller.update(kl, n=n) == pytest.approx(
+            2.0 * (1 + min(max(error * share, -0.2), 0.2))
+        )
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,9 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from klrl.kl import (
-    KLDivergenceTransform,
-    KLRewardTransform,
-    ReferenceModelLogProbTransform,
-    RetrieveLogProb,
-)
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
 from tests.agents import moved
+from tests.transforms.test_recurrent import TAKES
 from tests.transforms.toys import COUNT, actor
 
 
@@ -211,16 +206,12 @@ def test_a_policy_inside_a_policy_is_refused() -> None:
     data["scale"] = torch.ones(4, 2)
     assert not nested.get_dist(data.copy()).base_dist.loc.any()
     assert model.get_policy_operator().get_dist(data.copy()).base_dist.loc.any()
-    for make, name in (
-        (lambda: KLPENPPOLoss(nested, value_head), "actor_network"),
-        (lambda: ClipPPOLoss(nested, value_head), "actor_network"),
-        (lambda: KLRewardTransform(nested), "actor"),
-        (lambda: ReferenceModelLogProbTransform(nested), "frozen_model"),
-        (lambda: KLDivergenceTransform(nested, estimator="exact"), "reference"),
-        (lambda: RetrieveLogProb(nested), "model"),
-    ):
-        with pytest.raises(ValueError, match=rf"^{name}: .*\*head"):
-            make()
+    for name, take in TAKES.items():
+        with pytest.raises(ValueError, match=rf"^{name.strip()}: .*\*head"):
+            take(nested)
+    for kind in (KLPENPPOLoss, ClipPPOLoss):
+        with pytest.raises(ValueError, match=r"^actor_network: .*\*head"):
+            kind(nested, value_head)
 
 
 @pytest.mark.parametrize(

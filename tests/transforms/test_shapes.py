@@ -32,7 +32,8 @@ from tests.transforms.heads import composite
 from tests.transforms.toys import COEF, charge
 
 REWARDED = ("each", "team")
-DISTRIBUTIONS = (IndependentNormal, Normal)
+#: A distribution and the batch of environments: without one, one number and three subtract too.
+POLICIES = ((IndependentNormal, (2,)), (Normal, (2,)), (IndependentNormal, ()))
 #: Ways to charge, each with its estimator.
 WAYS = {
     "legacy": "k1",
@@ -58,16 +59,16 @@ def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: s
     return {"k1": r, "k2": r**2 / 2, "k3": (-r).exp() - 1 + r}[estimator][..., None]
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize(("distribution", "batched"), POLICIES)
 @pytest.mark.parametrize("rewarded", REWARDED)
 @pytest.mark.parametrize("way", WAYS)
-def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> None:
+def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution, batched) -> None:
     """On a batch, and in the environment: the same actions, the same numbers."""
     torch.manual_seed(0)
     actor, reference = apart(agents_actor(distribution))
     key = REWARDS[rewarded]
     with torch.no_grad():
-        batch = Agents(rewarded, 2).rollout(6, actor)
+        batch = Agents(rewarded, *batched).rollout(6, actor)
     raw = batch["next"].get(key).clone()
     after = charge(way, actor, reference, key)(batch.clone())["next"]
     kl = true_kl(batch, reference, WAYS[way], rewarded)
@@ -75,7 +76,7 @@ def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> No
     assert kl.abs().mean() > 0.1
     torch.testing.assert_close(after["kl"].double(), kl, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(after.get(key).double(), raw - COEF * kl, atol=1e-4, rtol=1e-4)
-    env = TransformedEnv(Agents(rewarded, 2), charge(way, actor, reference, key))
+    env = TransformedEnv(Agents(rewarded, *batched), charge(way, actor, reference, key))
     check_env_specs(env)
     with torch.no_grad():
         stepped = env.rollout(6, actor)
@@ -85,18 +86,6 @@ def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> No
     raw = raw if rewarded == "each" else raw.sum(-2)
     charged = stepped["next"].get(key).double()
     torch.testing.assert_close(charged, raw - COEF * kl, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("rewarded", REWARDED)
-@pytest.mark.parametrize("way", WAYS)
-def test_in_one_environment_shapes_that_broadcast_charge_no_nonsense(way, rewarded) -> None:
-    """Without a batch dimension one number and three subtract in silence."""
-    actor, key = agents_actor(IndependentNormal), REWARDS[rewarded]
-    env = TransformedEnv(Agents(rewarded), charge(way, actor, actor, key))
-    with torch.no_grad():
-        batch = env.rollout(3, actor)
-    assert batch["next", "kl"].shape == batch["next"].get(key).shape
-    assert batch["next", "kl"].abs().max() < 1e-5
 
 
 def joint() -> ProbabilisticActor:
