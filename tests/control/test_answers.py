@@ -41,12 +41,16 @@ class Faulty(gymnasium.Env):
         return (*(answer[key] for key in ("obs", "reward", "terminated", "truncated")), {})
 
 
-def play(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
+def made(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
     if "klrl-test/Faulty-v0" not in gymnasium.registry:
         gymnasium.register("klrl-test/Faulty-v0", Faulty, disable_env_checker=True)
     Faulty.made = 0
     kwargs = {"faults": faults, "act": act}
-    env = VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs, step_timeout=step_timeout)
+    return VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs, step_timeout=step_timeout)
+
+
+def play(*how, **more) -> VectorGymEnv:
+    env = made(*how, **more)
     env.reset_native()
     for _ in range(4):
         env.step_native(ACTION)
@@ -87,7 +91,7 @@ def test_an_answer_that_is_none_is_refused_with_copy_and_step(faults, named) -> 
 def test_a_value_that_is_not_finite_in_float32_is_named(what: str, value: float) -> None:
     name = {"obs": "observation"}.get(what, what)
     with pytest.raises(NonFiniteError, match=rf"{name} of klrl-test/Faulty-v0 \(copy 1\)"):
-        play({what: np.full(3, value) if what == "obs" else value})
+        made({what: np.full(3, value) if what == "obs" else value}).rollout(4)
 
 
 def test_a_resets_observation_is_checked_too() -> None:

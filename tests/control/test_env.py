@@ -72,16 +72,6 @@ def test_out_of_bounds_actions_are_clipped_for_the_simulator_only() -> None:
     torch.testing.assert_close(stepped["next", "reward"], clipped.step(bound)["next", "reward"])
 
 
-def test_kwargs_reach_the_simulator() -> None:
-    weightless = VectorGymEnv("Pendulum-v1", 1, kwargs={"g": 0.0}, seed=0)
-    heavy = VectorGymEnv("Pendulum-v1", 1, seed=0)
-    action = torch.zeros(1, 1)
-    states = [
-        e.step(e.reset().set("action", action))["next", "observation"] for e in (weightless, heavy)
-    ]
-    assert float((states[0] - states[1]).abs().max()) > 1e-4
-
-
 def test_mujoco_leaves_no_log_in_the_working_folder(tmp_path, caplog) -> None:
     make_env(gym("HalfCheetah-v5", 1), seed=0)
     assert not list(tmp_path.glob("MUJOCO_LOG*"))

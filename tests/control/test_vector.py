@@ -234,11 +234,6 @@ def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
         assert native.get(key).dtype == torchrls.get(key).dtype, key
 
 
-def test_gelu_acts_in_torch() -> None:
-    env = make_env(gym("Pendulum-v1", 1), seed=0)
-    assert isinstance(make_acting(make_actor("normal", env, "gelu"), CPU), TorchActing)
-
-
 def test_numpy_follows_weights_that_are_replaced() -> None:
     env = make_env(gym("Pendulum-v1", 1), seed=0)
     agent = make_actor("normal", env)
@@ -281,18 +276,10 @@ def test_a_simulator_that_diverges_is_named() -> None:
         rollout.collect()
 
 
-def test_the_stock_collector_is_still_a_choice(settings) -> None:
-    from klrl.train.loop import Training
-
-    for name, kind in (("torchrl", TorchRLRollout), ("vector", VectorRollout)):
-        rollout = Training(settings(f"collector={name}")).parts.rollout(0)
-        assert type(rollout) is kind
-        assert isinstance(rollout.collect(), TensorDict)
-        rollout.close()
-
-
-def test_nn_modules_other_than_mlps_act_in_torch() -> None:
+def test_other_activations_and_modules_act_in_torch() -> None:
     env = make_env(gym("Pendulum-v1", 1), seed=0)
-    agent = make_actor("normal", env)
-    agent.policy_net.trunk.append(nn.LayerNorm(16))
-    assert isinstance(make_acting(agent, CPU), TorchActing)
+    normed = make_actor("normal", env)
+    assert isinstance(make_acting(normed, CPU), NumpyActing)
+    normed.policy_net.trunk.append(nn.LayerNorm(16))
+    for agent in (normed, make_actor("normal", env, "gelu")):
+        assert isinstance(make_acting(agent, CPU), TorchActing)

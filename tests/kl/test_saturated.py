@@ -15,14 +15,14 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Normal
-from torchrl.data import Binary, Composite, Unbounded
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import TransformedEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
 from klrl.kl.policies import score
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
-from tests.transforms.heads import composite
+from tests.transforms.heads import TenSteps, composite
 
 COUNT = 4000
 PARAMS = ("loc", "scale")
@@ -278,24 +278,20 @@ REWARDS = [("legacy", "k1"), ("constrained", "k1"), ("retrieve", "k1"), ("constr
 MANY = 100_000
 
 
-class Still(EnvBase):
-    """Observation and reward are 0, whatever is done; one step an episode."""
+class Still(TenSteps):
+    """Observation and reward are 0, whatever is done."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(batch_size=[count])
-        one, flag = Unbounded((count, 1)), Binary(shape=(count, 1), dtype=torch.bool)
+        super().__init__(count)
+        one = Unbounded((count, 1))
         self.observation_spec = Composite(observation=one, shape=[count])
         self.action_spec, self.reward_spec = one.clone(), one.clone()
-        self.done_spec = Composite(done=flag, terminated=flag.clone(), shape=[count])
 
-    def _reset(self, tensordict=None, **_) -> TensorDict:
-        return self.full_observation_spec.zero().update(self.full_done_spec.zero())
+    def seen(self) -> dict[str, object]:
+        return {"observation": torch.zeros(*self.batch_size, 1)}
 
-    def _step(self, tensordict) -> TensorDict:
-        after = self._reset().set("reward", torch.zeros(*self.batch_size, 1))
-        return after.set("done", torch.ones_like(after["done"]))
-
-    def _set_seed(self, seed) -> None: ...
+    def rewards(self, tensordict) -> dict:
+        return {"reward": torch.zeros(*self.batch_size, 1)}
 
 
 def in_the_reward(way: str, estimator: str, actor: nn.Module, reference: nn.Module) -> nn.Module:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase, set_list_to_stack
+from tensordict import set_list_to_stack
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv, check_env_specs
+from torchrl.envs import Compose, Transform, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
 from klrl.transforms.llm import KLRewardTransform
+from tests.transforms.heads import TenSteps
 from tests.transforms.llm_toys import network, tokenizer, wrapper
 from tests.transforms.test_llm_env import Score, reset, sampler
 
@@ -22,17 +23,15 @@ pytestmark = [
 ]
 
 
-class TokenEnv(EnvBase):
+class TokenEnv(TenSteps):
     """A prompt of two tokens; the action is the whole sequence of six, its log-probs -1 each."""
 
     def __init__(self) -> None:
-        super().__init__(batch_size=torch.Size([2]))
-        tokens = Composite(prompt=Categorical(50, shape=(2, 2)), shape=(2,))
-        masks = Composite(all_attention_mask=Categorical(2, shape=(2, 6), dtype=torch.bool),
-                          shape=(2,))  # fmt: skip
+        super().__init__(2)
+        mask = Categorical(2, shape=(2, 6), dtype=torch.bool)
         self.observation_spec = Composite(
-            tokens=tokens,
-            masks=masks,
+            tokens=Composite(prompt=Categorical(50, shape=(2, 2)), shape=(2,)),
+            masks=Composite(all_attention_mask=mask, shape=(2,)),
             log_probs=Composite(full=Unbounded(shape=(2, 6)), shape=(2,)),
             score=Unbounded(shape=(2, 1)),
             shape=(2,),
@@ -41,26 +40,16 @@ class TokenEnv(EnvBase):
         self.action_spec = Composite(tokens=full, shape=(2,))
         self.reward_spec = Unbounded(shape=(2, 1))
 
-    def _seen(self) -> TensorDict:
-        return TensorDict(
-            {
-                "tokens": {"prompt": torch.ones(2, 2, dtype=torch.long)},
-                "masks": {"all_attention_mask": torch.ones(2, 6, dtype=torch.bool)},
-                "log_probs": {"full": -torch.ones(2, 6)},
-                "score": torch.full((2, 1), 7.0),
-                "done": torch.zeros(2, 1, dtype=torch.bool),
-            },
-            [2],
-        )
+    def seen(self) -> dict[str, object]:
+        return {
+            "tokens": {"prompt": torch.ones(2, 2, dtype=torch.long)},
+            "masks": {"all_attention_mask": torch.ones(2, 6, dtype=torch.bool)},
+            "log_probs": {"full": -torch.ones(2, 6)},
+            "score": torch.full((2, 1), 7.0),
+        }
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        return self._seen()
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self._seen().set("reward", torch.full((2, 1), 3.0))
-
-    def _set_seed(self, seed: int | None) -> None:
-        torch.manual_seed(seed or 0)
+    def rewards(self, tensordict) -> dict:
+        return {"reward": torch.full((2, 1), 3.0)}
 
 
 BRANCHES = {

@@ -8,13 +8,18 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torch.distributions import Normal
+from torch.distributions import Categorical, Normal
 from torch.nn.functional import softplus
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
-from torchrl.modules import AdditiveGaussianModule, EGreedyModule, TanhNormal
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    EGreedyModule,
+    ProbabilisticActor,
+    TanhNormal,
+)
 
 from klrl.kl import (
     KLRewardTransform,
@@ -22,7 +27,7 @@ from klrl.kl import (
 )
 from klrl.transforms.sampled import sampled_log_prob
 from tests.agents import apart
-from tests.transforms.heads import TwoHeads, two_headed_actor
+from tests.transforms.heads import TwoHeads, composite, two_headed_actor
 from tests.transforms.test_control_family import case
 from tests.transforms.test_transforms import documented_actor
 from tests.transforms.toys import COEF, charge
@@ -156,6 +161,36 @@ def test_a_log_prob_of_zero_is_one_where_the_policy_says_so() -> None:
     after = transform("legacy", reference, on_unsampled="raise")(batch.clone())["next"]
     expected = -reference.log_prob(batch.copy())
     torch.testing.assert_close(after["kl"].squeeze(-1), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("way", "heads"),
+    [
+        *((f"constrained, {name}", 1) for name in ("k1", "k2", "k3", "exact")),
+        *(("legacy", 1), ("legacy", 2), ("retrieve", 1)),
+    ],
+)
+def test_one_action_has_a_kl_of_zero(way: str, heads: int) -> None:
+    """Its normalised logits are 0: parameters that a collector could have filled in."""
+
+    class Zeros(nn.Linear):
+        def forward(self, seen):
+            logits = super().forward(seen).log_softmax(-1)
+            return logits if heads == 1 else (logits, logits.clone())
+
+    if heads == 1:
+        module = TensorDictModule(Zeros(3, 1), ["observation"], ["logits"])
+        actor = ProbabilisticActor(
+            module, ["logits"], distribution_class=Categorical, return_log_prob=True
+        )
+    else:
+        actor = composite(Zeros(3, 1), dict.fromkeys(("left", "right"), Categorical))
+    with torch.no_grad():
+        batch = actor(TensorDict({"observation": torch.randn(5, 3)}, [5]))
+    batch["next"] = TensorDict({"reward": torch.ones(5, 1)}, [5])
+    after = charge(way, actor, actor)(batch)["next"]
+    assert torch.equal(after["kl"], torch.zeros(5, 1))
+    assert torch.equal(after["reward"], torch.ones(5, 1))
 
 
 @pytest.mark.parametrize("way", ["legacy", "constrained"])
