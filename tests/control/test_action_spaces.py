@@ -10,24 +10,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
-from torch.distributions import Bernoulli as TorchBernoulli
-from torch.distributions import Categorical as TorchCategorical
 from torchrl.envs import TransformedEnv, check_env_specs
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError
-from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.acting import NumpyActing, TorchActing
 from klrl.control.action_space import require_served
-from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import EXCLUDED, Bernoulli, MultiCategorical
-from klrl.control.env import make_env
-from klrl.control.preflight import check_env, check_job
-from klrl.control.rollout import TorchRLRollout, native_rollout
-from klrl.kl import KLConstrainedTransform, KLRewardTransform, exact_kl, freeze
+from klrl.control.preflight import check_job
+from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from tests.agents import agent_of, apart
 from tests.control.toys import ACTIONS
 
 DOUBLE, CPU = torch.float64, torch.device("cpu")
@@ -39,11 +31,6 @@ def made(action: str, num_envs: int = 2) -> VectorGymEnv:
     return VectorGymEnv(ID, num_envs, kwargs={"action": action}, seed=3)
 
 
-def agent_for(env, hidden: int = 8) -> Agent:
-    config = GaussianActorConfig([hidden], "tanh", False, init_std=1.0, name="mlp")
-    return make_agent(config, env, normalize=True, separate=False)
-
-
 def logits(seed: int, size: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {"logits": 2 * torch.randn(5, size, generator=generator, dtype=DOUBLE)}
@@ -52,45 +39,13 @@ def logits(seed: int, size: int) -> dict[str, torch.Tensor]:
 # ----------------------------------------------------------------------------- distributions
 
 
-def products(params: dict[str, torch.Tensor]) -> list[TorchCategorical]:
-    return [TorchCategorical(logits=part) for part in params["logits"].split(COUNTS, -1)]
-
-
-def bits(params: dict[str, torch.Tensor]) -> list[TorchBernoulli]:
-    return [TorchBernoulli(logits=part) for part in params["logits"].unbind(-1)]
-
-
-@pytest.mark.parametrize(
-    ("family", "size", "torchs"),
-    [(MultiCategorical(COUNTS), sum(COUNTS), products), (Bernoulli(3), 3, bits)],
-    ids=["multi_categorical", "bernoulli"],
-)
-def test_products_are_sums_over_torchs_factors(family, size, torchs) -> None:
-    p, q = logits(0, size), logits(1, size)
-    factors, others = torchs(p), torchs(q)
-    action = torch.stack([factor.sample() for factor in factors], -1).long()
-    log_prob = sum(f.log_prob(action[..., i].to(DOUBLE)) for i, f in enumerate(factors))
-    kl = sum(torch.distributions.kl_divergence(f, g) for f, g in zip(factors, others, strict=True))
-    torch.testing.assert_close(family.log_prob(p, action), log_prob)
-    torch.testing.assert_close(family.kl(p, q), kl)
-    torch.testing.assert_close(family.divergence("forward", q, p), kl)
-    torch.testing.assert_close(family.entropy(p), sum(f.entropy() for f in factors))
-    ours = family.distribution(**p), family.distribution(**q)
-    torch.testing.assert_close(ours[0].log_prob(action), log_prob)
-    torch.testing.assert_close(exact_kl(*ours), kl)
-    wide = family.log_prob(
-        {"logits": p["logits"].unsqueeze(1)}, action.unsqueeze(1).expand(5, 4, -1)
-    )
-    torch.testing.assert_close(wide, log_prob.unsqueeze(1).expand(5, 4))
-
-
 @pytest.mark.parametrize(
     ("family", "size", "counts"),
     [(MultiCategorical(COUNTS), sum(COUNTS), COUNTS), (Bernoulli(3), 3, (2, 2, 2))],
     ids=["multi_categorical", "bernoulli"],
 )
 def test_sums_over_joint_actions_are_enumerated_ones(family, size, counts) -> None:
-    """The js does not add up over factors; KL and entropy do, and are the same sums."""
+    """The js does not add up over factors; KL and entropy do (test_distributions)."""
     p, q = logits(2, size), logits(3, size)
     joint = torch.tensor(list(itertools.product(*map(range, counts))))
     log_p, log_q = (
@@ -100,8 +55,6 @@ def test_sums_over_joint_actions_are_enumerated_ones(family, size, counts) -> No
     middle = ((log_p.exp() + log_q.exp()) / 2).log()
     js = (log_p.exp() * (log_p - middle) + log_q.exp() * (log_q - middle)).sum(-1) / 2
     torch.testing.assert_close(family.divergence("js", p, q), js)
-    torch.testing.assert_close(family.kl(p, q), (log_p.exp() * (log_p - log_q)).sum(-1))
-    torch.testing.assert_close(family.entropy(p), -(log_p.exp() * log_p).sum(-1))
 
 
 def test_an_excluded_action_adds_nothing_to_any_sum_or_gradient() -> None:
@@ -182,67 +135,13 @@ def test_bounds_of_a_box_of_two_dimensions_are_kept() -> None:
     np.testing.assert_array_equal(env._envs[1].unwrapped.given[-1], np.ones((2, 3), np.float32))
 
 
-@pytest.mark.parametrize("action", ["multi_discrete", "multi_binary"])
-def test_acting_in_numpy_is_acting_in_torch(action: str) -> None:
-    torch.manual_seed(0)
-    agent = agent_for(made(action))
-    with torch.no_grad():
-        agent.policy_net.head.weight.add_(torch.randn_like(agent.policy_net.head.weight))
-    ways = (
-        NumpyActing(agent.policy_net, agent.family),
-        TorchActing(agent.policy_net, agent.family, CPU),
-    )
-    seen = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    modes = [way.sample(0, seen) for way in ways]
-    np.testing.assert_array_equal(*modes)
-    drawn = []
-    for way in ways:
-        torch.manual_seed(5)
-        way.begin(4, 6)
-        drawn.append(np.stack([way.sample(t, seen) for t in range(4)]))
-    np.testing.assert_array_equal(*drawn)
-    assert drawn[0].dtype == np.int64
-    assert (drawn[0] != modes[0]).any()
-    with set_exploration_type(ExplorationType.DETERMINISTIC):
-        played = agent.actor(TensorDict({"observation": torch.from_numpy(seen)}, [6]))
-    np.testing.assert_array_equal(played["action"], modes[0])
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_both_collectors_fill_in_the_same_keys(action: str) -> None:
-    batches = []
-    for make in (
-        lambda env, agent: native_rollout(env, agent, 12, CPU),
-        lambda env, agent: TorchRLRollout(env, agent.actor, 12, CPU),
-    ):
-        torch.manual_seed(1)
-        config = EnvConfig(ID, {"action": action}, 2, True, 1.0, name="gym")
-        env = make_env(config, seed=3)
-        agent = agent_for(env)
-        rollout = make(env, agent)
-        batches.append(rollout.collect())
-        rollout.close()
-    native, torchrls = batches
-    shared = set(torchrls.keys(True, True)) & set(native.keys(True, True))
-    assert {"observation", "action", "logits" if "logits" in native.keys() else "loc"} <= shared
-    for key in shared:
-        assert native.get(key).shape == torchrls.get(key).shape, key
-        assert native.get(key).dtype == torchrls.get(key).dtype, key
-    params = {key: native.get(key) for key in agent.family.param_keys}
-    log_prob = agent.family.distribution(**params).log_prob(native.get("action"))
-    torch.testing.assert_close(native.get("action_log_prob"), log_prob)
-
-
 @pytest.mark.parametrize("action", ["multi_discrete", "multi_binary", "from_five", "box"])
 def test_the_transforms_charge_the_families_kl(action: str) -> None:
     """``kl=legacy`` (k1) and the exact KL of TorchRL's path against the closed form."""
     torch.manual_seed(0)
     env = made(action)
-    agent = agent_for(env)
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    agent = agent_of(env)
+    _, reference = apart(agent.actor)
     k1 = KLRewardTransform(reference, 0.4, kl_key="kl")
     exact = KLConstrainedTransform(reference, 0.4, kl_key="kl", estimator="exact")
     with torch.no_grad():
@@ -276,16 +175,6 @@ def test_other_spaces_are_refused(space: gymnasium.Space, named: str) -> None:
     with pytest.raises(ConfigError, match=f"env.id=X: {named}") as refused:
         require_served("env.id=X", space)
     assert "\n" not in str(refused.value)
-
-
-def test_actors_are_checked_against_products() -> None:
-    words = ["env=gym", f"env.id={ID}", "env.kwargs.action=multi_discrete"]
-    for actor in ("normal", "tanh_normal"):
-        config = compose(*words, f"actor={actor}")
-        with pytest.raises(ConfigError, match=f"actor={actor}: the actions .* are discrete"):
-            check_env(config.env, config.actor, frozenset())
-    config = compose(*words, "actor=categorical")
-    check_env(config.env, config.actor, frozenset())
 
 
 def test_a_js_over_too_many_joint_actions_is_refused(monkeypatch) -> None:

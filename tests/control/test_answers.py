@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from klrl.base.errors import FAILURES, ConfigError, EnvError
+from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
 from klrl.control.copies import VectorGymEnv
 from klrl.control.preflight import _check_a_step
@@ -41,12 +41,16 @@ class Faulty(gymnasium.Env):
         return (*(answer[key] for key in ("obs", "reward", "terminated", "truncated")), {})
 
 
-def play(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
+def made(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
     if "klrl-test/Faulty-v0" not in gymnasium.registry:
         gymnasium.register("klrl-test/Faulty-v0", Faulty, disable_env_checker=True)
     Faulty.made = 0
     kwargs = {"faults": faults, "act": act}
-    env = VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs, step_timeout=step_timeout)
+    return VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs, step_timeout=step_timeout)
+
+
+def play(*how, **more) -> VectorGymEnv:
+    env = made(*how, **more)
     env.reset_native()
     for _ in range(4):
         env.step_native(ACTION)
@@ -79,6 +83,15 @@ def test_an_answer_that_is_none_is_refused_with_copy_and_step(faults, named) -> 
         play(faults)
     assert "\n" not in str(refused.value)
     assert isinstance(refused.value, FAILURES)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
+@pytest.mark.parametrize("what", ["obs", "reward"])
+def test_a_value_that_is_not_finite_in_float32_is_named(what: str, value: float) -> None:
+    name = {"obs": "observation"}.get(what, what)
+    with pytest.raises(NonFiniteError, match=rf"{name} of klrl-test/Faulty-v0 \(copy 1\)"):
+        made({what: np.full(3, value) if what == "obs" else value}).rollout(4)
 
 
 def test_a_resets_observation_is_checked_too() -> None:

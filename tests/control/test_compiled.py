@@ -205,11 +205,17 @@ def command(
 @pytest.mark.services
 @pytest.mark.parametrize("mode", ["aot", pytest.param("jit", marks=pytest.mark.slow)])
 def test_no_compiler_looks_into_the_machines_folder_for_temporary_files(mode: str) -> None:
-    """Another user's folder is where torch's compiler keeps its libraries, unless it is told."""
+    """Another user's folder is where torch's compiler keeps its libraries, unless it is told.
+
+    Nor does a warning of torch's own code end the build where warnings are errors.
+    """
     place = Path("tmp", f"torchinductor_{getpass.getuser()}")
     place.mkdir(parents=True)
     done = command(
-        f"learner.compile={mode}", compiler_cache=False, TMPDIR=str(Path("tmp").resolve())
+        f"learner.compile={mode}",
+        python=("-W", "error"),
+        compiler_cache=False,
+        TMPDIR=str(Path("tmp").resolve()),
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("update: ")]
@@ -252,16 +258,6 @@ def test_a_broken_compiler_ends_no_run_and_the_manifest_says_eager(mode: str, ca
     manifest = json.loads(Path("run/manifest.json").read_text())
     assert (manifest["status"], manifest["compile"]) == ("finished", "false")
     assert not list(cache.glob("*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["aot", "jit"])
-def test_torchs_own_warnings_end_no_build(mode: str, cache) -> None:
-    done = command(f"learner.compile={mode}", python=("-W", "error"))
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("update: ")]
-    assert line.startswith({"aot": "update: compiled in", "jit": "update: torch.compile"}[mode])
-    assert "failed" not in line
 
 
 @pytest.mark.services

@@ -1,15 +1,24 @@
 """The families against torch's and TorchRL's distributions, and against integration."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, kl_divergence
 from torch.distributions import Normal as TorchNormal
 from torchrl.modules import TanhNormal
 
-from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
+from klrl.control.distributions import (
+    Bernoulli,
+    Categorical,
+    MultiCategorical,
+    Normal,
+    TanhNormalFamily,
+)
+from klrl.kl import exact_kl
 
 DOUBLE = torch.float64
 LOW, HIGH = torch.tensor([-2.0, 0.0], dtype=DOUBLE), torch.tensor([2.0, 5.0], dtype=DOUBLE)
@@ -21,35 +30,53 @@ def gaussian(seed: int, size: int = 2) -> dict[str, torch.Tensor]:
     return {"loc": loc, "scale": (0.3 * loc.roll(1)).exp()}
 
 
-def logits(seed: int) -> dict[str, torch.Tensor]:
+def logits(seed: int, size: int = 5) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {"logits": 2 * torch.randn(7, 5, generator=generator, dtype=DOUBLE)}
+    return {"logits": 2 * torch.randn(7, size, generator=generator, dtype=DOUBLE)}
 
 
-def test_normal_is_torchs() -> None:
-    p, q = gaussian(0), gaussian(1)
-    torch_p, torch_q = (Independent(TorchNormal(**x), 1) for x in (p, q))
-    action = torch_p.sample()
-    torch.testing.assert_close(Normal().log_prob(p, action), torch_p.log_prob(action))
-    torch.testing.assert_close(Normal().kl(p, q), kl_divergence(torch_p, torch_q))
-    torch.testing.assert_close(Normal().entropy(p), torch_p.entropy())
+COUNTS = (3, 2, 4)
+#: family -> (it, parameters by seed, torch's factors of an action); one without a last dimension.
+TORCHS = {
+    "normal": (Normal(), gaussian, lambda p: [TorchNormal(*x) for x in columns(p)]),
+    "categorical": (Categorical(), logits, lambda p: [TorchCategorical(**p)]),
+    "multi_categorical": (
+        MultiCategorical(COUNTS),
+        lambda seed: logits(seed, sum(COUNTS)),
+        lambda p: [TorchCategorical(logits=x) for x in p["logits"].split(COUNTS, -1)],
+    ),
+    "bernoulli": (
+        Bernoulli(3),
+        lambda seed: logits(seed, 3),
+        lambda p: [TorchBernoulli(logits=x) for x in p["logits"].unbind(-1)],
+    ),
+}
 
 
-def test_normal_kl_names_its_direction() -> None:
-    """KL(N(0,1) || N(1,2)) = log 2 + (1 + 1)/8 - 1/2; the other way round it is larger."""
-    one = {"loc": torch.tensor([0.0]), "scale": torch.tensor([1.0])}
-    two = {"loc": torch.tensor([1.0]), "scale": torch.tensor([2.0])}
-    assert float(Normal().kl(one, two)) == pytest.approx(math.log(2) + 2 / 8 - 0.5)
-    assert float(Normal().kl(two, one)) == pytest.approx(-math.log(2) + 5 / 2 - 0.5)
+def columns(params: dict[str, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(params["loc"].unbind(-1), params["scale"].unbind(-1), strict=True)
 
 
-def test_categorical_is_torchs() -> None:
-    p, q = logits(0), logits(1)
-    torch_p, torch_q = TorchCategorical(**p), TorchCategorical(**q)
-    action = torch_p.sample()
-    torch.testing.assert_close(Categorical().log_prob(p, action), torch_p.log_prob(action))
-    torch.testing.assert_close(Categorical().kl(p, q), kl_divergence(torch_p, torch_q))
-    torch.testing.assert_close(Categorical().entropy(p), torch_p.entropy())
+@pytest.mark.parametrize("name", TORCHS)
+def test_a_family_is_the_sum_over_torchs_factors(name: str) -> None:
+    family, make, torchs = TORCHS[name]
+    p, q = make(0), make(1)
+    factors, others = torchs(p), torchs(q)
+    drawn = [factor.sample() for factor in factors]
+    action = drawn[0] if name == "categorical" else torch.stack(drawn, -1)
+    action = action if name == "normal" else action.long()
+    log_prob = sum(f.log_prob(x) for f, x in zip(factors, drawn, strict=True))
+    kl = sum(kl_divergence(f, g) for f, g in zip(factors, others, strict=True))
+    torch.testing.assert_close(family.log_prob(p, action), log_prob)
+    torch.testing.assert_close(family.kl(p, q), kl)
+    torch.testing.assert_close(family.divergence("forward", q, p), kl)
+    torch.testing.assert_close(family.entropy(p), sum(f.entropy() for f in factors))
+    ours = family.distribution(**p), family.distribution(**q)
+    torch.testing.assert_close(ours[0].log_prob(action), log_prob)
+    torch.testing.assert_close(exact_kl(*ours), kl)
+    wide = {key: value.unsqueeze(1) for key, value in p.items()}
+    many = action.unsqueeze(1).expand(7, 4, *action.shape[1:])
+    torch.testing.assert_close(family.log_prob(wide, many), log_prob.unsqueeze(1).expand(7, 4))
 
 
 def test_tanh_normal_is_torchrls() -> None:

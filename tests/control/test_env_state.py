@@ -391,35 +391,5 @@ def test_a_state_of_another_environment_is_refused() -> None:
 # ----------------------------------------------------------------------------------- many copies
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1", "Hopper-v5"])
-def test_a_batch_of_copies_goes_on(env_id: str) -> None:
-    first, second = (VectorGymEnv(env_id, 3, seed=seed) for seed in (0, 99))
-    assert first.keep_state().tier == second.keep_state().tier == EXACT
-    first.reset_native()
-    generator = np.random.default_rng(0)
-
-    def action() -> np.ndarray:
-        if env_id == "CartPole-v1":
-            return generator.integers(2, size=3)
-        return generator.uniform(-1, 1, (3, *first.action_spec.shape[1:])).astype(np.float32)
-
-    def play(env: VectorGymEnv, actions: list[np.ndarray]) -> list[bytes]:
-        told = []
-        for each in actions:
-            observation, reward, terminated, truncated = env.step_native(each)
-            told += [x.tobytes() for x in (observation, reward, terminated, truncated)]
-            if (terminated | truncated).any():
-                told.append(env.reset_native(terminated | truncated).tobytes())
-        return told
-
-    play(first, [action() for _ in range(21)])
-    state = first.copies_state()
-    assert state is not None
-    assert state.dtype == torch.uint8
-    second.set_copies_state(state)
-    actions = [action() for _ in range(60)]
-    assert play(first, actions) == play(second, actions)
-
-
 def test_copies_that_were_not_proved_have_no_state() -> None:
     assert VectorGymEnv("Pendulum-v1", 2).copies_state() is None

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torchrl.envs import ExplorationType, set_exploration_type
 
@@ -189,26 +189,6 @@ def test_noise_goes_on_from_block_to_block(counting, monkeypatch) -> None:
     returns = play(run, size=Size(400), sampled=True).returns
     scale = scale_of(run)
     assert np.std(returns, ddof=1) == pytest.approx(scale * np.sqrt(600), rel=0.15)
-
-
-def test_discrete_actions_are_sampled_too(settings) -> None:
-    class Coin(Counting):
-        action_space = Discrete(2)
-        lengths = (1,)
-
-        def step(self, action):
-            return np.zeros(1, np.float32), float(action), True, False, {}
-
-    gymnasium.register("Coin-v0", Coin, max_episode_steps=5)
-    try:
-        run = Training(settings("env=gym", "env.id=Coin-v0", "collector.steps=32"))
-        with torch.no_grad():
-            run.parts.agent.policy_net.head.weight.zero_()
-            run.parts.agent.policy_net.head.bias.copy_(torch.tensor([0.0, np.log(3)]))
-        assert play(run, size=Size(2_000), sampled=True).mean == pytest.approx(0.75, abs=0.04)
-        assert play(run, size=Size(10)).mean == 1.0
-    finally:
-        gymnasium.registry.pop("Coin-v0", None)
 
 
 def test_a_policy_is_played_on_another_task(settings) -> None:

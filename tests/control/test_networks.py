@@ -5,22 +5,15 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from klrl.base.errors import ConfigError
-from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
-from klrl.control.actor import make_agent
 from klrl.control.env import make_env
 from klrl.control.networks import ObservationNormalizer
 from klrl.kl import exact_kl, freeze
+from tests.agents import agent_of, gym
 
 
-def agent_for(env_id: str, distribution: str, **actor: object):
-    env = make_env(EnvConfig(env_id, {}, 2, True, 1.0, name="gym"), seed=0)
-    told = {"hidden": [16, 16], "activation": "tanh", "share_trunk": False, **actor}
-    schema = ActorConfig if distribution == "categorical" else GaussianActorConfig
-    if schema is GaussianActorConfig:
-        told.setdefault("init_std", 1.0)
-    agent = make_agent(schema(name=distribution, **told), env, normalize=True, separate=False)
-    return agent, env
+def agent_for(env_id: str, distribution: str, **how: object):
+    env = make_env(gym(env_id), seed=0)
+    return agent_of(env, distribution, (16, 16), **how), env
 
 
 CASES = [
@@ -81,21 +74,12 @@ def test_first_policies_are_flat_and_orthogonal() -> None:
 
 
 def test_a_shared_trunk_is_one_and_separate_losses_keep_the_critic_out_of_it() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0)
-    config = GaussianActorConfig([8], "tanh", True, init_std=1.0, name="normal")
     for separate in (False, True):
-        agent = make_agent(config, env, normalize=False, separate=separate)
+        agent, env = agent_for("Pendulum-v1", "normal", share=True, separate=separate)
         agent.critic(env.reset())["state_value"].sum().backward()
         trunk_learned = agent.policy_net.trunk[0].weight.grad is not None
         assert trunk_learned is not separate
         assert agent.value_net.head.weight.grad is not None
-
-
-def test_a_distribution_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="discrete"):
-        agent_for("CartPole-v1", "normal")
-    with pytest.raises(ConfigError, match="continuous"):
-        agent_for("Pendulum-v1", "categorical")
 
 
 def test_normalizer_is_numpys_mean_and_std_over_all_rollouts() -> None:

@@ -11,16 +11,17 @@ from torchrl.envs import check_env_specs
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
-from klrl.config import ActorConfig, CNNActorConfig, EnvConfig
+from klrl.config import CNNActorConfig, EnvConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies, make_env
 from klrl.control.observation import Layout, layout_of
 from klrl.control.preflight import check_env
-from klrl.control.rollout import TorchRLRollout, native_rollout
+from klrl.control.rollout import native_rollout
 from klrl.control.step import Columns
-from klrl.kl import KLConstrainedTransform, KLRewardTransform, freeze
+from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from tests.agents import agent_of, apart, gym
 
 CPU, T = torch.device("cpu"), "tests.control.toys:klrl-test"
 TWO = spaces.Discrete(2)
@@ -38,11 +39,11 @@ def made(env_id: str, num_envs: int = 2, **how: object) -> VectorGymEnv:
     return VectorGymEnv(f"{T}/{env_id}-v0", num_envs, seed=1, **how)
 
 
-def agent_for(env, *, normalize: bool = True) -> Agent:
-    config = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+def agent_for(env) -> Agent:
     if not env.layout.images:
-        config = ActorConfig([8], "tanh", False, name="categorical")
-    return make_agent(config, env, normalize=normalize, separate=False)
+        return agent_of(env, "categorical")
+    config = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+    return make_agent(config, env, normalize=True, separate=False)
 
 
 # ----------------------------------------------------------------------------------- transport
@@ -130,7 +131,7 @@ def test_every_key_is_read(how) -> None:
 
 
 def test_only_vectors_are_normalised() -> None:
-    env = make_env(EnvConfig(f"{T}/Keyed-v0", {"image": False}, 2, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym(f"{T}/Keyed-v0", image=False), seed=0)
     agent = agent_for(env)
     batch = env.rollout(30, agent.actor, break_when_any_done=False)["observation"]
     agent.normalizer.update(batch)
@@ -140,26 +141,6 @@ def test_only_vectors_are_normalised() -> None:
     expected = (flat[:, :count] - flat[:, :count].mean(0)) / flat[:, :count].std(0, correction=0)
     torch.testing.assert_close(normalized[:, :count], expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(normalized[:, count:], flat[:, count:])
-
-
-@pytest.mark.parametrize("env_id", ["Keyed", "Masked"])
-def test_both_collectors_record_the_same_policy(env_id: str) -> None:
-    kinds = []
-    for make in (
-        lambda env, agent: native_rollout(env, agent, 10, CPU),
-        lambda env, agent: TorchRLRollout(env, agent.actor, 10, CPU),
-    ):
-        torch.manual_seed(1)
-        env = make_env(EnvConfig(f"{T}/{env_id}-v0", {}, 2, True, 1.0, name="gym"), seed=3)
-        agent = agent_for(env)
-        rollout = make(env, agent)
-        batch = rollout.collect()
-        rollout.close()
-        torch.testing.assert_close(
-            batch["action_log_prob"], agent.actor.get_dist(batch.copy()).log_prob(batch["action"])
-        )
-        kinds.append({k: (batch[k].shape, batch[k].dtype) for k in ("observation", "logits")})
-    assert kinds[0] == kinds[1]
 
 
 # --------------------------------------------------------------------------------------- masks
@@ -175,10 +156,7 @@ def test_an_excluded_action_has_no_probability(where: str) -> None:
     )
     env = make_env(config, seed=0)
     agent = agent_for(env)
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
+    _, reference = apart(agent.actor, 0.5)
     rollout = native_rollout(env, agent, 40, CPU)
     batch = rollout.collect()
     allowed = batch["observation"][..., -env.layout.masked :] != 0
@@ -330,62 +308,11 @@ def test_layouts_that_are_refused(observation, action, how, named) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (
-            ["env=catch", "actor=mlp"],
-            "actor=mlp: an MLP reads no images.*42x42x1 bytes; choose actor=cnn",
-        ),
-        (
-            ["env=cartpole", "env.action_mask=info"],
-            "env.id=CartPole-v1: its first step: info has no action_mask",
-        ),
-        (["env=cartpole", "actor=cnn"], "actor=cnn: the observation has no image.*actor=mlp"),
-        (
-            ["env=gym", f"env.id={T}/Keyed-v0", "actor=cnn"],
-            "actor.arch=nature: needs images from 36 x 36 on.*8 x 8; choose actor.arch=impala",
-        ),
-        (
-            ["env=cartpole", "env.wrappers=[FrameStackObservatio]"],
-            "gymnasium.wrappers has no FrameStackObservatio; did you mean FrameStackObservation",
-        ),
-        (
-            ["env=cartpole", "env.wrappers=[{target: FrameStackObservation, args: {size: 4}}]"],
-            r"env.wrappers\[0\].target=gymnasium.wrappers:FrameStackObservation: asks for",
-        ),
-        (
-            ["env=cartpole", "env.wrappers=[a.b:C]"],
-            r"env.wrappers\[0\].target=a.b:C: .* module named 'a'",
-        ),
-        (["env=cartpole", "env.observation_keys=[a]"], "is a Box, which has no keys; drop it"),
-        (
-            ["env=gym", f"env.id={T}/Keyed-v0", "env.observation_keys=[brigth]"],
-            "has the keys bright, inner; give some of them",
-        ),
-    ],
-    ids=range(9),
-)
-def test_settings_that_are_refused(words, named) -> None:
-    def check() -> None:
-        config = compose(*words)
-        check_env(config.env, config.actor, frozenset())
-
-    with pytest.raises(ConfigError, match=named) as refused:
-        check()
-    assert "\n" not in str(refused.value)
-
-
 def test_a_number_of_as_many_values_as_float32_tells_apart_is_served() -> None:
     layout = layout_of("env.id=X", spaces.Dict(a=spaces.Discrete(2**24), b=TWO), TWO)
     assert layout is not None
     last = {"a": 2**24 - 1, "b": 1}
     assert layout.unpack(layout.pack(last))["a"] == 2**24 - 1
-
-
-def test_a_wrapper_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"env.wrappers\[0\]=3: give .*.target="):
-        compose("env=cartpole", "env.wrappers=[3]")
 
 
 def test_gymnasiums_wrappers_are_applied_from_the_inside() -> None:

@@ -20,10 +20,11 @@ from torch.distributions import Independent, Normal
 from klrl.base.errors import NonFiniteError, WorkerError
 from klrl.base.ray_start import start_ray
 from klrl.base.seeds import derived_seed
-from klrl.config import EnvConfig, GaussianActorConfig, RayCollectorConfig
-from klrl.control.actor import Agent, make_agent
+from klrl.config import RayCollectorConfig
+from klrl.control.actor import Agent
 from klrl.control.env import make_env
 from klrl.control.vector import VectorRollout
+from tests.agents import agent_of, gym
 from tests.control.test_ray_run import LOOPBACK, listening
 
 if importlib.util.find_spec("ray") is None:
@@ -33,7 +34,7 @@ from klrl.control.ray_rollout import Cluster, RayRollout
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
 SEED, COPIES, STEPS = 17, 4, 70
-PENDULUM = EnvConfig("Pendulum-v1", {}, COPIES, True, 1.0, name="gym")
+PENDULUM = gym("Pendulum-v1", COPIES)
 TWO = RayCollectorConfig(STEPS, workers=2, cpus_per_worker=1, name="ray")
 CPU = torch.device("cpu")
 
@@ -48,9 +49,7 @@ def _ray_on_loopback() -> Iterator[None]:
 
 
 def make_policy() -> Agent:
-    env = make_env(PENDULUM, seed=0, num_envs=1)
-    actor = GaussianActorConfig([8], "tanh", False, None, init_std=1.0, name="normal")
-    return make_agent(actor, env, normalize=True, separate=False)
+    return agent_of(make_env(PENDULUM, seed=0, num_envs=1), "normal")
 
 
 def move(agent: Agent, by: float) -> None:
@@ -202,7 +201,7 @@ def test_a_workers_error_keeps_its_type_and_a_mortal_one_ends_in_one_line(
     with pytest.raises(NonFiniteError, match="^observation of Pendulum-v1"):
         rollout.collect()
     weight.data.copy_(before)
-    nowhere = EnvConfig("Nowhere-v0", {}, COPIES, True, 1.0, name="gym")
+    nowhere = gym("Nowhere-v0", COPIES)
     monkeypatch.setattr(rollout, "_env", nowhere)
     monkeypatch.setattr("klrl.control.ray_rollout.ATTEMPTS", 2)
     os.kill(pids_of(rollout)[0], signal.SIGKILL)

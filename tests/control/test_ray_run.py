@@ -133,24 +133,6 @@ def test_a_run_survives_a_death_stops_when_told_and_goes_on() -> None:
 # ------------------------------------------------------------------------------------ refusals
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("collector.workers=3", "collector.workers=3: does not divide env.num_envs=4"),
-        ("kl.apply=step", "kl.apply=step: with collector=ray the reference stays"),
-        ("collector.workers=0", "collector.workers=0: out of range"),
-    ],
-)
-def test_settings_that_the_workers_cannot_serve_are_refused(word, reason, capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([*RAY_RUN, word])
-    assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"klrl: {reason}")
-    assert told.count("\n") == 1
-    assert not Path("outputs").exists()
-
-
 def test_a_missing_package_or_cluster_is_told_before_the_run(monkeypatch, settings) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers"):

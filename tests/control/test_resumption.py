@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -44,12 +46,39 @@ class EndsAt(Callback):
             raise KeyboardInterrupt
 
 
+class Dice(gymnasium.Env):
+    """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.array([random.gauss(0, 1)], np.float32), {}
+
+    def step(self, action):
+        self._step += 1
+        seen = np.array([np.random.standard_normal()], np.float32)
+        return seen, random.random(), self._step == 8, False, {}
+
+
+DICE = ("env=custom", f"env.target={__name__}:Dice", "actor=mlp")
+
+
+def stir() -> None:
+    """Whatever this process drew before: it is another one's."""
+    random.seed()
+    np.random.seed()
+    torch.manual_seed(99)
+
+
 def interrupted(words: Sequence[str], at: int = 4) -> None:
     """A run that ends in iteration ``at`` and goes on."""
     with pytest.raises(KeyboardInterrupt):
         klrl.run(*WORDS, *words, folder=PART, callbacks=[EndsAt(at)])
     assert len([row for row in rows_of(PART) if row["iteration"]]) == at - 1
-    torch.manual_seed(99)  # as another process has it
+    stir()
     assert exits(f"resume={PART}") == 0
 
 
@@ -58,6 +87,7 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
     [
         pytest.param(["env.normalize_reward=true"], marks=pytest.mark.slow),
         ["env=cartpole", "kl=legacy", "controller=dual"],
+        DICE,
         pytest.param(
             ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
             marks=pytest.mark.slow,
@@ -71,7 +101,9 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
     ids=lambda words: words[0],
 )
 def test_a_run_that_was_interrupted_is_the_one_that_was_not(words, capsys) -> None:
+    stir()
     klrl.run(*WORDS, *words, folder=WHOLE)
+    stir()
     interrupted(words)
     equal, told = compare_bits(WHOLE, PART)
     assert equal, told
@@ -187,6 +219,21 @@ def test_saving_disturbs_nothing() -> None:
     klrl.run(*WORDS, folder=WHOLE)
     klrl.run(*WORDS, "checkpoint.every=100", folder=PART)
     assert compare_bits(WHOLE, PART)[0]
+
+
+def test_evaluations_draw_from_no_global_generator_and_repeat_themselves() -> None:
+    rewards = []
+    for every in (0, 1):
+        run = klrl.run(
+            *QUICK,
+            *DICE,
+            f"eval.every={every}",
+            *(["eval.episodes=3"] if every else []),
+            folder=f"run{every}",
+        )
+        rewards.append([row["reward/raw"] for row in run.rows if row["iteration"]])
+    assert rewards[0] == rewards[1]
+    assert run.evaluate(3).returns == run.evaluate(3).returns
 
 
 def test_the_state_of_a_rollout_is_json_in_a_tensor_and_small(settings) -> None:

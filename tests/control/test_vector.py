@@ -16,31 +16,27 @@ from torchrl.envs import (
     StepCounter,
     TransformedEnv,
 )
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.base.errors import NonFiniteError
-from klrl.config import ActorConfig, EnvConfig, GaussianActorConfig
+from klrl.config import CNNActorConfig
 from klrl.control.acting import NumpyActing, TorchActing, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.distributions import Normal
 from klrl.control.env import make_env
 from klrl.control.rollout import TorchRLRollout, native_rollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
+from tests.agents import agent_of, gym, moved
+from tests.control.toys import ACTIONS
 
 CPU = torch.device("cpu")
 COPIES, STEPS = 3, 130
 
 
 def make_actor(distribution: str, env, activation: str = "tanh") -> Agent:
-    plain = {"hidden": [16, 16], "activation": activation, "share_trunk": False}
-    config: ActorConfig = ActorConfig(name="categorical", **plain)
-    if distribution != "categorical":
-        config = GaussianActorConfig(name=distribution, init_std=0.7, **plain)
-    agent = make_agent(config, env, normalize=True, separate=False)
-    with torch.no_grad():
-        for parameter in agent.modules.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    agent = agent_of(env, distribution, (16, 16), activation, init_std=0.7)
+    moved(agent.modules)
     return agent
 
 
@@ -144,7 +140,7 @@ def test_the_same_actions_give_the_same_batch(case: str) -> None:
 def test_actions_are_draws_of_the_policy(distribution: str) -> None:
     """Standardised samples are standard normal; frequencies are the mean probabilities."""
     env_id = "CartPole-v1" if distribution == "categorical" else "Pendulum-v1"
-    env = make_env(EnvConfig(env_id, {}, 8, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym(env_id, 8), seed=0)
     agent = make_actor(distribution, env)
     batch = VectorRollout(env, agent, 2500, CPU).collect()
     if distribution == "categorical":
@@ -160,11 +156,23 @@ def test_actions_are_draws_of_the_policy(distribution: str) -> None:
         assert abs(float((z[:, 1:] * z[:, :-1]).mean())) < 0.03, "no noise is used twice"
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
-@pytest.mark.parametrize("distribution", ["normal", "tanh_normal", "categorical"])
-def test_numpy_and_torch_act_alike(distribution: str, activation: str) -> None:
-    env_id = "CartPole-v1" if distribution == "categorical" else "Hopper-v5"
-    env = make_env(EnvConfig(env_id, {}, 5, True, 1.0, name="gym"), seed=0)
+COPYING = "tests.control.toys:klrl-test/Copying-v0"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "action", "distribution", "activation"),
+    [
+        ("Hopper-v5", None, "normal", "tanh"),
+        ("Hopper-v5", None, "tanh_normal", "relu"),
+        ("Hopper-v5", None, "normal", "elu"),
+        ("CartPole-v1", None, "categorical", "silu"),
+        (COPYING, "multi_discrete", "categorical", "tanh"),
+        (COPYING, "multi_binary", "categorical", "relu"),
+    ],
+)
+def test_numpy_and_torch_act_alike(env_id, action, distribution, activation) -> None:
+    kwargs = {} if action is None else {"action": action}
+    env = make_env(gym(env_id, 5, **kwargs), seed=0)
     agent = make_actor(distribution, env, activation)
     assert agent.normalizer is not None
     agent.normalizer.update(3 + 2 * torch.randn(50, agent.normalizer.mean.shape[0]))
@@ -173,6 +181,7 @@ def test_numpy_and_torch_act_alike(distribution: str, activation: str) -> None:
         NumpyActing(agent.policy_net, agent.family),
         TorchActing(agent.policy_net, agent.family, CPU),
     )
+    drawn = []
     for noisy in (False, True):
         found = []
         for acting in made:
@@ -183,19 +192,50 @@ def test_numpy_and_torch_act_alike(distribution: str, activation: str) -> None:
             found.append((sample, acting.action(sample)))
         for one, other in zip(*found, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-    if isinstance(agent.family, Normal):
-        modes = agent.policy_net(torch.from_numpy(observation))[0].detach()
-        quiet = NumpyActing(agent.policy_net, agent.family).sample(0, observation)
-        np.testing.assert_allclose(quiet, modes, rtol=1e-5, atol=1e-5)
+        drawn.append(found[0])
+    assert (drawn[0][0] != drawn[1][0]).any()
+    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+        played = agent.actor(TensorDict({"observation": torch.from_numpy(observation)}, [5]))
+    np.testing.assert_allclose(drawn[0][1], played["action"], rtol=1e-5, atol=1e-5)
 
 
-def test_gelu_acts_in_torch() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
-    assert isinstance(make_acting(make_actor("normal", env, "gelu"), CPU), TorchActing)
+@pytest.mark.parametrize(
+    ("toy", "kwargs"),
+    [
+        *(("Copying", {"action": action}) for action in ACTIONS),
+        *(("Keyed", {"image": False}), ("Keyed", {}), ("Masked", {})),
+    ],
+    ids=str,
+)
+def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
+    batches = []
+    for make in (
+        lambda env, agent: native_rollout(env, agent, 12, CPU),
+        lambda env, agent: TorchRLRollout(env, agent.actor, 12, CPU),
+    ):
+        torch.manual_seed(1)
+        env = make_env(gym(f"tests.control.toys:klrl-test/{toy}-v0", **kwargs), seed=3)
+        cnn = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+        images = env.layout is not None and env.layout.images
+        agent = make_agent(cnn, env, normalize=True, separate=False) if images else agent_of(env)
+        rollout = make(env, agent)
+        batches.append(rollout.collect())
+        rollout.close()
+        log_prob = agent.actor.get_dist(batches[-1].copy()).log_prob(batches[-1]["action"])
+        torch.testing.assert_close(batches[-1]["action_log_prob"], log_prob)
+    native, torchrls = batches
+    params = {key: native.get(key) for key in agent.family.param_keys}
+    log_prob = agent.family.distribution(**params).log_prob(native.get("action"))
+    torch.testing.assert_close(native.get("action_log_prob"), log_prob)
+    shared = set(torchrls.keys(True, True)) & set(native.keys(True, True))
+    assert {"observation", "action", *agent.family.param_keys} <= shared
+    for key in shared:
+        assert native.get(key).shape == torchrls.get(key).shape, key
+        assert native.get(key).dtype == torchrls.get(key).dtype, key
 
 
 def test_numpy_follows_weights_that_are_replaced() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym("Pendulum-v1", 1), seed=0)
     agent = make_actor("normal", env)
     acting = make_acting(agent, CPU)
     observation = np.ones((1, 3), np.float32)
@@ -209,9 +249,7 @@ def test_numpy_follows_weights_that_are_replaced() -> None:
 
 @pytest.mark.parametrize(("name", "transform"), [("InitTracker", InitTracker())])
 def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> None:
-    env = make_env(
-        EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0, transforms=(transform,)
-    )
+    env = make_env(gym("Pendulum-v1", 2), seed=0, transforms=(transform,))
     agent = make_actor("normal", env)
     said: list[str] = []
     rollout = native_rollout(env, agent, 4, CPU, said.append)
@@ -222,7 +260,7 @@ def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> No
 
 
 def test_a_simulator_that_diverges_is_named() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym"), seed=0)
+    env = make_env(gym("Pendulum-v1", 2), seed=0)
     agent = make_actor("normal", env)
     rollout = VectorRollout(env, agent, 4, CPU)
     step = env.base_env.step_native
@@ -238,18 +276,10 @@ def test_a_simulator_that_diverges_is_named() -> None:
         rollout.collect()
 
 
-def test_the_stock_collector_is_still_a_choice(settings) -> None:
-    from klrl.train.loop import Training
-
-    for name, kind in (("torchrl", TorchRLRollout), ("vector", VectorRollout)):
-        rollout = Training(settings(f"collector={name}")).parts.rollout(0)
-        assert type(rollout) is kind
-        assert isinstance(rollout.collect(), TensorDict)
-        rollout.close()
-
-
-def test_nn_modules_other_than_mlps_act_in_torch() -> None:
-    env = make_env(EnvConfig("Pendulum-v1", {}, 1, True, 1.0, name="gym"), seed=0)
-    agent = make_actor("normal", env)
-    agent.policy_net.trunk.append(nn.LayerNorm(16))
-    assert isinstance(make_acting(agent, CPU), TorchActing)
+def test_other_activations_and_modules_act_in_torch() -> None:
+    env = make_env(gym("Pendulum-v1", 1), seed=0)
+    normed = make_actor("normal", env)
+    assert isinstance(make_acting(normed, CPU), NumpyActing)
+    normed.policy_net.trunk.append(nn.LayerNorm(16))
+    for agent in (normed, make_actor("normal", env, "gelu")):
+        assert isinstance(make_acting(agent, CPU), TorchActing)

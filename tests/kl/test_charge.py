@@ -1,4 +1,7 @@
-"""The KL's charge and measures, the same in control and language; the table of placements."""
+"""The KL's charge and measures, and the table of placements.
+
+Through a whole run, in control and language: tests/test_one_program.py.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,10 @@ from torchrl.modules import ProbabilisticActor
 
 import klrl
 from klrl.base.errors import ConfigError, NonFiniteError
-from klrl.config import AdvantageConfig, GroupConfig, RetrieveKLConfig
+from klrl.config import AdvantageConfig, RetrieveKLConfig
 from klrl.config.placement import (
     ESTIMATORS,
     PLACEMENTS,
-    SAMPLED,
     VERDICTS,
     Gradient,
     check_placement,
@@ -32,12 +34,7 @@ from klrl.control.distributions import Categorical
 from klrl.control.kl import make_reference_kl
 from klrl.kl import charge
 from klrl.kl.controllers import DualKLController
-from klrl.kl.estimators import ESTIMATORS as FORMULAS
 from klrl.kl.measure import mean_kl
-from klrl.language import advantage as language_advantage
-from klrl.language import kl as language_charge
-from klrl.language.baselines import token_gae
-from klrl.language.batch import Responses, make_batch, on_full, response_mask, set_scores
 from klrl.losses.functional import reference_kl
 
 PACKAGE = Path(klrl.__file__).parent
@@ -75,7 +72,7 @@ def test_an_unknown_placement_is_refused() -> None:
         charge.to_go(torch.zeros(1, 1), placement="later")
 
 
-# ------------------------------------------------------ one step of control, one token of language
+# -------------------------------------------------------------------------- one step of control
 
 COEF, SCORE, ACTION = 0.3, 1.7, 2
 LOGITS = torch.tensor([0.2, -0.7, 1.1, 0.4], dtype=DOUBLE)
@@ -153,41 +150,8 @@ def control(placement: str, estimator: str) -> dict[str, torch.Tensor]:
     }
 
 
-def language(placement: str, estimator: str) -> dict[str, torch.Tensor]:
-    """Through ``charge`` on one response of one token, with padding around it, and its GAE."""
-    kl = language_charge.make_reference_kl(settings(placement, estimator))
-    assert kl is not None
-    batch = response(1)
-    language_charge.charge(batch, kl)
-    mask = response_mask(batch)
-    found = token_gae(batch["next", "reward"], torch.zeros(1, 2, dtype=DOUBLE), mask, 1.0, 1.0)
-    to_go = charge.to_go(batch["next", "kl_penalty"].squeeze(-1), mask, kl.placement)
-    every = {
-        "reward": batch["next", "reward"][..., 0],
-        "to_go": to_go,
-        "advantage": found[0][..., 0],
-    }
-    assert not any(value[:, 1:].any() for value in every.values()), "padding holds nothing"
-    own = {name: value[:, :1] for name, value in every.items()}
-    return {**own, "in_loss": torch.tensor([[kl.loss_estimator is not None]])}
-
-
-def response(count: int) -> TensorDict:
-    """The same response of one token, ``count`` times, to one prompt; R = 2."""
-    real = torch.tensor([[True, False]]).expand(count, -1)
-    tokens = torch.where(real, ACTION, 0)
-    log_probs = torch.where(real, LOG_P[ACTION], 0.0)
-    drawn = Responses(tokens, real, log_probs, torch.zeros(count, dtype=torch.bool))
-    batch = make_batch(torch.tensor([[1, 3]]), torch.ones(1, 2), drawn, count)
-    set_scores(batch, torch.full((count,), SCORE, dtype=DOUBLE))
-    batch["next", "ref_log_probs", "full"] = on_full(batch, torch.where(real, LOG_Q[ACTION], 0.0))
-    batch["kl", "exact"] = torch.where(real, (LOG_P.exp() * (LOG_P - LOG_Q)).sum(), 0.0)
-    return batch
-
-
 @pytest.mark.parametrize(("placement", "estimator"), PAIRS)
-def test_control_and_language_charge_the_same(placement: str, estimator: str) -> None:
-    mine, theirs = control(placement, estimator), language(placement, estimator)
+def test_a_step_is_charged_by_hand(placement: str, estimator: str) -> None:
     kl = kl_by_hand(estimator)
     charged = SCORE - COEF * (0.0 if placement == "loss" else kl)
     by_hand = {
@@ -196,31 +160,15 @@ def test_control_and_language_charge_the_same(placement: str, estimator: str) ->
         "advantage": charged,
         "in_loss": placement != "reward",
     }
-    for name, expected in by_hand.items():
-        for found in (mine[name], theirs[name]):
-            assert found.shape == (1, 1)
-            torch.testing.assert_close(found.to(DOUBLE).item(), float(expected), atol=1e-12, rtol=0)
+    found = {name: value.item() for name, value in control(placement, estimator).items()}
+    assert found == pytest.approx(by_hand, abs=1e-12)
 
 
-def test_an_estimator_is_its_formula_and_its_gradient_in_the_reward() -> None:
-    assert list(FORMULAS) == list(SAMPLED)
-
-
-def test_control_and_language_measure_the_same() -> None:
-    batch, answer = transition(), response(1)
+def test_a_step_is_measured_by_hand() -> None:
+    batch = transition()
     control_charge.annotate(batch, actor(REF_LOGITS), Categorical())
-    mine, theirs = (
-        control_charge.measure(batch, Categorical()),
-        language_charge.measure(answer),
-    )
-    assert set(theirs) == {*mine, *(f"{name}_seq" for name in mine)}
-    for name in ESTIMATORS:
-        for found in (
-            mine[f"kl/ref/{name}"],
-            theirs[f"kl/ref/{name}"],
-            theirs[f"kl/ref/{name}_seq"],
-        ):
-            assert found.item() == pytest.approx(kl_by_hand(name), abs=1e-12)
+    found = by_name(control_charge.measure(batch, Categorical()))
+    assert found == pytest.approx({name: kl_by_hand(name) for name in ESTIMATORS}, abs=1e-12)
 
 
 def by_name(means: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -241,20 +189,6 @@ def test_measures_by_hand() -> None:
     assert found == pytest.approx({**means, **sums}, rel=1e-6)
     with pytest.raises(NonFiniteError, match="kl/ref/exact is nan; raise kl.coef or lower optim"):
         mean_kl(*hidden)
-
-
-@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
-def test_equal_scores_of_a_group_leave_the_kl_to_go(placement: str, estimator: str) -> None:
-    kl = language_charge.make_reference_kl(settings(placement, estimator))
-    batch = response(2)
-    language_charge.charge(batch, kl)
-    job = SimpleNamespace(
-        advantage=GroupConfig("leave_one_out"), collector=SimpleNamespace(group_size=2)
-    )
-    language_advantage.group(job, SimpleNamespace(), kl)(batch)  # type: ignore[arg-type]
-    expected = -COEF * kl_by_hand(estimator) if placement == "reward" else 0.0
-    for row in batch["advantage"][..., 0].tolist():
-        assert row == pytest.approx([expected, 0.0], abs=1e-12)
 
 
 @pytest.mark.parametrize(("placement", "estimator"), PAIRS)
@@ -349,16 +283,6 @@ def test_a_verdict_is_what_enumeration_finds(placement: str, estimator: str) -> 
             Gradient.TWICE: [False, False],
         }[VERDICTS[placement][estimator]]
     )
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_twice_is_the_own_step_twice(estimator: str) -> None:
-    """In the reward as sampled, and again in the loss: what the loss has is too much."""
-    in_reward, whole, _ = gradients("reward", estimator)
-    found, _, own = gradients("split", estimator)
-    torch.testing.assert_close(found, in_reward + own, atol=1e-12, rtol=1e-10)
-    if estimator == "k1":
-        torch.testing.assert_close(found - whole, own, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("placement", "estimator"), PAIRS)

@@ -16,6 +16,8 @@ from klrl.kl import (
     ScheduledKLController,
 )
 
+NAN, INF = math.nan, math.inf
+
 
 @pytest.fixture(
     params=[
@@ -37,30 +39,42 @@ def test_fixed_stays() -> None:
     assert controller.update(100.0, n=7) == 0.3
 
 
-def test_adaptive_is_ziegler_et_al() -> None:
-    """e = clip(KL/target - 1, -.2, .2); coef *= 1 + e n / horizon."""
+@pytest.mark.parametrize(
+    ("horizon", "n", "share"),
+    # Ten updates by default; the last update has more frames than the horizon.
+    [(5000, 1000, 0.2), (None, 256, 0.1), (10_000, 65_536, 6.5536)],
+)
+def test_adaptive_is_ziegler_et_al(horizon: int | None, n: int, share: float) -> None:
+    """e = clip(KL/target - 1, -.2, .2); coef *= 1 + e n / horizon: too much KL, charge more.
+
+    At most by a fifth, however many frames an update has: 1 - .2 * 6.55 would be its lower bound.
+    """
     for kl, error in [(0.11, 0.1), (0.095, -0.05), (9.0, 0.2), (0.0, -0.2), (0.1, 0.0)]:
-        controller = AdaptiveKLController(2.0, target=0.1, horizon=5000)
-        assert controller.update(kl, n=1000) == pytest.approx(2.0 * (1 + error * 0.2))
+        controller = AdaptiveKLController(2.0, target=0.1, horizon=horizon)
+        assert controller.update(kl, n=n) == pytest.approx(
+            2.0 * (1 + min(max(error * share, -0.2), 0.2))
+        )
 
 
-def test_adaptive_defaults_to_a_horizon_of_ten_updates_and_moves_the_right_way() -> None:
-    controller = AdaptiveKLController(1.0, target=0.1)
-    assert controller.update(1.0, n=256) == pytest.approx(1.02), "too much KL: charge more"
-    assert controller.update(0.0, n=256) == pytest.approx(1.02 * 0.98)
-
-
-def test_adaptive_moves_by_at_most_a_fifth_however_many_frames_an_update_has() -> None:
-    """e n / horizon is 1.31 here: 1 - 1.31 would put coef at its lower bound, and keep it there."""
-    up = AdaptiveKLController(1.0, target=0.1, horizon=10_000)
-    assert up.update(5.0, n=65_536) == pytest.approx(1.2)
-    assert up.update(0.0, n=65_536) == pytest.approx(1.2 * 0.8)
-
-
-@pytest.mark.parametrize("horizon", [0, -1, math.inf, math.nan])
-def test_adaptive_refuses_a_horizon_that_is_not_above_0(horizon: float) -> None:
-    with pytest.raises(ValueError, match=rf"horizon={horizon}: give frames > 0"):
-        AdaptiveKLController(1.0, target=0.1, horizon=horizon)
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (AdaptiveKLController, {"coef": 0.0}, "coef=0"),
+        *((AdaptiveKLController, {"target": x}, f"target={x}: give nats > 0") for x in (0.0, NAN)),
+        *(
+            (AdaptiveKLController, {"horizon": x}, f"horizon={x}: give f")
+            for x in (0, -1, INF, NAN)
+        ),
+        (DualKLController, {"coef": 0.0}, "coef=0"),
+        (HeldKLController, {"coef": 0.0}, "coef=0"),
+        (HeldKLController, {"integral": -0.1}, "integral=-0.1: give a gain >= 0"),
+        (HeldKLController, {"proportional": NAN}, "proportional=nan"),
+        (HeldKLController, {"limit": 0.0}, "limit=0.0: give a number > 0"),
+    ],
+)
+def test_what_means_nothing_is_refused(kind, words, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**{"coef": 1.0, "target": 0.1, **words})
 
 
 @pytest.mark.parametrize("n", [0, -128])
@@ -112,12 +126,6 @@ def test_held_is_released_where_the_kl_stops_rising() -> None:
     assert [rising.update(0.04 * 1.011**i) for i in range(6)] == [1.0] * 6, "by .055"
 
 
-def test_held_is_released_after_twenty_updates() -> None:
-    controller = HeldKLController(1.0, target=0.1)
-    assert [controller.update(0.0) for _ in range(19)] == [1.0] * 19
-    assert controller.update(0.0) == pytest.approx(math.exp(-0.2))
-
-
 def test_held_finds_the_coefficient_of_a_lagging_policy() -> None:
     """ln KL relaxes by a tenth per update to ln(.05 / coef^1.5): at KL = .3, coef = 6^(-2/3)."""
     controller, log_kl = HeldKLController(0.3, target=0.3), math.log(1e-3)
@@ -126,20 +134,6 @@ def test_held_finds_the_coefficient_of_a_lagging_policy() -> None:
         controller.update(math.exp(log_kl))
     assert math.exp(log_kl) == pytest.approx(0.3, rel=1e-6)
     assert controller.coef == pytest.approx(6 ** (-2 / 3), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"integral": -0.1}, "integral=-0.1: give a gain >= 0"),
-        ({"proportional": math.nan}, "proportional=nan"),
-        ({"limit": 0.0}, "limit=0.0: give a number > 0"),
-        ({"target": math.nan}, "target=nan: give nats > 0"),
-    ],
-)
-def test_held_refuses_gains_that_mean_nothing(words, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        HeldKLController(1.0, **{"target": 0.1, **words})
 
 
 @pytest.mark.parametrize("kind", [AdaptiveKLController, DualKLController, HeldKLController])
@@ -151,10 +145,6 @@ def test_bounds_hold(kind) -> None:
     for _ in range(300):
         controller.update(0.0)
     assert controller.coef == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="coef=0"):
-        kind(0.0, target=0.1)
-    with pytest.raises(ValueError, match="target=0"):
-        kind(1.0, target=0.0)
 
 
 def test_schedules_by_hand() -> None:

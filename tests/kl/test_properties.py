@@ -104,17 +104,6 @@ def _total(log_prob: torch.Tensor | TensorDict, batch: int) -> torch.Tensor:
 
 
 @FEW
-@given(seed=seeds, shift=st.floats(-2, 2), spread=st.floats(0.4, 2.5))
-def test_a_gaussians_is_the_integral(seed: int, shift: float, spread: float) -> None:
-    x = torch.linspace(-40, 40, 160_001, dtype=DOUBLE)
-    p = Normal(torch.tensor(0.3, dtype=DOUBLE), torch.tensor(0.9, dtype=DOUBLE))
-    q = Normal(torch.tensor(shift, dtype=DOUBLE), torch.tensor(spread, dtype=DOUBLE))
-    log_ratio = p.log_prob(x) - q.log_prob(x)
-    integral = torch.trapezoid(p.log_prob(x).exp() * log_ratio, x)
-    assert float(exact_kl(p, q)) == pytest.approx(float(integral), abs=1e-4)
-
-
-@FEW
 @given(seed=seeds)
 def test_dimensions_and_heads_add(seed: int) -> None:
     p, q = composite(seed, 5), composite(seed + 9, 5)
@@ -145,12 +134,6 @@ def test_padding_and_batch_splits_change_nothing(seed: int, pads: int, split: in
         ]
         torch.testing.assert_close(torch.cat(parts), plain)
     assert float(masked_mean(padded, torch.zeros_like(mask))) == 0.0
-
-
-@FEW
-@given(seed=seeds)
-def test_k3_is_never_negative(seed: int) -> None:
-    assert (estimate_kl(draw(seed, 50), draw(seed + 1, 50), "k3") >= 0).all()
 
 
 def test_padding_never_reaches_the_gradient() -> None:

@@ -25,14 +25,10 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from klrl.kl import (
-    KLDivergenceTransform,
-    KLRewardTransform,
-    ReferenceModelLogProbTransform,
-    RetrieveLogProb,
-)
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
-from tests.transforms.toys import COUNT, actor, moved
+from tests.agents import moved
+from tests.transforms.test_recurrent import TAKES
+from tests.transforms.toys import COUNT, actor
 
 
 class Problem:
@@ -99,85 +95,33 @@ def test_dtarg_increment_and_decrement(kwargs, kl: float, expected: float) -> No
 # TorchRL tells of every estimate that it draws.
 @pytest.mark.filterwarnings("ignore:.*(KL|kl|entropy).*:UserWarning")
 @pytest.mark.parametrize("samples", [1, 7])
-def test_samples_mc_kl_are_drawn_where_no_closed_form_exists(samples: int) -> None:
-    known = Problem(TruncatedNormal)
+def test_samples_are_drawn_where_no_closed_form_exists(samples: int) -> None:
+    known, other = Problem(TruncatedNormal), Problem(TanhNormal)
     torch.manual_seed(5)
-    out = known.loss(samples_mc_kl=samples, entropy_bonus=False)
+    kl = known.loss(samples_mc_kl=samples, entropy_bonus=False)["kl"].mean()
     torch.manual_seed(5)
     x = known.old.rsample((samples,))
     by_hand = (known.old.log_prob(x) - known.new.log_prob(x)).mean()
-    torch.testing.assert_close(out["kl"].mean(), by_hand, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*(KL|kl|entropy).*:UserWarning")
-@pytest.mark.parametrize("samples", [1, 7])
-def test_samples_mc_entropy_are_drawn_where_no_closed_form_exists(samples: int) -> None:
-    known = Problem(TanhNormal)
+    torch.testing.assert_close(kl, by_hand, atol=1e-5, rtol=1e-5)
     torch.manual_seed(5)
-    out = known.loss(samples_mc_entropy=samples)
+    entropy = other.loss(samples_mc_entropy=samples)["entropy"]
     torch.manual_seed(5)
-    x = known.new.rsample((samples,))
-    by_hand = -known.new.log_prob(x).mean()
-    torch.testing.assert_close(out["entropy"], by_hand, atol=1e-4, rtol=1e-4)
+    by_hand = -other.new.log_prob(other.new.rsample((samples,))).mean()
+    torch.testing.assert_close(entropy, by_hand, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["entropy_coef", "entropy_coeff"])
-def test_the_entropy_bonus_and_its_coefficient(name: str) -> None:
+@pytest.mark.parametrize("end", ["coef", "coeff"])
+def test_the_entropys_and_the_critics_coefficients(end: str) -> None:
     known = Problem()
     entropy = known.new.entropy().mean()
-    for kwargs, coefficient in (({}, 0.01), ({name: 0.4}, 0.4)):
-        out = known.loss(**kwargs)
-        torch.testing.assert_close(out["loss_entropy"].detach(), -coefficient * entropy)
+    critic = functional.smooth_l1_loss(known.value, known.batch["value_target"])
+    given = {f"entropy_{end}": 0.4, f"critic_{end}": 0.3}
+    for kwargs, of_entropy, of_critic in (({}, 0.01, 1.0), (given, 0.4, 0.3)):
+        out = known.loss(**kwargs).detach()
+        torch.testing.assert_close(out["loss_entropy"], -of_entropy * entropy)
         torch.testing.assert_close(out["entropy"], entropy)
+        torch.testing.assert_close(out["loss_critic"], of_critic * critic)
     assert not {"loss_entropy", "entropy"} & set(known.loss(entropy_bonus=False).keys())
-
-
-CRITICS = {
-    "l1": functional.l1_loss,
-    "l2": functional.mse_loss,
-    "smooth_l1": functional.smooth_l1_loss,
-}
-
-
-@pytest.mark.parametrize("name", ["critic_coef", "critic_coeff"])
-@pytest.mark.parametrize("kind", [None, *CRITICS])
-def test_the_critics_loss_and_coefficient(kind: str | None, name: str) -> None:
-    known = Problem()
-    value = CRITICS[kind or "smooth_l1"](known.value, known.batch["value_target"])
-    for kwargs, coefficient in (({}, 1.0), ({name: 0.3}, 0.3)):
-        more = {} if kind is None else {"loss_critic_type": kind}
-        out = known.loss(**kwargs, **more)
-        torch.testing.assert_close(out["loss_critic"].detach(), coefficient * value)
-
-
-def test_clip_value() -> None:
-    """The worse of the plain error and that of a value at most clip_value from the old one."""
-    known = Problem()
-    old, target = known.batch["state_value"], known.batch["value_target"]
-    near = old + (known.value - old).clamp(-0.1, 0.1)
-    assert ((known.value - old).abs() > 0.1).any()
-    worse = torch.maximum((known.value - target) ** 2, (near - target) ** 2).mean()
-    found = known.loss(clip_value=0.1, loss_critic_type="l2")["loss_critic"].detach()
-    torch.testing.assert_close(found, worse)
-
-
-def test_normalize_advantage() -> None:
-    known = Problem()
-    advantage = known.batch["advantage"]
-    for asked in (False, True):
-        used = (advantage - advantage.mean()) / advantage.std() if asked else advantage
-        expected = (known.kl() - known.ratio * used).mean()
-        found = known.loss(normalize_advantage=asked)["loss_objective"].detach()
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_reduction() -> None:
-    known = Problem()
-    each = (known.kl() - known.ratio * known.batch["advantage"]).squeeze(-1)
-    expected = {"none": each, "mean": each.mean(), "sum": each.sum()}
-    for name, value in expected.items():
-        found = known.loss(reduction=name)["loss_objective"].detach().squeeze(-1)
-        torch.testing.assert_close(found.reshape(value.shape), value, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("functional_", [True, False])
@@ -206,24 +150,6 @@ def test_keys_are_set() -> None:
     out = loss(renamed)
     for key in ("loss_objective", "loss_critic"):
         torch.testing.assert_close(out[key], plain[key])
-
-
-@pytest.mark.parametrize("name", ["advantage_key", "value_target_key", "value_key"])
-def test_deprecated_key_arguments_are_refused_by_name(name: str) -> None:
-    """The documentation calls them deprecated; TorchRL 0.14.1 refuses them."""
-    with pytest.raises(RuntimeError, match=f"'{name.removesuffix('_key')}'.*set_keys"):
-        Problem().loss(**{name: "x"})
-
-
-def test_the_output_is_scalars_named_loss() -> None:
-    out = Problem().loss()
-    assert out.batch_size == torch.Size([])
-    assert {key for key in out.keys() if key.startswith("loss")} == {
-        "loss_objective",
-        "loss_entropy",
-        "loss_critic",
-    }
-    assert all(out[key].shape == () for key in out.keys() if key.startswith("loss"))
 
 
 def shared_operator() -> ActorValueOperator:
@@ -280,16 +206,12 @@ def test_a_policy_inside_a_policy_is_refused() -> None:
     data["scale"] = torch.ones(4, 2)
     assert not nested.get_dist(data.copy()).base_dist.loc.any()
     assert model.get_policy_operator().get_dist(data.copy()).base_dist.loc.any()
-    for make, name in (
-        (lambda: KLPENPPOLoss(nested, value_head), "actor_network"),
-        (lambda: ClipPPOLoss(nested, value_head), "actor_network"),
-        (lambda: KLRewardTransform(nested), "actor"),
-        (lambda: ReferenceModelLogProbTransform(nested), "frozen_model"),
-        (lambda: KLDivergenceTransform(nested, estimator="exact"), "reference"),
-        (lambda: RetrieveLogProb(nested), "model"),
-    ):
-        with pytest.raises(ValueError, match=rf"^{name}: .*\*head"):
-            make()
+    for name in TAKES.keys() - {"model "}:  # RetrieveKL takes one for its reference
+        with pytest.raises(ValueError, match=rf"^{name.strip()}: .*\*head"):
+            TAKES[name](nested)
+    for kind in (KLPENPPOLoss, ClipPPOLoss):
+        with pytest.raises(ValueError, match=r"^actor_network: .*\*head"):
+            kind(nested, value_head)
 
 
 @pytest.mark.parametrize(
@@ -301,19 +223,22 @@ def test_a_policy_inside_a_policy_is_refused() -> None:
         ({"beta": 0.0}, "beta=0.0"),
         ({"beta": 1e5}, "beta=100000.0"),
         ({"beta_update": "daily"}, "beta_update=daily"),
+        ({"ref_kl_estimator": "k4"}, "ref_kl_estimator=k4"),
         ({"entropy_coef": 1.0, "entropy_coeff": 1.0}, "entropy_coef"),
         ({"critic_coef": 1.0, "critic_coeff": 1.0}, "critic_coef"),
         ({"loss_critic_type": "l3"}, "l3"),
         ({"reduction": "median"}, "median"),
+        # The documentation calls them deprecated; TorchRL 0.14.1 refuses them.
+        ({"advantage_key": "x"}, "'advantage'.*set_keys"),
+        ({"value_target_key": "x"}, "'value_target'.*set_keys"),
+        ({"value_key": "x"}, "'value'.*set_keys"),
+        ({"lacking": "loc"}, r"lacks \['loc'\]"),
+        ({"lacking": "scale"}, r"lacks \['scale'\]"),
     ],
+    ids=str,
 )
 def test_what_the_loss_refuses(kwargs, words: str) -> None:
-    with pytest.raises((ValueError, NotImplementedError), match=words):
-        Problem().loss(**kwargs)
-
-
-def test_data_without_the_sampling_distribution_is_refused() -> None:
-    known = Problem()
-    for key in ("loc", "scale"):
-        with pytest.raises(KeyError, match=rf"lacks \['{key}'\]"):
-            KLPENPPOLoss(known.actor, known.critic)(known.batch.exclude(key))
+    known, kwargs = Problem(), dict(kwargs)
+    known.batch = known.batch.exclude(*filter(None, [kwargs.pop("lacking", None)]))
+    with pytest.raises((ValueError, NotImplementedError, RuntimeError, KeyError), match=words):
+        known.loss(**kwargs)

@@ -10,20 +10,19 @@ import torch
 import torchrl.objectives
 from tensordict import TensorDict
 from tensordict.nn import (
-    CompositeDistribution,
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
-    TensorDictModule,
 )
 from torch import nn
 from torchrl.modules import IndependentNormal, TanhNormal, ValueOperator
 
 from klrl.kl import freeze
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.agents import moved
 from tests.losses.test_documented import Problem
-from tests.transforms.heads import two_headed_actor
-from tests.transforms.toys import COUNT, actor, moved
+from tests.transforms import heads
+from tests.transforms.toys import COUNT, actor
 
 both = pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
 
@@ -79,7 +78,7 @@ def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str
     """Two heads with a log-prob key each, by torch's own distributions, in float64."""
     torch.set_default_dtype(torch.float64)
     try:
-        policy = two_headed_actor()
+        policy = heads.two_headed_actor()
         reference = moved(freeze(policy))
         batch = TensorDict({"agent": {"seen": torch.randn(COUNT, 3)}}, [COUNT])
         critic = ValueOperator(nn.Linear(3, 1), in_keys=[("agent", "seen")])
@@ -89,10 +88,10 @@ def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str
             batch["value_target"] = torch.zeros(COUNT, 1)
             moved(policy)
             old = batch["agent", "move_log_prob"] + batch["agent", "press_log_prob"]
-            heads = [by_hand(model, batch) for model in (policy, reference)]
+            scored = [by_hand(model, batch) for model in (policy, reference)]
     finally:
         torch.set_default_dtype(torch.float32)
-    (p, q), (log_p, log_q) = zip(*heads, strict=True)
+    (p, q), (log_p, log_q) = zip(*scored, strict=True)
     ratio, r = (log_p - old).exp(), log_p - log_q
     each = {
         "exact": sum(torch.distributions.kl_divergence(a, b) for a, b in zip(p, q, strict=True)),
@@ -266,18 +265,8 @@ def made_up(composite: bool, width: float) -> TensorDict:
 def squashed(composite: bool) -> nn.Module:
     if not composite:
         return actor(TanhNormal)
-    params = [("params", "move", "loc"), ("params", "move", "scale")]
     net = nn.Sequential(nn.Linear(3, 4), NormalParamExtractor())
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(net, ["observation"], params),
-        ProbabilisticTensorDictModule(
-            in_keys=["params"],
-            out_keys=["move"],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": {"move": TanhNormal}},
-            return_log_prob=True,
-        ),
-    )
+    return heads.composite(net, {"move": TanhNormal})
 
 
 @both

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.modules import MultiAgentMLP, ProbabilisticActor
+
+from tests.transforms.heads import TenSteps
 
 AGENTS, SEEN, MOVES = 3, 4, 2
 ACTION, LOG_PROB = ("agents", "action"), ("agents", "action_log_prob")
@@ -16,15 +17,15 @@ ACTION, LOG_PROB = ("agents", "action"), ("agents", "action_log_prob")
 REWARDS = {"each": ("agents", "reward"), "team": "reward"}
 
 
-class Agents(EnvBase):
+class Agents(TenSteps):
     """Three agents that move in the plane; each is rewarded, or the team is.
 
     Observation ("agents", "observation") [*B, 3, 4], action ("agents", "action") [*B, 3, 2], reward
-    ("agents", "reward") [*B, 3, 1] or "reward" [*B, 1]; ten steps an episode.
+    ("agents", "reward") [*B, 3, 1] or "reward" [*B, 1].
     """
 
     def __init__(self, rewarded: str, *batch: int) -> None:
-        super().__init__(batch_size=torch.Size(batch))
+        super().__init__(*batch)
         self.rewarded = rewarded
         seen = Composite(observation=Unbounded(shape=(*batch, AGENTS, SEEN)), shape=batch)
         self.observation_spec = Composite(agents=seen, shape=batch)
@@ -33,32 +34,13 @@ class Agents(EnvBase):
         each = Composite(reward=Unbounded(shape=(*batch, AGENTS, 1)), shape=batch)
         team = Composite(reward=Unbounded(shape=(*batch, 1)), shape=batch)
         self.reward_spec = Composite(agents=each, shape=batch) if rewarded == "each" else team
-        flag = Categorical(2, dtype=torch.bool, shape=(*batch, 1))
-        self.done_spec = Composite(
-            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch
-        )
-        self._steps = torch.zeros(*self.batch_size, 1, dtype=torch.long)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        mask = None if tensordict is None else tensordict.get("_reset", None)
-        self._steps[mask if mask is not None else slice(None)] = 0
-        return self._state(torch.zeros(*self.batch_size, 1, dtype=torch.bool))
+    def seen(self) -> dict[str, object]:
+        return {"agents": {"observation": torch.randn(*self.batch_size, AGENTS, SEEN)}}
 
-    def _state(self, done: torch.Tensor) -> TensorDict:
-        seen = {"observation": torch.randn(*self.batch_size, AGENTS, SEEN)}
-        flags = {"done": done, "terminated": torch.zeros_like(done), "truncated": done.clone()}
-        return TensorDict({"agents": seen, **flags}, self.batch_size)
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._steps += 1
-        state = self._state(self._steps >= 10)
+    def rewards(self, tensordict: TensorDictBase) -> dict[str | tuple[str, str], torch.Tensor]:
         reward = -(tensordict[ACTION] ** 2).sum(-1, keepdim=True)
-        return state.set(
-            REWARDS[self.rewarded], reward if self.rewarded == "each" else reward.sum(-2)
-        )
-
-    def _set_seed(self, seed: int | None) -> None:
-        torch.manual_seed(seed or 0)
+        return {REWARDS[self.rewarded]: reward if self.rewarded == "each" else reward.sum(-2)}
 
 
 def agents_actor(distribution: type) -> ProbabilisticActor:

@@ -1,6 +1,8 @@
-"""A small environment with nested keys and two action heads, for tests of transforms."""
+"""A small environment with nested keys and two action heads, and policies of several heads."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -16,15 +18,48 @@ from torchrl.envs import EnvBase
 from torchrl.modules import IndependentNormal
 
 
-class TwoHeads(EnvBase):
+class TenSteps(EnvBase):
+    """Ten steps an episode; ``seen`` and ``reward`` are its subclass's."""
+
+    def __init__(self, *batch: int) -> None:
+        super().__init__(batch_size=torch.Size(batch))
+        flag = Categorical(2, dtype=torch.bool, shape=(*batch, 1))
+        flags = {key: flag.clone() for key in ("done", "terminated", "truncated")}
+        self.done_spec = Composite(**flags, shape=batch)
+        self._steps = torch.zeros(*batch, 1, dtype=torch.long)
+
+    def seen(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    def rewards(self, tensordict: TensorDictBase) -> dict[str | tuple[str, str], torch.Tensor]:
+        raise NotImplementedError
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        self._steps[mask if mask is not None else slice(None)] = 0
+        return self._state(torch.zeros(*self.batch_size, 1, dtype=torch.bool))
+
+    def _state(self, done: torch.Tensor) -> TensorDict:
+        flags = {"done": done, "terminated": torch.zeros_like(done), "truncated": done.clone()}
+        return TensorDict({**self.seen(), **flags}, self.batch_size)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self._steps += 1
+        return self._state(self._steps >= 10).update(self.rewards(tensordict))
+
+    def _set_seed(self, seed: int | None) -> None:
+        torch.manual_seed(seed or 0)
+
+
+class TwoHeads(TenSteps):
     """Observation ("agent", "seen") [N, 3]; actions ("agent", "move") [N, 2], ("agent", "press").
 
-    The reward ("agent", "reward") is minus the squared distance of the move; ten steps an episode.
+    The reward ("agent", "reward") is minus the squared distance of the move.
     """
 
     def __init__(self, num_envs: int = 2) -> None:
-        super().__init__(batch_size=torch.Size([num_envs]))
         n = num_envs
+        super().__init__(n)
         seen = Composite(seen=Unbounded(shape=(n, 3)), shape=(n,))
         self.observation_spec = Composite(agent=seen, shape=(n,))
         action = Composite(
@@ -33,29 +68,12 @@ class TwoHeads(EnvBase):
         self.action_spec = Composite(agent=action, shape=(n,))
         reward = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
         self.reward_spec = Composite(agent=reward, shape=(n,))
-        flag = Categorical(2, dtype=torch.bool, shape=(n, 1))
-        self.done_spec = Composite(
-            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,)
-        )
-        self._steps = torch.zeros(n, 1, dtype=torch.long)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        mask = None if tensordict is None else tensordict.get("_reset", None)
-        self._steps[mask if mask is not None else slice(None)] = 0
-        return self._told(torch.zeros(self.batch_size[0], 1, dtype=torch.bool))
+    def seen(self) -> dict[str, object]:
+        return {"agent": {"seen": torch.randn(*self.batch_size, 3)}}
 
-    def _told(self, done: torch.Tensor, **more: object) -> TensorDict:
-        agent = {"seen": torch.randn(*self.batch_size, 3), **more}
-        flags = {"done": done, "terminated": torch.zeros_like(done), "truncated": done.clone()}
-        return TensorDict({"agent": agent, **flags}, self.batch_size)
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._steps += 1
-        move = tensordict["agent", "move"]
-        return self._told(self._steps >= 10, reward=-(move**2).sum(-1, keepdim=True))
-
-    def _set_seed(self, seed: int | None) -> None:
-        torch.manual_seed(seed or 0)
+    def rewards(self, tensordict: TensorDictBase) -> dict[str | tuple[str, str], torch.Tensor]:
+        return {("agent", "reward"): -(tensordict["agent", "move"] ** 2).sum(-1, keepdim=True)}
 
 
 class Heads(nn.Module):
@@ -70,23 +88,41 @@ class Heads(nn.Module):
         return loc, log_scale.tanh().exp(), logits
 
 
-def two_headed_actor() -> ProbabilisticTensorDictSequential:
-    """A policy over both heads, as TorchRL's composite distributions want it."""
-    params = [("params", "move", "loc"), ("params", "move", "scale"), ("params", "press", "logits")]
+def composite(
+    net: nn.Module,
+    heads: Mapping[str, type],
+    seen: str | tuple[str, str] = "observation",
+    below: str | None = None,
+) -> ProbabilisticTensorDictSequential:
+    """A policy over heads, as TorchRL's composite distributions want it.
+
+    Args:
+        net: from an observation to loc and scale, or logits, of one head after the other.
+        heads: the distribution of each; its action is below ``below`` where that is given.
+    """
+    categorical = torch.distributions.Categorical
+    params = [
+        ("params", head, name)
+        for head, kind in heads.items()
+        for name in (("logits",) if kind is categorical else ("loc", "scale"))
+    ]
+    keys = {head: (below, head) if below else head for head in heads}
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(Heads(), [("agent", "seen")], params),
+        TensorDictModule(net, [seen], params),
         ProbabilisticTensorDictModule(
             in_keys=["params"],
-            out_keys=[("agent", "move"), ("agent", "press")],
+            out_keys=list(keys.values()),
             distribution_class=CompositeDistribution,
             distribution_kwargs={
-                "distribution_map": {
-                    "move": IndependentNormal,
-                    "press": torch.distributions.Categorical,
-                },
-                "name_map": {"move": ("agent", "move"), "press": ("agent", "press")},
+                "distribution_map": dict(heads),
+                **({"name_map": keys} if below else {}),
             },
             return_log_prob=True,
             default_interaction_type="random",
         ),
     )
+
+
+def two_headed_actor() -> ProbabilisticTensorDictSequential:
+    heads = {"move": IndependentNormal, "press": torch.distributions.Categorical}
+    return composite(Heads(), heads, ("agent", "seen"), "agent")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from tensordict import TensorDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torchrl.data.llm import History
 from torchrl.modules.llm import TransformersWrapper
+from torchrl.modules.llm.policies import ChatHistory
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -127,3 +130,18 @@ def rendered(chat: list[dict], **kwargs) -> tuple[Tensor, Tensor]:
         chat, return_dict=True, return_assistant_tokens_mask=True, tokenize=True, **kwargs
     )
     return torch.tensor(out["input_ids"]), torch.tensor(out["assistant_masks"]).bool()
+
+
+def pair(mode: str = "history", **kwargs) -> tuple[TransformersWrapper, TransformersWrapper]:
+    """A policy and its reference, which are far apart."""
+    return (
+        wrapper(network(), mode, log_probs_key="gen_log_probs", **kwargs),
+        wrapper(network(seed=1), mode, log_probs_key="ref_log_probs", **kwargs),
+    )
+
+
+def conversation(turns: int = 1, key: str = "history") -> TensorDict:
+    """Both chats as a transition, with rewards 1 and 2."""
+    history = ChatHistory(full=History.from_chats(chats(turns)))
+    following = TensorDict({"reward": torch.tensor([1.0, 2.0]).view(2, 1, 1)}, [2])
+    return TensorDict({key: history, "next": following}, [2])

@@ -12,14 +12,14 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 
-from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.actor import Agent, make_agent
+from klrl.control.actor import Agent
 from klrl.control.env import make_env
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL, exact_kl, freeze
+from tests.agents import agent_of, gym, moved
 
 pytestmark = pytest.mark.services
 
-PENDULUM = EnvConfig("Pendulum-v1", {}, 2, True, 1.0, name="gym")
+PENDULUM = gym("Pendulum-v1")
 COEF = 0.4
 
 
@@ -41,16 +41,9 @@ def charged_env(reference: nn.Module) -> EnvBase:
     return make_env(PENDULUM, seed=0, transforms=transforms)
 
 
-def some_agent() -> Agent:
-    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name="normal")
-    return make_agent(config, make_env(PENDULUM, seed=0), normalize=True, separate=False)
-
-
 def train(agent: Agent, by: float) -> None:
     """What an update leaves behind: other weights, other observation statistics."""
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(by * torch.randn_like(parameter))
+    moved(agent.actor, by)
     agent.normalizer.update(2 + 3 * torch.randn(500, 3))
 
 
@@ -82,7 +75,7 @@ def collected(agent: Agent, reference: nn.Module) -> list[tuple[nn.Module, Tenso
 
 @torch.no_grad()
 def test_the_kl_of_two_workers_is_the_main_processs_after_each_weight_update() -> None:
-    agent = some_agent()
+    agent = agent_of(make_env(PENDULUM, seed=0), "normal")
     reference = freeze(agent.actor)
     sizes = []
     for actor, batch in collected(agent, reference):

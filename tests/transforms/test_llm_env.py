@@ -5,23 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack, set_list_to_stack
-from tensordict.nn import NormalParamExtractor, TensorDictModule
-from torch import nn
 from torch.utils.data import DataLoader
 from torchrl.collectors import Collector
 from torchrl.collectors.llm import LLMCollector
 from torchrl.data import Unbounded
 from torchrl.data.llm import History
 from torchrl.envs import Compose, Transform, TransformedEnv
-from torchrl.envs.libs.gym import GymEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.llm.chat import DatasetChatEnv
-from torchrl.modules import IndependentNormal, ProbabilisticActor
 from torchrl.modules.llm import TransformersWrapper
 
-from klrl.kl import RetrieveKL, freeze
+from klrl.kl import RetrieveKL
 from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import alone, network, rendered, tokenizer, wrapper
+from tests.transforms.test_control_family import case
 
 #: TorchRL 0.14.1's own: a deprecated argument of torch, announcements for 0.15.
 pytestmark = [
@@ -223,29 +220,11 @@ def test_the_llm_reward_transform_in_a_chat(turns: int, pad_output: bool) -> Non
             torch.testing.assert_close(reward, -COEF * kl, atol=1e-6, rtol=0)
 
 
-def actor() -> ProbabilisticActor:
-    module = TensorDictModule(
-        nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()), ["observation"], ["loc", "scale"]
-    )
-    return ProbabilisticActor(
-        module,
-        in_keys=["loc", "scale"],
-        distribution_class=IndependentNormal,
-        return_log_prob=True,
-    )
-
-
 @pytest.mark.parametrize("source", ["given", "from_collector"])
 def test_control_actors_have_the_same_transform(source: str) -> None:
-    policy = actor()
-    reference = freeze(policy)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.3)
+    base, policy, reference, _ = case("pendulum")
     gen = policy if source == "given" else source
-    env = TransformedEnv(
-        GymEnv("Pendulum-v1"), RetrieveKL(gen, reference, raw_reward_key="reward_raw", coeff=COEF)
-    )
+    env = TransformedEnv(base, RetrieveKL(gen, reference, raw_reward_key="raw", coeff=COEF))
     collector = Collector(env, policy, frames_per_batch=20, total_frames=20)
     batch = next(iter(collector))
     with torch.no_grad():
@@ -253,6 +232,6 @@ def test_control_actors_have_the_same_transform(source: str) -> None:
     kl = batch["action_log_prob"] - truth
     after = batch["next"]
     torch.testing.assert_close(after["kl_penalty"].squeeze(-1), kl, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(after["reward"], after["reward_raw"] - COEF * after["kl_penalty"])
+    torch.testing.assert_close(after["reward"], after["raw"] - COEF * after["kl_penalty"])
     assert kl.abs().mean() > 0.01
     collector.shutdown()

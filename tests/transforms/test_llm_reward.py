@@ -10,7 +10,7 @@ from tensordict import TensorDict, lazy_stack
 
 from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import alone, network, tokenizer, wrapper
-from tests.transforms.test_llm_truth import padded, token_rows
+from tests.transforms.test_llm_truth import by_hand, padded, token_rows
 
 COEF = 0.4
 
@@ -31,14 +31,6 @@ def batch(model, *, masks: bool = True, response_only: bool = False) -> TensorDi
     return data
 
 
-def truth(model, reference) -> list[torch.Tensor]:
-    """log pi - log pi_ref of the response tokens."""
-    return [
-        (alone(model, torch.cat(p)) - alone(reference, torch.cat(p)))[len(p[0]) :]
-        for p in token_rows()
-    ]
-
-
 @pytest.mark.parametrize("masks", [True, False], ids=["assistant mask", "prompt length"])
 @pytest.mark.parametrize("response_only", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -47,7 +39,7 @@ def test_three_keys_are_written(family: str, response_only: bool, masks: bool) -
     data = batch(model, masks=masks, response_only=response_only)
     real = padded(token_rows(), "both", 0)["masks", "all_assistant_mask"]
     out = KLRewardTransform(wrapper(reference, "tokens"), coef=COEF)(data)["next"]
-    for index, r in enumerate(truth(model, reference)):
+    for index, r in enumerate(by_hand(token_rows(), model, reference, "k1")):
         kl, reward, ref = (
             out[key][index].squeeze(-1) for key in ("kl_penalty", "reward", "ref_log_prob")
         )
@@ -56,8 +48,8 @@ def test_three_keys_are_written(family: str, response_only: bool, masks: bool) -
         shaped[-1] += index + 1.0
         torch.testing.assert_close(reward[real[index]], shaped, atol=2e-5, rtol=0)
         pair = token_rows()[index]
-        by_hand = alone(reference, torch.cat(pair))[len(pair[0]) :]
-        torch.testing.assert_close(ref[real[index]], by_hand, atol=2e-5, rtol=0)
+        scored = alone(reference, torch.cat(pair))[len(pair[0]) :]
+        torch.testing.assert_close(ref[real[index]], scored, atol=2e-5, rtol=0)
         for row in (kl, reward, ref):
             assert not row[~real[index]].any()
 
@@ -87,7 +79,7 @@ def test_ragged_batches_come_back_ragged_or_padded_on_the_asked_side() -> None:
         out = transform(lazy_stack([sample.clone() for sample in samples]))
         results[name] = out["next"].get("kl_penalty", as_list=True)
     longest = max(len(torch.cat(pair)) for pair in token_rows())
-    for index, r in enumerate(truth(model, reference)):
+    for index, r in enumerate(by_hand(token_rows(), model, reference, "k1")):
         row = results["ragged"][index].squeeze(-1)
         torch.testing.assert_close(row[-len(r) :], r, atol=2e-5, rtol=0)
         left, right = (results[side][index].squeeze(-1) for side in ("left", "right"))
@@ -107,10 +99,6 @@ def test_all_tokens_where_assistant_only_is_off() -> None:
         r = alone(model, torch.cat(pair)) - alone(reference, torch.cat(pair))
         real = data["masks", "all_attention_mask"][index]
         torch.testing.assert_close(out["kl_penalty"][index, real].squeeze(-1), r, atol=2e-5, rtol=0)
-    with pytest.raises(ValueError, match="assistant_only=False"):
-        KLRewardTransform(wrapper(reference, "tokens"), assistant_only=False)(
-            batch(model, response_only=True)
-        )
 
 
 def test_a_missing_reward_counts_as_zero_and_one_that_is_not_charged_stays() -> None:
@@ -164,8 +152,8 @@ def test_the_temperature_is_that_of_the_reference_or_given() -> None:
         ({"temperature": 2.0}, wrapper(reference, "tokens"), 2.0),
     ):
         out = KLRewardTransform(ref, **kwargs)(batch(model))["next", "ref_log_prob"]
-        by_hand = alone(reference, torch.cat(pair), temperature)[len(pair[0]) :]
-        torch.testing.assert_close(out[0, real].squeeze(-1), by_hand, atol=2e-5, rtol=0)
+        scored = alone(reference, torch.cat(pair), temperature)[len(pair[0]) :]
+        torch.testing.assert_close(out[0, real].squeeze(-1), scored, atol=2e-5, rtol=0)
 
 
 def test_the_tokenizer_tells_padding_apart_where_no_mask_does() -> None:
@@ -181,5 +169,5 @@ def test_the_tokenizer_tells_padding_apart_where_no_mask_does() -> None:
     assert transform.tokenizer is toy
     assert KLRewardTransform(wrapper(reference, "tokens")).tokenizer is tokenizer()
     kl = transform(data)["next", "kl_penalty"]
-    for index, r in enumerate(truth(model, reference)):
+    for index, r in enumerate(by_hand(token_rows(), model, reference, "k1")):
         torch.testing.assert_close(kl[index].sum(), r.sum(), atol=1e-4, rtol=0)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase, set_list_to_stack
+from tensordict import set_list_to_stack
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv, check_env_specs
+from torchrl.envs import Compose, Transform, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
 from klrl.transforms.llm import KLRewardTransform
+from tests.transforms.heads import TenSteps
 from tests.transforms.llm_toys import network, tokenizer, wrapper
-from tests.transforms.test_llm_env import QUERIES, Score, reset, sampler
+from tests.transforms.test_llm_env import Score, reset, sampler
 
 COEF = 0.5
 #: TorchRL 0.14.1's own: a deprecated argument of torch, a history that it reshapes, a forced zero.
@@ -22,17 +23,15 @@ pytestmark = [
 ]
 
 
-class TokenEnv(EnvBase):
+class TokenEnv(TenSteps):
     """A prompt of two tokens; the action is the whole sequence of six, its log-probs -1 each."""
 
     def __init__(self) -> None:
-        super().__init__(batch_size=torch.Size([2]))
-        tokens = Composite(prompt=Categorical(50, shape=(2, 2)), shape=(2,))
-        masks = Composite(all_attention_mask=Categorical(2, shape=(2, 6), dtype=torch.bool),
-                          shape=(2,))  # fmt: skip
+        super().__init__(2)
+        mask = Categorical(2, shape=(2, 6), dtype=torch.bool)
         self.observation_spec = Composite(
-            tokens=tokens,
-            masks=masks,
+            tokens=Composite(prompt=Categorical(50, shape=(2, 2)), shape=(2,)),
+            masks=Composite(all_attention_mask=mask, shape=(2,)),
             log_probs=Composite(full=Unbounded(shape=(2, 6)), shape=(2,)),
             score=Unbounded(shape=(2, 1)),
             shape=(2,),
@@ -41,26 +40,16 @@ class TokenEnv(EnvBase):
         self.action_spec = Composite(tokens=full, shape=(2,))
         self.reward_spec = Unbounded(shape=(2, 1))
 
-    def _seen(self) -> TensorDict:
-        return TensorDict(
-            {
-                "tokens": {"prompt": torch.ones(2, 2, dtype=torch.long)},
-                "masks": {"all_attention_mask": torch.ones(2, 6, dtype=torch.bool)},
-                "log_probs": {"full": -torch.ones(2, 6)},
-                "score": torch.full((2, 1), 7.0),
-                "done": torch.zeros(2, 1, dtype=torch.bool),
-            },
-            [2],
-        )
+    def seen(self) -> dict[str, object]:
+        return {
+            "tokens": {"prompt": torch.ones(2, 2, dtype=torch.long)},
+            "masks": {"all_attention_mask": torch.ones(2, 6, dtype=torch.bool)},
+            "log_probs": {"full": -torch.ones(2, 6)},
+            "score": torch.full((2, 1), 7.0),
+        }
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        return self._seen()
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self._seen().set("reward", torch.full((2, 1), 3.0))
-
-    def _set_seed(self, seed: int | None) -> None:
-        torch.manual_seed(seed or 0)
+    def rewards(self, tensordict) -> dict:
+        return {"reward": torch.full((2, 1), 3.0)}
 
 
 BRANCHES = {
@@ -128,21 +117,3 @@ def test_another_out_key_in_a_chat_is_told_and_written(in_key: str) -> None:
     assert after["reward"].flatten().tolist() == [10.0, 20.0]
     shaped = scores - COEF * after["kl_penalty"].sum((1, 2))
     torch.testing.assert_close(after["shaped"].sum((1, 2)), shaped)
-
-
-@pytest.mark.parametrize(
-    ("input_mode", "fault"),
-    [
-        ("history", (AssertionError, "tool_calls")),
-        ("tokens", (RuntimeError, "Failed to stack tensors")),
-    ],
-)
-def test_torchrls_chat_env_fails_check_env_specs_by_itself(input_mode: str, fault) -> None:
-    """No transform here: why the chat above is not checked so. Gone, when this fails."""
-    with set_list_to_stack(True):
-        env = ChatEnv(batch_size=(2,), tokenizer=tokenizer(), input_mode=input_mode)
-        with pytest.raises(RuntimeError, match="expects a tensordict"):
-            check_env_specs(env)
-        kind, words = fault
-        with pytest.raises(kind, match=words):
-            check_env_specs(env, tensordict=env.reset(TensorDict({"query": QUERIES}, [2])))

@@ -9,15 +9,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data.llm import History
-from torchrl.envs import TransformedEnv
-from torchrl.envs.llm import ChatEnv
-from torchrl.envs.llm.transforms import KLComputation as TheirKLComputation
-from torchrl.envs.llm.transforms import RetrieveKL as TheirRetrieveKL
-from torchrl.envs.llm.transforms import RetrieveLogProb as TheirRetrieveLogProb
 from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.kl import RetrieveLogProb
-from tests.transforms.llm_toys import alone, chats, network, rendered, tokenizer, wrapper
+from tests.transforms.llm_toys import alone, chats, network, tokenizer, wrapper
 from tests.transforms.test_llm_truth import padded, token_rows
 
 #: Their use of an argument that torch calls deprecated; their own announcements.
@@ -107,36 +102,3 @@ def test_a_new_version_writes_into_the_policys_tokenizer_kwargs() -> None:
     policy = wrapper(network(), generate=True)
     policy.get_new_version(generate=False, pad_output=False)
     assert policy.tokenizer_kwargs["padding"] is False
-
-
-@pytest.mark.parametrize("kind", ["RetrieveLogProb", "RetrieveKL"])
-def test_a_wrong_key_in_the_spec_keeps_them_out_of_any_environment(kind: str) -> None:
-    """RetrieveLogProb registers "kl_penalty". Klrl's own: tests/transforms/test_llm_env.py."""
-    gen, ref = (wrapper(network(), log_probs_key=key) for key in ("gen", "ref"))
-    transform = (
-        TheirRetrieveLogProb(gen) if kind == "RetrieveLogProb" else TheirRetrieveKL(gen, ref)
-    )
-    env = TransformedEnv(ChatEnv(batch_size=(2,), tokenizer=tokenizer()), transform)
-    with pytest.raises(KeyError, match="unaccounted for"):
-        _ = env.full_observation_spec
-
-
-def test_kl_computation_fails_on_the_documented_dense_example() -> None:
-    following = TensorDict(
-        {
-            ("log_probs", "full"): torch.randn(2, 10),
-            ("ref_log_probs", "full"): torch.randn(2, 10),
-            "reward": torch.randn(2, 10, 1),
-        },
-        [2],
-    )
-    with pytest.raises((ValueError, RuntimeError, NotImplementedError, TypeError)):
-        TheirKLComputation()(TensorDict({"next": following}, [2]))
-
-
-def test_detach_is_never_read() -> None:
-    model = network()
-    data = TensorDict({"history": ChatHistory(full=History.from_chats(chats(1)))}, [2])
-    out = TheirRetrieveLogProb(wrapper(model), detach=True)(data)
-    assert out.get(("log_probs", "full")).requires_grad
-    assert int(rendered(chats(1)[0])[1].sum()) > 0

@@ -16,26 +16,24 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import (
     Compose,
     EnvBase,
+    FrameSkipTransform,
     RewardSum,
+    SerialEnv,
     StepCounter,
     TransformedEnv,
     check_env_specs,
 )
 
-from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
+from klrl.kl import RetrieveKL, SendToWorkers
 from tests.transforms.test_control_family import case
+from tests.transforms.toys import COEF, charge
 
 pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
-COEF = 0.4
 KINDS = ("constrained", "retrieve", "legacy")
 
 
 def held(kind: str, actor: nn.Module, reference: nn.Module) -> nn.Module:
-    if kind == "constrained":
-        return KLConstrainedTransform(reference, COEF, kl_key="kl", raw_reward_key="raw")
-    if kind == "retrieve":
-        return RetrieveKL(actor, reference, coeff=COEF, kl_key="kl", raw_reward_key="raw")
-    return KLRewardTransform(reference, COEF, kl_key="kl", raw_reward_key="raw")
+    return charge(kind, actor, reference, raw_reward_key="raw")
 
 
 def appended(env: EnvBase, kl: nn.Module) -> TransformedEnv:
@@ -84,8 +82,10 @@ def check(batch, actor: nn.Module, reference: nn.Module, coef: float) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("cloned", [False, True])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "cloned"),
+    [*((place, False) for place in PLACES), ("second, nested", True), ("unwrapped", True)],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_place_charges_by_the_coefficient_that_the_user_holds(kind, place, cloned) -> None:
     env, actor, reference, _ = case("pendulum")
@@ -143,6 +143,10 @@ def test_in_a_replay_buffer(kind: str) -> None:
     coefficient(kl).fill_(0.0)
     sample = buffer.sample()
     torch.testing.assert_close(sample["next", "reward"], sample["next", "raw"])
+    charged = ReplayBuffer(storage=LazyTensorStorage(64), batch_size=8, transform=kl)
+    charged.extend(kl(batch.clone()))
+    with pytest.raises(RuntimeError, match="already"):
+        charged.sample()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,3 +173,53 @@ def test_torchrl_still_loses_the_place_of_a_nested_transform() -> None:
     assert around.transform[0][0] is inner
     with pytest.raises(IndexError):
         _ = inner.parent
+
+
+# FrameSkipTransform repeats the steps inside it. One action was drawn, so its KL is charged once:
+# around it; inside it is refused.
+
+
+SKIP = 4
+
+
+def in_a_worker(env, kl, policy):
+    inner = TransformedEnv(env, Compose(SendToWorkers(policy), kl))
+    return TransformedEnv(SerialEnv(1, lambda: inner), FrameSkipTransform(SKIP))
+
+
+INSIDE = {
+    "around": lambda env, kl, _: TransformedEnv(
+        TransformedEnv(env, kl), FrameSkipTransform(SKIP), auto_unwrap=True
+    ),
+    "apart": lambda env, kl, _: TransformedEnv(
+        TransformedEnv(env, kl), FrameSkipTransform(SKIP), auto_unwrap=False
+    ),
+    "behind": lambda env, kl, _: TransformedEnv(env, Compose(kl, FrameSkipTransform(SKIP))),
+    "in a worker": in_a_worker,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", INSIDE)
+def test_a_kl_inside_is_refused(form: str, kind: str) -> None:
+    env, policy, reference, _ = case("pendulum")
+    around = INSIDE[form](env, held(kind, policy, reference), policy)
+    with pytest.raises(RuntimeError, match="KL of one action would be charged 4 times; put"):
+        around.rollout(2, policy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_around_it_the_kl_is_charged_once(kind: str) -> None:
+    env, policy, reference, _ = case("pendulum")
+    around = TransformedEnv(env, Compose(FrameSkipTransform(SKIP), held(kind, policy, reference)))
+    after = around.rollout(2, policy)["next"]
+    assert after["kl"].abs().min() > 1e-3
+    torch.testing.assert_close(after["reward"], after["raw"] - COEF * after["kl"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_skips_nothing_is_let_pass(kind: str) -> None:
+    env, policy, reference, _ = case("pendulum")
+    around = TransformedEnv(env, Compose(held(kind, policy, reference), FrameSkipTransform(1)))
+    after = around.rollout(2, policy)["next"]
+    torch.testing.assert_close(after["reward"], after["raw"] - COEF * after["kl"])

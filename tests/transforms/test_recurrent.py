@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
-from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.modules import (
@@ -29,7 +27,6 @@ from klrl.kl import (
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
 from tests.transforms.toys import actor
 
-STATES = ["recurrent_state_h", "recurrent_state_c"]
 CELLS: dict[str, Callable[..., nn.Module]] = {
     "lstm": lambda **how: LSTMModule(**how, in_key="observation", out_key="hidden"),
     "gru": lambda **how: GRUModule(**how, in_key="observation", out_key="hidden"),
@@ -80,16 +77,6 @@ def test_a_recurrent_reference_is_refused(name: str, cell: str) -> None:
 def test_a_frozen_copy_of_one_is_no_way_round() -> None:
     with pytest.raises(ValueError, match="is recurrent"):
         ReferenceModelLogProbTransform(FrozenPolicy.copy_of(recurrent()))
-
-
-def test_with_the_policys_state_it_is_another_function() -> None:
-    """Why: the same weights are asked with the state that they would have, and with another's."""
-    model = recurrent()
-    data = TensorDict({"observation": torch.randn(5, 3), "action": torch.randn(5, 2)}, [5])
-    data["is_init"] = torch.zeros(5, 1, dtype=torch.bool)
-    given = [torch.zeros(5, 1, 8), torch.full((5, 1, 8), 5.0)]
-    scores = [model.log_prob(data.copy().update(dict.fromkeys(STATES, state))) for state in given]
-    assert float((scores[0] - scores[1]).detach().abs().max()) > 0.1
 
 
 def test_a_recurrent_policy_is_trained_beside_another_reference() -> None:

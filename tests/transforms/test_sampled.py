@@ -8,38 +8,36 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torch.distributions import Normal
+from torch.distributions import Categorical, Normal
 from torch.nn.functional import softplus
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
-from torchrl.modules import AdditiveGaussianModule, EGreedyModule, TanhNormal
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    EGreedyModule,
+    ProbabilisticActor,
+    TanhNormal,
+)
 
 from klrl.kl import (
-    KLConstrainedTransform,
-    KLDivergenceTransform,
     KLRewardTransform,
     RetrieveKL,
-    RewardAdjustmentTransform,
 )
 from klrl.transforms.sampled import sampled_log_prob
-from tests.transforms.heads import TwoHeads, two_headed_actor
-from tests.transforms.test_control_family import case, moved
+from tests.agents import apart
+from tests.transforms.heads import TwoHeads, composite, two_headed_actor
+from tests.transforms.test_control_family import case
 from tests.transforms.test_transforms import documented_actor
+from tests.transforms.toys import COEF, charge
 
-COEF = 0.5
-WAYS = ("legacy", "constrained", "exact")
+WAYS = ("legacy", "constrained", "constrained, exact")
 UNSAMPLED = "random action has no KL"
 
 
 def transform(way: str, reference: nn.Module, **kwargs) -> nn.Module:
-    if way == "legacy":
-        return KLRewardTransform(reference, COEF, kl_key="kl", raw_reward_key="raw", **kwargs)
-    estimator = "exact" if way == "exact" else "k1"
-    return KLConstrainedTransform(
-        reference, COEF, estimator=estimator, kl_key="kl", raw_reward_key="raw", **kwargs
-    )
+    return charge(way, reference, reference, raw_reward_key="raw", **kwargs)
 
 
 def gaussian():
@@ -71,7 +69,7 @@ def test_data_with_the_older_key_are_read(way: str) -> None:
 
 
 def test_the_older_key_held_the_sum_over_heads() -> None:
-    actor, reference = moved(two_headed_actor())
+    actor, reference = apart(two_headed_actor())
     with torch.no_grad():
         batch = TwoHeads().rollout(4, actor)
     today = KLRewardTransform(reference, COEF, in_keys=[("agent", "reward")], kl_key="kl")
@@ -107,14 +105,14 @@ def test_random_frames_in_a_batch(way: str, on_unsampled: str) -> None:
     batch = torch.cat([random, sampled], -1)
     raw = batch["next", "reward"].clone()
     steps = random.shape[-1]
-    charge = transform(way, reference, on_unsampled=on_unsampled)
+    charged = transform(way, reference, on_unsampled=on_unsampled)
     if on_unsampled == "raise":
         with pytest.raises(RuntimeError, match=f"{UNSAMPLED}.*on_unsampled=skip or zero"):
-            charge(batch)
-        charge(sampled)
+            charged(batch)
+        charged(sampled)
         return
     with pytest.warns(UserWarning, match=UNSAMPLED):
-        after = charge(batch)["next"]
+        after = charged(batch)["next"]
     kl, reward = after["kl"], after["reward"]
     first = kl[:, :steps], reward[:, :steps]
     if on_unsampled == "nan":
@@ -126,7 +124,7 @@ def test_random_frames_in_a_batch(way: str, on_unsampled: str) -> None:
     rest = kl[:, steps:]
     assert rest.abs().min() > 0
     torch.testing.assert_close(reward[:, steps:], raw[:, steps:] - COEF * rest)
-    if way != "exact":
+    if way != "constrained, exact":
         expected = log_ratio(sampled, reference)
         torch.testing.assert_close(rest.double(), expected, atol=1e-5, rtol=1e-4)
 
@@ -165,16 +163,34 @@ def test_a_log_prob_of_zero_is_one_where_the_policy_says_so() -> None:
     torch.testing.assert_close(after["kl"].squeeze(-1), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_an_unknown_choice_is_named() -> None:
-    _, _, reference = gaussian()
-    for make in (
-        lambda **kwargs: KLRewardTransform(reference, **kwargs),
-        lambda **kwargs: KLConstrainedTransform(reference, **kwargs),
-        lambda **kwargs: KLDivergenceTransform(**kwargs),
-        lambda **kwargs: RewardAdjustmentTransform(**kwargs),
-    ):
-        with pytest.raises(ValueError, match="on_unsampled=none.*nan, raise, skip, zero"):
-            make(on_unsampled="none")
+@pytest.mark.parametrize(
+    ("way", "heads"),
+    [
+        *((f"constrained, {name}", 1) for name in ("k1", "k2", "k3", "exact")),
+        *(("legacy", 1), ("legacy", 2), ("retrieve", 1)),
+    ],
+)
+def test_one_action_has_a_kl_of_zero(way: str, heads: int) -> None:
+    """Its normalised logits are 0: parameters that a collector could have filled in."""
+
+    class Zeros(nn.Linear):
+        def forward(self, seen):
+            logits = super().forward(seen).log_softmax(-1)
+            return logits if heads == 1 else (logits, logits.clone())
+
+    if heads == 1:
+        module = TensorDictModule(Zeros(3, 1), ["observation"], ["logits"])
+        actor = ProbabilisticActor(
+            module, ["logits"], distribution_class=Categorical, return_log_prob=True
+        )
+    else:
+        actor = composite(Zeros(3, 1), dict.fromkeys(("left", "right"), Categorical))
+    with torch.no_grad():
+        batch = actor(TensorDict({"observation": torch.randn(5, 3)}, [5]))
+    batch["next"] = TensorDict({"reward": torch.ones(5, 1)}, [5])
+    after = charge(way, actor, actor)(batch)["next"]
+    assert torch.equal(after["kl"], torch.zeros(5, 1))
+    assert torch.equal(after["reward"], torch.ones(5, 1))
 
 
 @pytest.mark.parametrize("way", ["legacy", "constrained"])

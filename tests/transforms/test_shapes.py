@@ -6,63 +6,45 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import (
-    CompositeDistribution,
     NormalParamExtractor,
-    ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import Compose, TransformedEnv, check_env_specs
+from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.modules import IndependentNormal, ProbabilisticActor
 
 from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,
     KLDivergenceTransform,
-    KLRewardTransform,
     ReferenceModelLogProbTransform,
     RetrieveKL,
     RetrieveLogProb,
     RewardAdjustmentTransform,
 )
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
+from tests.agents import apart
 from tests.transforms.agents import ACTION, AGENTS, REWARDS, Agents, agents_actor
-from tests.transforms.test_control_family import moved
+from tests.transforms.heads import composite
+from tests.transforms.toys import COEF, charge
 
-COEF = 0.4
 REWARDED = ("each", "team")
-DISTRIBUTIONS = (IndependentNormal, Normal)
-#: A transform and the estimator that it charges.
+#: A distribution and the batch of environments: without one, one number and three subtract too.
+POLICIES = ((IndependentNormal, (2,)), (Normal, (2,)), (IndependentNormal, ()))
+#: Ways to charge, each with its estimator.
 WAYS = {
     "legacy": "k1",
     "constrained": "k1",
     "constrained, k3": "k3",
     "constrained, exact": "exact",
+    "parts": "k1",
+    "parts, k2": "k2",
     "retrieve": "k1",
-    "retrieve, k2": "k2",
-    "retrieve at once": "k1",
 }
 pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
-
-
-def transform(way: str, actor: nn.Module, reference: nn.Module, reward: object) -> nn.Module:
-    estimator = WAYS[way]
-    if way == "legacy":
-        return KLRewardTransform(reference, COEF, in_keys=[reward], kl_key="kl")
-    if way.startswith("constrained"):
-        return KLConstrainedTransform(
-            reference, COEF, estimator=estimator, in_keys=[reward], kl_key="kl"
-        )
-    if way == "retrieve at once":
-        return RetrieveKL(actor, reference, coeff=COEF, kl_key="kl", reward_key=reward)
-    return Compose(
-        RetrieveLogProb(actor, reward_key=reward),
-        RetrieveLogProb(reference, log_probs_full_key=("ref_log_probs", "full"), reward_key=reward),
-        KLComputation(coeff=COEF, kl_key="kl", reward_key=reward, estimator=estimator),
-    )
 
 
 def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: str) -> Tensor:
@@ -77,24 +59,24 @@ def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: s
     return {"k1": r, "k2": r**2 / 2, "k3": (-r).exp() - 1 + r}[estimator][..., None]
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize(("distribution", "batched"), POLICIES)
 @pytest.mark.parametrize("rewarded", REWARDED)
 @pytest.mark.parametrize("way", WAYS)
-def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> None:
+def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution, batched) -> None:
     """On a batch, and in the environment: the same actions, the same numbers."""
     torch.manual_seed(0)
-    actor, reference = moved(agents_actor(distribution))
+    actor, reference = apart(agents_actor(distribution))
     key = REWARDS[rewarded]
     with torch.no_grad():
-        batch = Agents(rewarded, 2).rollout(6, actor)
+        batch = Agents(rewarded, *batched).rollout(6, actor)
     raw = batch["next"].get(key).clone()
-    after = transform(way, actor, reference, key)(batch.clone())["next"]
+    after = charge(way, actor, reference, key)(batch.clone())["next"]
     kl = true_kl(batch, reference, WAYS[way], rewarded)
     assert kl.shape == raw.shape
     assert kl.abs().mean() > 0.1
     torch.testing.assert_close(after["kl"].double(), kl, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(after.get(key).double(), raw - COEF * kl, atol=1e-4, rtol=1e-4)
-    env = TransformedEnv(Agents(rewarded, 2), transform(way, actor, reference, key))
+    env = TransformedEnv(Agents(rewarded, *batched), charge(way, actor, reference, key))
     check_env_specs(env)
     with torch.no_grad():
         stepped = env.rollout(6, actor)
@@ -104,30 +86,6 @@ def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution) -> No
     raw = raw if rewarded == "each" else raw.sum(-2)
     charged = stepped["next"].get(key).double()
     torch.testing.assert_close(charged, raw - COEF * kl, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("rewarded", REWARDED)
-@pytest.mark.parametrize("way", WAYS)
-def test_an_actor_that_is_its_own_reference_is_charged_nothing(way, rewarded, distribution) -> None:
-    actor, key = agents_actor(distribution), REWARDS[rewarded]
-    with torch.no_grad():
-        batch = Agents(rewarded, 2).rollout(4, actor)
-    after = transform(way, actor, actor, key)(batch.clone())["next"]
-    assert after["kl"].abs().max() < 1e-5
-    torch.testing.assert_close(after.get(key), batch["next"].get(key), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("rewarded", REWARDED)
-@pytest.mark.parametrize("way", WAYS)
-def test_in_one_environment_shapes_that_broadcast_charge_no_nonsense(way, rewarded) -> None:
-    """Without a batch dimension one number and three subtract in silence."""
-    actor, key = agents_actor(IndependentNormal), REWARDS[rewarded]
-    env = TransformedEnv(Agents(rewarded), transform(way, actor, actor, key))
-    with torch.no_grad():
-        batch = env.rollout(3, actor)
-    assert batch["next", "kl"].shape == batch["next"].get(key).shape
-    assert batch["next", "kl"].abs().max() < 1e-5
 
 
 def joint() -> ProbabilisticActor:
@@ -143,7 +101,7 @@ def joint() -> ProbabilisticActor:
     )
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("retrieve,")])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "parts, k2"])
 def test_a_joint_policy_is_refused_rewards_per_agent(way: str) -> None:
     """Both shapes are named; per team it is one number."""
     actor = joint()
@@ -151,14 +109,13 @@ def test_a_joint_policy_is_refused_rewards_per_agent(way: str) -> None:
     batch = actor(data).detach()
     batch["next"] = TensorDict({"reward": torch.zeros(5, AGENTS, 1)}, [5])
     with pytest.raises(ValueError, match=r"\(5,\), the reward \(5, 3, 1\)"):
-        transform(way, actor, actor, "reward")(batch)
+        charge(way, actor, actor, "reward")(batch)
     batch["next"] = TensorDict({"reward": torch.zeros(5, 1)}, [5])
-    assert transform(way, actor, actor, "reward")(batch)["next", "kl"].shape == (5, 1)
+    assert charge(way, actor, actor, "reward")(batch)["next", "kl"].shape == (5, 1)
 
 
 def heads_of_agents() -> ProbabilisticTensorDictSequential:
     """Two heads for each agent; their distribution's batch shape is the data's."""
-    params = [("params", head, name) for head in ("move", "turn") for name in ("loc", "scale")]
 
     class Heads(nn.Module):
         def __init__(self) -> None:
@@ -169,22 +126,12 @@ def heads_of_agents() -> ProbabilisticTensorDictSequential:
             locs = self.net(seen).split(2, -1)
             return locs[0], torch.ones_like(locs[0]), locs[1], torch.ones_like(locs[1])
 
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(Heads(), ["observation"], params),
-        ProbabilisticTensorDictModule(
-            in_keys=["params"],
-            out_keys=["move", "turn"],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": dict.fromkeys(("move", "turn"), Normal)},
-            return_log_prob=True,
-            default_interaction_type="random",
-        ),
-    )
+    return composite(Heads(), dict.fromkeys(("move", "turn"), Normal))
 
 
 def test_the_exact_kl_of_a_composite_has_no_agents() -> None:
     """It is one number per step: refused where agents are rewarded, or have an advantage, each."""
-    actor, reference = moved(heads_of_agents())
+    actor, reference = apart(heads_of_agents())
     with torch.no_grad():
         batch = actor(TensorDict({"observation": torch.randn(5, AGENTS, 4)}, [5]))
     batch["next"] = TensorDict({"reward": torch.zeros(5, AGENTS, 1)}, [5])
@@ -208,42 +155,7 @@ def test_several_objectives_are_no_agents() -> None:
     batch["next", "reward"] = torch.zeros(2, 4, AGENTS)
     for way in WAYS:
         with pytest.raises(ValueError, match=r"\(2, 4, 3\).*must end in a dimension of 1"):
-            transform(way, actor, actor, "reward")(batch.clone())
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_normal_without_an_event_dimension_is_summed_over_its_dimensions(way: str) -> None:
-    """One agent, three dimensions, no Independent around the Normal."""
-    torch.manual_seed(0)
-    params = ["loc", "scale"]
-    module = TensorDictModule(
-        nn.Sequential(nn.Linear(4, 6), NormalParamExtractor()), ["observation"], params
-    )
-    actor, reference = moved(
-        ProbabilisticActor(
-            module,
-            params,
-            distribution_class=Normal,
-            return_log_prob=True,
-            default_interaction_type="random",
-        )
-    )
-    with torch.no_grad():
-        batch = actor(TensorDict({"observation": torch.randn(7, 4)}, [7]))
-    batch["next"] = TensorDict({"reward": torch.ones(7, 1)}, [7])
-    assert batch["action_log_prob"].shape == (7, 3)
-    ref = reference.get_dist_params(batch.select("observation"))
-    pairs = [(x["loc"].double(), x["scale"].double()) for x in (batch, ref)]
-    (m, s), (n, t) = pairs
-    x = batch["action"].double()
-    r = ((t / s).log() - ((x - m) / s) ** 2 / 2 + ((x - n) / t) ** 2 / 2).sum(-1)
-    exact = ((t / s).log() + (s**2 + (m - n) ** 2) / (2 * t**2) - 0.5).sum(-1)
-    kl = {"k1": r, "k2": r**2 / 2, "k3": (-r).exp() - 1 + r, "exact": exact}[WAYS[way]]
-    after = transform(way, actor, reference, "reward")(batch)["next"]
-    torch.testing.assert_close(after["kl"].double().squeeze(-1), kl, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(
-        after["reward"].double().squeeze(-1), 1 - COEF * kl, atol=1e-4, rtol=0
-    )
+            charge(way, actor, actor, "reward")(batch.clone())
 
 
 def test_each_part_alone_follows_the_rule() -> None:
@@ -303,17 +215,17 @@ class TwoRewards(Agents):
             self.full_reward_spec.clone(), team=Unbounded(shape=(2, 1)), shape=(2,)
         )
 
-    def _step(self, tensordict: TensorDict) -> TensorDict:
-        after = super()._step(tensordict)
-        return after.set("team", after["agents", "reward"].sum(-2))
+    def rewards(self, tensordict: TensorDict) -> dict:
+        (each,) = super().rewards(tensordict).values()
+        return {REWARDS["each"]: each, "team": each.sum(-2)}
 
 
 @pytest.mark.parametrize("charged", [("agents", "reward"), "team"])
 @pytest.mark.parametrize("way", WAYS)
 def test_of_several_rewards_the_chosen_one_is_charged(way: str, charged) -> None:
     torch.manual_seed(0)
-    actor, reference = moved(agents_actor(IndependentNormal))
-    env = TransformedEnv(TwoRewards(), transform(way, actor, reference, charged))
+    actor, reference = apart(agents_actor(IndependentNormal))
+    env = TransformedEnv(TwoRewards(), charge(way, actor, reference, charged))
     check_env_specs(env)
     with torch.no_grad():
         batch = env.rollout(5, actor)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.envs import Compose, TransformedEnv, check_env_specs
+from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
-from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.actor import make_agent
+from klrl.config import EnvConfig, LegacyKLConfig, RetrieveKLConfig
 from klrl.control.env import make_env
 from klrl.control.kl import annotate, make_reference_kl, measure
-from klrl.kl import KLComputation, KLRewardTransform, RetrieveLogProb, estimate_kl, freeze
+from klrl.kl import (
+    KLRewardTransform,
+    RetrieveLogProb,
+    estimate_kl,
+    freeze,
+)
+from tests.agents import agent_of, apart, gym, moved
+from tests.transforms.toys import COUNT, actor
 
 COEF = 0.5
 ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "mlp")]
@@ -32,13 +36,9 @@ def kl_config(mode: str, apply: str = "rollout", estimator: str = "k1"):
 
 def moved_agent(env_id: str, distribution: str):
     """A policy, a reference that it has moved away from, and their environment's settings."""
-    config = EnvConfig(env_id, {}, 3, True, 1.0, name="gym")
-    actor = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=distribution)
-    agent = make_agent(actor, make_env(config, seed=0), normalize=True, separate=False)
-    reference = freeze(agent.actor)
-    with torch.no_grad():
-        for parameter in agent.actor.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    config = gym(env_id, 3)
+    agent = agent_of(make_env(config, seed=0), distribution)
+    _, reference = apart(agent.actor)
     agent.normalizer.update(torch.randn(500, agent.normalizer.mean.numel()))
     return agent, reference, config
 
@@ -66,94 +66,25 @@ def test_the_reward_is_charged_by_the_documented_formula(mode, env_id, distribut
     torch.testing.assert_close(after["kl_penalty"], log_ratio, atol=4e-4, rtol=1e-4)
     torch.testing.assert_close(after["reward_raw"], raw)
     assert log_ratio.abs().mean() > 0.01
+    with pytest.raises(RuntimeError, match="already"):
+        make_reference_kl(kl_config(mode), agent.actor, reference).transform(batch)
 
 
+@pytest.mark.filterwarnings(UNCOLLECTED)
 @pytest.mark.parametrize(("env_id", "distribution"), ENVS)
 @pytest.mark.parametrize("mode", ["legacy", "retrieve"])
 def test_at_every_step_or_once_per_rollout_is_the_same(mode, env_id, distribution) -> None:
     agent, reference, config = moved_agent(env_id, distribution)
+    online = make_reference_kl(kl_config(mode, "step"), agent.actor, reference)
+    env = make_env(config, seed=0, transforms=(online.transform,))
+    check_env_specs(env)
+    assert float(env.reset()["kl_penalty"].abs().sum()) == 0.0
     online = make_reference_kl(kl_config(mode, "step"), agent.actor, reference)
     stepped = rollout(config, agent.actor, online.transform)
     batch = rollout(config, agent.actor)
     make_reference_kl(kl_config(mode), agent.actor, reference).transform(batch)
     for key in ("reward", "reward_raw", "kl_penalty", "ref_log_prob", "episode_reward"):
         torch.testing.assert_close(stepped["next", key], batch["next", key], atol=1e-6, rtol=1e-6)
-
-
-def test_legacy_and_retrieve_agree() -> None:
-    agent, reference, config = moved_agent("Pendulum-v1", "normal")
-    batches = [rollout(config, agent.actor) for _ in range(2)]
-    for batch, mode in zip(batches, ("legacy", "retrieve"), strict=True):
-        make_reference_kl(kl_config(mode), agent.actor, reference).transform(batch)
-    for key in ("reward", "kl_penalty", "ref_log_prob"):
-        torch.testing.assert_close(
-            batches[0]["next", key], batches[1]["next", key], atol=1e-6, rtol=0
-        )
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_chosen_estimator_is_the_one_that_is_charged(estimator: str) -> None:
-    agent, reference, config = moved_agent("Pendulum-v1", "normal")
-    batch = rollout(config, agent.actor)
-    make_reference_kl(kl_config("retrieve", estimator=estimator), agent.actor, reference).transform(
-        batch
-    )
-    log_ratio = batch["action_log_prob"] - batch["next", "ref_log_prob"]
-    by_hand = {
-        "k1": log_ratio,
-        "k2": log_ratio**2 / 2,
-        "k3": (-log_ratio).exp() - 1 + log_ratio,
-    }[estimator]
-    charged = (batch["next", "reward_raw"] - batch["next", "reward"]).squeeze(-1) / COEF
-    torch.testing.assert_close(charged, by_hand, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-def test_a_second_charge_is_refused(mode: str) -> None:
-    agent, reference, config = moved_agent("Pendulum-v1", "normal")
-    batch = rollout(config, agent.actor)
-    transform = make_reference_kl(kl_config(mode), agent.actor, reference).transform
-    transform(batch)
-    with pytest.raises(RuntimeError, match="already"):
-        transform(batch)
-
-
-@pytest.mark.filterwarnings(UNCOLLECTED)
-@pytest.mark.parametrize(("env_id", "distribution"), ENVS)
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-def test_specs_hold_in_an_environment(mode, env_id, distribution) -> None:
-    agent, reference, config = moved_agent(env_id, distribution)
-    kl = make_reference_kl(kl_config(mode, "step"), agent.actor, reference)
-    env = make_env(config, seed=0, transforms=(kl.transform,))
-    check_env_specs(env)
-    assert float(env.reset()["kl_penalty"].abs().sum()) == 0.0
-
-
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-def test_the_reference_does_not_follow_the_policy(mode: str) -> None:
-    agent, reference, config = moved_agent("Pendulum-v1", "normal")
-    kl = make_reference_kl(kl_config(mode), agent.actor, reference)
-    batch = rollout(config, agent.actor)
-    scores = []
-    for shift in (0.0, 0.5):
-        with torch.no_grad():
-            for parameter in agent.actor.parameters():
-                parameter.add_(shift)
-        copied = copy.deepcopy(batch)
-        scores.append(kl.transform(copied)["next", "ref_log_prob"])
-    torch.testing.assert_close(scores[0], scores[1], atol=0, rtol=0)
-
-
-def test_the_coefficient_can_be_moved() -> None:
-    agent, reference, config = moved_agent("Pendulum-v1", "normal")
-    for mode in ("legacy", "retrieve"):
-        kl = make_reference_kl(kl_config(mode), agent.actor, reference)
-        kl.to(torch.float32)  # replaces the buffer, as a move to another device does
-        kl.coef = 0.0
-        batch = rollout(config, agent.actor)
-        kl.transform(batch)
-        torch.testing.assert_close(batch["next", "reward"], batch["next", "reward_raw"])
-        assert batch["next", "kl_penalty"].abs().mean() > 0.01
 
 
 def test_measured_kls_are_those_of_torchs_distributions() -> None:
@@ -211,52 +142,6 @@ def test_legacy_specs_for_every_out_key(out_key) -> None:
     assert env.rollout(2, actor)["next"].get(out_key).shape == (2, 1)
 
 
-def test_a_random_action_is_not_charged_in_silence() -> None:
-    base, actor = documented_actor()
-    env = TransformedEnv(base, KLRewardTransform(actor))
-    with pytest.warns(UserWarning, match="random action has no KL"):
-        assert env.rollout(2)["next", "reward"].isnan().all()
-
-
-def test_legacy_gradients_only_where_asked() -> None:
-    _, actor = documented_actor()
-    assert not any(p.requires_grad for p in KLRewardTransform(actor).reference.parameters())
-    transform = KLRewardTransform(actor, requires_grad=True)
-    batch = actor(TensorDict({"observation": torch.randn(4, 3)}, [4])).detach()
-    batch["next"] = TensorDict({"reward": torch.zeros(4, 1)}, [4])
-    transform(batch)["next", "reward"].sum().backward()
-    assert all(p.grad is not None for p in transform.reference.parameters())
-
-
-def test_wrong_arguments_are_named() -> None:
-    _, actor = documented_actor()
-    with pytest.raises(ValueError, match="in_keys"):
-        KLRewardTransform(actor, in_keys=["a", "b"])
-    with pytest.raises(ValueError, match="out_keys"):
-        KLRewardTransform(actor, out_keys=["a", "b"])
-    with pytest.raises(TypeError, match="get_dist"):
-        KLRewardTransform(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="two keys"):
-        KLComputation("a", "a")
-    with pytest.raises(ValueError, match="k7"):
-        KLComputation(estimator="k7")
-    with pytest.raises(TypeError, match="log_prob"):
-        RetrieveLogProb(nn.Linear(1, 1))
-    with pytest.raises(KeyError, match="no 'next'"):
-        RetrieveLogProb(actor)(TensorDict({"observation": torch.zeros(2, 3)}, [2]))
-    with pytest.raises(KeyError, match="RetrieveLogProb before"):
-        KLComputation()(TensorDict({"next": {"reward": torch.zeros(2, 1)}}, [2]))
-
-
-def test_log_probs_are_found_below_next_then_at_the_root() -> None:
-    batch = TensorDict({"p": torch.tensor([-1.0]), "next": {"reward": torch.ones(1, 1)}}, [1])
-    batch["next", "q"] = torch.tensor([-3.0])
-    batch["q"] = torch.tensor([99.0])
-    KLComputation("p", "q", coeff=0.25)(batch)
-    assert float(batch["next", "kl_penalty"]) == 2.0
-    assert float(batch["next", "reward"]) == 1.0 - 0.25 * 2.0
-
-
 def test_retrieved_log_probs_carry_gradients_only_where_asked() -> None:
     _, actor = documented_actor()
     batch = actor(TensorDict({"observation": torch.randn(4, 3)}, [4])).detach()
@@ -266,14 +151,101 @@ def test_retrieved_log_probs_carry_gradients_only_where_asked() -> None:
         assert written.requires_grad is not detach
 
 
-def test_parts_compose_as_in_the_runner() -> None:
-    agent, reference, config = moved_agent("Pendulum-v1", "normal")
-    parts = Compose(
-        RetrieveLogProb(agent.actor),
-        RetrieveLogProb(reference, log_probs_full_key=("ref_log_probs", "full")),
-        KLComputation(coeff=COEF),
+# One case per documented argument of the control side's KLRewardTransform, shown to be read. Its
+# coefficient: tests/kl/test_coefficient.py; random actions: test_sampled.
+
+
+def transition(policy: nn.Module, **rewards: float) -> TensorDict:
+    """Sampled by a policy; rewards are constants."""
+    batch = TensorDict({"observation": torch.randn(COUNT, 3)}, [COUNT])
+    with torch.no_grad():
+        policy(batch)
+    told = {
+        key: torch.full((COUNT, 1), value) for key, value in (rewards or {"reward": 2.0}).items()
+    }
+    return batch.set("next", TensorDict(told, [COUNT]))
+
+
+def k1(policy: nn.Module, reference: nn.Module, batch: TensorDict) -> torch.Tensor:
+    """By torch's own classes, [N, 1]."""
+    seen, action = batch.select("observation"), batch["action"]
+    dists = (model.get_dist(seen.copy()) for model in (policy, reference))
+    log_p, log_q = (
+        torch.distributions.Normal(d.base_dist.loc, d.base_dist.scale).log_prob(action).sum(-1)
+        for d in dists
     )
-    batch, other = rollout(config, agent.actor), rollout(config, agent.actor)
-    parts(batch)
-    make_reference_kl(kl_config("retrieve"), agent.actor, reference).transform(other)
-    torch.testing.assert_close(batch["next", "reward"], other["next", "reward"])
+    return (log_p - log_q).unsqueeze(-1).detach()
+
+
+@pytest.fixture
+def problem():
+    """(the policy, its reference before it moved, a transition, its k1)."""
+    reference = actor()
+    policy = moved(freeze(reference))
+    batch = transition(policy)
+    kl = k1(policy, reference, batch)
+    assert kl.abs().mean() > 0.05
+    return policy, reference, batch, kl
+
+
+def test_the_actor_is_frozen_as_it_is_now(problem) -> None:
+    _, reference, batch, kl = problem
+    transform = KLRewardTransform(reference)
+    moved(reference)
+    torch.testing.assert_close(transform(batch)["next", "reward"], 2 - kl)
+
+
+@pytest.mark.parametrize(
+    ("in_keys", "out_keys", "read", "written"),
+    [
+        (None, None, "reward", "reward"),
+        (None, "reward_kl", "reward", "reward_kl"),
+        ("score", None, "score", "score"),
+        (["score"], ["reward_kl"], "score", "reward_kl"),
+        (("team", "score"), ("team", "charged"), ("team", "score"), ("team", "charged")),
+        ([("team", "score")], None, ("team", "score"), ("team", "score")),
+    ],
+)
+def test_in_and_out_keys(problem, in_keys, out_keys, read, written) -> None:
+    _, reference, batch, kl = problem
+    rewards = {"reward": 2.0, "score": 5.0, ("team", "score"): 7.0}
+    for key, value in rewards.items():
+        batch["next"].set(key, torch.full((COUNT, 1), value))
+    after = KLRewardTransform(reference, 0.5, in_keys, out_keys)(batch)["next"]
+    torch.testing.assert_close(after.get(written), rewards[read] - 0.5 * kl)
+    for key, value in rewards.items():
+        if key != written:
+            assert (after.get(key) == value).all()
+
+
+def test_the_log_prob_key_is_the_actors() -> None:
+    reference = actor(log_prob_key="lp")
+    policy = moved(freeze(reference))
+    batch = transition(policy)
+    assert "action_log_prob" not in batch.keys()
+    kl = k1(policy, reference, batch)
+    torch.testing.assert_close(KLRewardTransform(reference)(batch)["next", "reward"], 2 - kl)
+
+
+def test_the_action_key(problem) -> None:
+    _, reference, batch, _ = problem
+    batch["other"] = torch.zeros(COUNT, 2)
+    out = KLRewardTransform(reference, action_key="other", ref_log_prob_key="lq")(batch)["next"]
+    dist = reference.get_dist(batch.select("observation"))
+    torch.testing.assert_close(out["lq"], dist.log_prob(batch["other"]).detach())
+
+
+def test_clones_are_differentiable_where_asked_and_follow_casts(problem) -> None:
+    """Documented of requires_grad=True alone; klrl's follows in both cases."""
+    _, reference, batch, kl = problem
+    for asked in (True, False):
+        transform = KLRewardTransform(reference, requires_grad=asked).to(torch.float64)
+        clones = list(transform.reference.parameters())
+        assert {(p.requires_grad, p.dtype) for p in clones} == {(asked, torch.float64)}
+        assert not {id(p) for p in clones} & {id(p) for p in reference.parameters()}
+        reward = transform(batch.clone().double())["next", "reward"]
+        torch.testing.assert_close(reward.detach(), 2 - kl.double(), atol=1e-5, rtol=1e-5)
+        assert reward.requires_grad is asked
+        if asked:
+            reward.sum().backward()
+            assert all(p.grad.any() for p in clones)

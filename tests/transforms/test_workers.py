@@ -21,13 +21,13 @@ from torchrl.envs import (
     step_mdp,
 )
 
-from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.actor import make_agent
 from klrl.control.env import make_env
 from klrl.kl import SendToWorkers
 from klrl.kl.policies import score
+from tests.agents import agent_of, apart, gym
 from tests.transforms.heads import TwoHeads, two_headed_actor
-from tests.transforms.test_control_family import COEF, case, moved, transforms
+from tests.transforms.test_control_family import case
+from tests.transforms.toys import COEF, charge
 
 #: Forked workers start in a moment; spawned ones import torch first.
 Workers = partial(ParallelEnv, 2, mp_start_method="fork")
@@ -43,25 +43,23 @@ def policies(where: str) -> tuple[nn.Module, nn.Module]:
     """(a policy, its reference), the same each time."""
     torch.manual_seed(0)
     if where == "two heads":
-        return moved(two_headed_actor())
+        return apart(two_headed_actor())
     family = "tanh_normal" if where == "tanh" else "mlp"
-    env = make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=0)
-    config = GaussianActorConfig([8], "tanh", False, init_std=1.0, name=family)
-    return moved(make_agent(config, env, normalize=True, separate=False).actor)
+    return apart(agent_of(make_env(gym(GYM[where], 1), seed=0), family).actor)
 
 
 def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -> EnvBase:
     """An environment whose own transforms charge the KL."""
     actor, reference = policies(where)
     reward = ("agent", "reward") if where == "two heads" else "reward"
-    transform = transforms(reference, actor if shared is None else shared, reward)[name]
+    transform = charge(name, actor if shared is None else shared, reference, reward)
     inside = (SendToWorkers(actor), transform) if send else (transform,)
     if where == "two heads":
         env = TransformedEnv(TwoHeads())
         for part in inside:
             env.append_transform(part)
         return env
-    return make_env(EnvConfig(GYM[where], {}, 1, True, 1.0, name="gym"), seed=3, transforms=inside)
+    return make_env(gym(GYM[where], 1), seed=3, transforms=inside)
 
 
 def collect(env: EnvBase, actor: nn.Module, steps: int = 6):
@@ -78,14 +76,14 @@ def check_log_probs(batch, actor: nn.Module) -> None:
     torch.testing.assert_close(found, again, atol=1e-5, rtol=1e-5, msg="another action's log-prob")
 
 
-NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), ("retrieve", False)]
+NEEDS = [("legacy", True), ("constrained", True), ("constrained, exact", True), ("parts", False)]
 
 
 @pytest.mark.parametrize(
     ("where", "name", "send"),
     [("pendulum", *need) for need in NEEDS]
     + [pytest.param("cartpole", *need, marks=pytest.mark.slow) for need in NEEDS]
-    + [("tanh", "legacy", True), ("tanh", "retrieve", True)],
+    + [("tanh", "legacy", True), ("tanh", "parts", True)],
 )
 def test_workers_charge_what_one_process_charges_for_the_same_actions(where, name, send) -> None:
     actor, _ = policies(where)
@@ -179,7 +177,7 @@ def test_a_shared_policy_is_followed_by_retrieval_in_the_workers() -> None:
     actor, reference = policies("pendulum")
     actor.share_memory()
     kls = []
-    with closing(Workers(partial(worker, "pendulum", "retrieve", False, actor))) as env:
+    with closing(Workers(partial(worker, "pendulum", "parts", False, actor))) as env:
         for _ in range(2):
             with torch.no_grad():
                 batch = env.rollout(4, actor)

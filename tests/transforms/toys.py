@@ -1,19 +1,22 @@
-"""A small policy, before and after it moved."""
+"""A small policy, before and after it moved, and every way to charge its KL."""
 
 from __future__ import annotations
 
-import torch
-from tensordict.nn import (
-    NormalParamExtractor,
-    TensorDictModule,
-)
+from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.modules import (
-    IndependentNormal,
-    ProbabilisticActor,
+from torchrl.envs import Compose
+from torchrl.modules import IndependentNormal, ProbabilisticActor
+
+from klrl.kl import (
+    KLComputation,
+    KLConstrainedTransform,
+    KLRewardTransform,
+    RetrieveKL,
+    RetrieveLogProb,
 )
 
 COUNT = 16
+COEF = 0.4
 
 
 def actor(distribution: type = IndependentNormal, **kwargs) -> ProbabilisticActor:
@@ -25,8 +28,29 @@ def actor(distribution: type = IndependentNormal, **kwargs) -> ProbabilisticActo
     )
 
 
-def moved(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+def charge(
+    way: str, actor: nn.Module, reference: nn.Module, reward: object = "reward", **more: object
+) -> nn.Module:
+    """What charges COEF times the KL, which it writes as ``kl``.
+
+    Args:
+        way: ``legacy``, ``constrained``, ``retrieve`` (in one) or ``parts`` (of retrieve); then
+            ``, ESTIMATOR`` where it is not k1.
+    """
+    kind, _, estimator = way.partition(", ")
+    more = {"kl_key": "kl", **more}
+    if kind == "legacy":
+        return KLRewardTransform(reference, COEF, in_keys=[reward], **more)
+    if kind == "constrained":
+        estimator = estimator or "k1"
+        return KLConstrainedTransform(
+            reference, COEF, in_keys=[reward], estimator=estimator, **more
+        )
+    more |= {"coeff": COEF, "reward_key": reward}
+    if kind == "retrieve":
+        return RetrieveKL(actor, reference, **more)
+    return Compose(
+        RetrieveLogProb(actor, reward_key=reward),
+        RetrieveLogProb(reference, log_probs_full_key=("ref_log_probs", "full"), reward_key=reward),
+        KLComputation(estimator=estimator or "k1", **more),
+    )
