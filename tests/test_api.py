@@ -201,6 +201,7 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
         ),
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
+        (lambda: klrl.compose("resume="), "resume=: resumes a run"),
         (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),
         (lambda: klrl.load_run(None), "None is not a path"),
         (lambda: klrl.load_run("."), "no manifest.json"),

@@ -152,19 +152,6 @@ def test_a_text_of_several_lines_and_a_hash_stay_whole() -> None:
     assert yaml.safe_load(said) == yaml.safe_load(text)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--package", "nope"], "klrl: --package nope: the job has no such part; see --cfg job\n"),
-        (["-m"], "klrl: --cfg job: prints one job; drop -m\n"),
-        (["kl.coef=-1"], "klrl: kl.coef=-1.0: out of range; give a finite number >= 0\n"),
-    ],
-    ids=" ".join,
-)
-def test_refusals_in_one_line(capsys, words, told) -> None:
-    assert printed(capsys, *words, "--cfg", "job", code=2) == told
-
-
 def test_the_rest_is_hydras(capsys) -> None:
     assert printed(capsys, "--cfg", "hydra").startswith("hydra:\n")
     assert "hydra:\n" in printed(capsys, "--cfg", "all")

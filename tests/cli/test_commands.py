@@ -84,27 +84,6 @@ def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, c
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["evaluate"], "klrl evaluate: the following arguments are required: RUN; see"),
-        (["evaluate", "r", "--episodes", "none"], "--episodes: none: give a whole number >= 1"),
-        (["evaluate", "r", "--episodes", "0"], "--episodes: 0: give a whole number >= 1"),
-        (["report"], "klrl report: the following arguments are required: PATH"),
-        (["diff", "a"], "klrl diff: the following arguments are required: RUN"),
-        (["plan", "kl.coff=1"], "klrl plan: kl.coff=1: no such setting; did you mean kl.coef?"),
-        (["doctor", "--what"], "klrl doctor: unrecognized arguments: --what; see klrl doctor -"),
-        (["run", "kl.coff=1"], "klrl: kl.coff=1: no such setting; did you mean kl.coef?"),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_word_of_a_command_is_refused_in_a_line(capsys, words, told) -> None:
-    assert left(*words) == 2
-    said = capsys.readouterr()
-    assert told in said.err
-    assert (said.err.count("\n"), said.out) == (1, "")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_and_stands_in_that_of_klrl(capsys, command: str) -> None:
     assert left("--help") == 0

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from klrl.__main__ import main
 from klrl.cli.completion import candidates, completion_command
 from klrl.cli.main import COMMANDS
 from klrl.config import conf_dir
@@ -131,15 +130,6 @@ def test_the_query_needs_no_torch_and_little_time() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "kl.coef=\n")
-
-
-@pytest.mark.parametrize("words", [["fish"], [], ["bash", "zsh"]])
-def test_other_shells_are_refused(capsys, words: list[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["completion", *words])
-    assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert told == f"klrl completion: {' '.join(words) or 'no shell'}: give bash or zsh\n"
 
 
 #: The command, which need not be installed where the tests run.

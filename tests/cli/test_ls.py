@@ -219,19 +219,9 @@ def test_json_holds_the_same(tmp_path, capsys) -> None:
     assert (jobs["done"], jobs["total"], jobs["unit"]) == (1, 5, "jobs")
 
 
-def test_an_empty_folder_and_none(tmp_path, capsys) -> None:
-    from klrl.__main__ import main
-
+def test_an_empty_folder(tmp_path, capsys) -> None:
     assert ls_command([str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}: no runs\n"
-    for words in (["ls"], ["ls", "nope"]):
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        assert stop.value.code == 2
-        told = capsys.readouterr().err
-        assert told == f"klrl ls: {words[-1] if words[1:] else 'outputs'}: no such folder; " + (
-            "give a folder of runs, as outputs\n"
-        )
 
 
 def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:

@@ -100,16 +100,3 @@ def test_bits_of_a_run_without_rows_is_refused(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "metrics.jsonl: No such file or directory; give another run" in error
-
-
-@pytest.mark.parametrize("other, told", [("c", "no such folder"), ("empty", "no manifest.json")])
-def test_refusals_in_one_line(other, told, tmp_path, capsys):
-    write_run(tmp_path / "a")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path / "a"), str(tmp_path / other)])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("klrl diff: ")
-    assert told in error
-    assert error.count("\n") == 1

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import klrl
-from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
@@ -179,17 +178,6 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
     assert len(lines) == 2
     assert all("no whole checkpoint (frames-000000000128/agent" in line for line in lines)
     assert rows_of(Path("run")) == before
-
-
-def test_an_empty_resume_is_refused_in_a_line(capsys) -> None:
-    for words in (["resume="], ["-m", "resume=", "seed=0,1"]):
-        assert exits(*words, *QUICK) == 2
-        assert capsys.readouterr().err == (
-            "klrl: resume=: names no run; give a run folder, as resume=outputs/NAME\n"
-        )
-    with pytest.raises(ConfigError, match="resume=: resumes a run"):
-        klrl.compose("resume=")
-    assert not Path("outputs").exists()
 
 
 def test_the_manifest_keeps_who_began_and_who_went_on(settings, monkeypatch) -> None:
