@@ -54,20 +54,6 @@ def test_what_a_resume_changed_holds_for_the_next_one() -> None:
     assert rows_of(Path("run"))[-1]["frames"] == 256
 
 
-def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    capsys.readouterr()
-    Path("run/manifest.json").write_text('{"status": "fin', encoding="utf-8")
-    assert exits("resume=run") == 2
-    assert "manifest.json is broken" in capsys.readouterr().err
-    Path("run/.hydra/config.yaml").unlink()
-    Path("run/manifest.json").write_text(
-        '{"status": "finished", "domain": "control"}', encoding="utf-8"
-    )
-    assert exits("resume=run") == 2
-    assert "no .hydra/config.yaml" in capsys.readouterr().err
-
-
 def test_resume_restores_all_and_appends() -> None:
     exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
     before, rows = Training(stored_config(Path("run"))), rows_of(Path("run"))
