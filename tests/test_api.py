@@ -61,6 +61,7 @@ def test_a_run_is_what_its_folder_holds(run: klrl.Run) -> None:
 def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     batch = run.policy()(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
     assert batch["action"].shape == (5, 1)
+    assert batch["action_log_prob"].shape == (5,)
     result = run.evaluate(4, seed=3)
     assert len(result.returns) == 4
     assert result.row["eval/return"] == pytest.approx(sum(result.returns) / 4)
