@@ -50,6 +50,7 @@ BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
 }
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_bad_runs_end_no_list_and_no_report(tmp_path: Path, shown: Shown) -> None:
     """Each is a setting of its own, next to a good one; a name may be no UTF-8."""
     runs = tmp_path / "runs"
@@ -111,6 +112,7 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path, capsys) -> None:
     assert not list((tmp_path / "mine").iterdir())
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_name_moves_no_cursor(tmp_path: Path, capsys) -> None:
     run = tmp_path / "a\x1b[2Jb\nklrl: c"
     write_run(run)

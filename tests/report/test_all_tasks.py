@@ -89,7 +89,7 @@ def test_the_interval_of_the_iqm_says_its_level(two_tasks):
     assert "Intervals assume no rare bad seeds." in text
 
 
-def test_all_tasks_have_a_figure(two_tasks):
+def test_all_tasks_have_a_figure(two_tasks, pictures):
     text, _ = page_of(two_tasks, *NORMALISE)
     for kind in ("png", "svg"):
         assert f'<a href="all_tasks.{kind}">' in text
@@ -149,7 +149,7 @@ def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, t
 
 
 @pytest.mark.slow
-def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
+def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(pictures, tmp_path):
     tasks = [f"<b>{i}" for i in range(5)]
     for i, task in enumerate(tasks):
         write(tmp_path / f"{i}", {1.0: (i, i + 1)}, env={"id": task})

@@ -153,7 +153,7 @@ def change_rows(folder, change):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_finished_seed_without_a_return_is_told(tmp_path):
+def test_a_finished_seed_without_a_return_is_told(tmp_path, pictures):
     """It leaves four seeds, and so no interval."""
     write(tmp_path)
     change_rows(tmp_path / "0.1_2", lambda row: row | {"reward/episode": float("nan")})
