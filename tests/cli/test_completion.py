@@ -119,19 +119,6 @@ def test_the_users_own_choices() -> None:
     assert candidates(["--config-dir", "mine", "env=mine", "env.num"]) == ["env.num_envs="]
 
 
-@pytest.mark.integration
-def test_the_query_needs_no_torch_and_little_time() -> None:
-    code = (
-        "import resource, sys\nfrom klrl.__main__ import main\n"
-        "try: main(['completion', 'query', '--', 'kl.co'])\n"
-        "except SystemExit as stop: assert not stop.code\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "sys.exit(3 if 'torch' in sys.modules else 4 if used.ru_utime > 1.5 else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "kl.coef=\n")
-
-
 #: The command, which need not be installed where the tests run.
 KLRL = f'klrl() {{ {shlex.quote(sys.executable)} -m klrl "$@"; }}\n'
 

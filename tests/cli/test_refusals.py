@@ -70,7 +70,10 @@ def test_help_lists_groups_and_choices(capsys, word: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]],
+    [
+        *(["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]),
+        *(["--version"], ["ls", "."], ["completion", "query", "--", "kl.co"]),
+    ],
 )
 @pytest.mark.integration
 def test_answers_come_without_torch(words: list[str]) -> None:

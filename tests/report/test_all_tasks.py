@@ -11,8 +11,8 @@ from klrl.report.dots import dots
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import count_runs
 from klrl.report.runs import find_runs
-from tests.report.test_outcomes import RETURNS, page_of, write
-from tests.report.toys import rows_of, write_run
+from tests.report.test_outcomes import RETURNS, write
+from tests.report.toys import page_of, rows_of, write_run
 
 pytestmark = pytest.mark.integration
 
