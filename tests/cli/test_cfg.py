@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from benchmarks.mujoco.published import NAMES
-from klrl.__main__ import main
 from klrl.cli.show import annotated
 from klrl.config import conf_dir
 from klrl.config.explain import choices
+from tests.runs.commands import exits
 
 #: What a choice needs beside itself; a language task comes with its experiment.
 NEEDS = {
@@ -44,10 +44,9 @@ WORDS = [
 
 
 def printed(capsys, *words: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
+    left = exits(*words)
     told = capsys.readouterr()
-    assert stop.value.code == code, told.err
+    assert left == code, told.err
     return told.out if code == 0 else told.err
 
 

@@ -14,9 +14,9 @@ import torch
 import torchrl
 
 import klrl
-from klrl.__main__ import main
 from klrl.base.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.cli.main import COMMANDS
+from tests.runs.commands import exits
 
 #: Those that are modules of their own too, as ``python -m klrl.evaluate``.
 MODULES = {
@@ -26,13 +26,6 @@ MODULES = {
     "plan": "klrl.plan",
     "doctor": "klrl.doctor.__main__",
 }
-
-
-def left(*words: str) -> int:
-    """The exit code of a command line in this process."""
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return stop.value.code
 
 
 def end_of(module: str, *words: str) -> int:
@@ -75,7 +68,7 @@ def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, c
     module = importlib.import_module(f"klrl.cli.{command}")
     monkeypatch.setattr(module, f"{command}_command", lambda words: act())
     before = signal.getsignal(signal.SIGTERM)
-    assert left(command) == code
+    assert exits(command) == code
     name = "klrl" if command == "run" else f"klrl {command}"
     assert capsys.readouterr().err == told.format(name=name)
     if command in MODULES:
@@ -86,22 +79,22 @@ def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, c
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_and_stands_in_that_of_klrl(capsys, command: str) -> None:
-    assert left("--help") == 0
+    assert exits("--help") == 0
     assert f"klrl {'env=' if command == 'run' else command}" in capsys.readouterr().out
-    assert left(command, "--help") == 0
+    assert exits(command, "--help") == 0
     assert "klrl" in capsys.readouterr().out
 
 
 def test_tracebacks_on_demand_for_every_command(capsys, monkeypatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert left("evaluate", "nope") == 2
+    assert exits("evaluate", "nope") == 2
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.splitlines()[-1].startswith("klrl evaluate: RUN=nope: no such folder")
 
 
 def test_versions_are_those_of_the_packages(capsys) -> None:
-    assert left("--version") == 0
+    assert exits("--version") == 0
     told = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
     # pip's torch is 2.13.0 to pip and calls itself 2.13.0+cu130.
     assert {name: each.partition("+")[0] for name, each in told.items()} == {

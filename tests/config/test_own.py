@@ -14,6 +14,7 @@ from klrl.base.sources import source_of
 from klrl.config.compose import allow_env_kwargs, job_config
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.own import changed_sources, check_sources, complete, make_own
+from tests.runs.commands import exits
 
 MODULE = """
 from __future__ import annotations
@@ -188,12 +189,8 @@ def test_completing_twice_changes_nothing(module: str) -> None:
 
 
 def test_cfg_job_tells_what_the_dataclass_says(module: str, capsys) -> None:
-    from klrl.__main__ import main
-
     words = ("controller=custom", "controller.target=parts:Ruled", "controller.args.target=2")
-    with pytest.raises(SystemExit) as stop:
-        main([*words, "--cfg", "job"])
-    assert stop.value.code == 0
+    assert exits(*words, "--cfg", "job") == 0
     text = capsys.readouterr().out
     assert "    target: 2.0  # nats per step\n    factor: 0.5\n    shape: line\n" in text
     assert "  source: " in text
