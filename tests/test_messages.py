@@ -2,7 +2,8 @@
 
 An entry is ``{words: a command line as a shell reads it, says: a part of the error, or several}``.
 Beforehand are there: ``files: {path: text}``, ``run: true`` a finished run in ``run/``,
-``page: true`` the files of docs/extending.md. Exit code 2, one line, nothing written.
+``page: true`` the files of docs/extending.md, ``env: {NAME: value, or null for none}``. Exit code
+2, one line, nothing written.
 """
 
 from __future__ import annotations
@@ -44,8 +45,14 @@ def tree() -> dict[Path, int]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_wrong_words_are_answered_in_one_line(entry: dict[str, Any], capsys, request) -> None:
-    assert entry.keys() <= {"words", "says", "files", "run", "page"}
+def test_wrong_words_are_answered_in_one_line(
+    entry: dict[str, Any], capsys, monkeypatch, request
+) -> None:
+    assert entry.keys() <= {"words", "says", "files", "run", "page", "env"}
+    for name, value in entry.get("env", {}).items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
     if entry.get("run"):
         shutil.copytree(request.getfixturevalue("finished"), "run")
     for path, text in {**(files() if entry.get("page") else {}), **entry.get("files", {})}.items():

@@ -125,14 +125,6 @@ def test_a_folder_with_dollars_is_no_formula() -> None:
     assert Path("a$_{b$/curves.png").is_file()
 
 
-def test_wandb_is_checked_beforehand(capsys, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert "there is no wandb key" in refused(capsys, "logger.mode=online")
-    monkeypatch.setenv("WANDB_MODE", "bogus")
-    assert "WANDB_MODE=bogus: choose online" in refused(capsys)
-
-
 def test_kwargs_may_be_given_as_a_dictionary(capsys) -> None:
     assert exits("env.kwargs={g: 5.0}", "--cfg", "job") == 0
     assert "g: 5.0" in capsys.readouterr().out

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from klrl.cli.report import main
 from klrl.report.aggregate import against_best, aggregates
 from klrl.report.dots import dots
 from klrl.report.measures import summary_lines
@@ -127,25 +126,6 @@ def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
     assert '<a href="#tasks">All tasks</a>' in text
     assert "Best: kl.coef=0.1" in text
     assert "All tasks" not in page_of(two_tasks)[0]
-
-
-@pytest.mark.parametrize(
-    "words, told",
-    [
-        (["Toy-v1=0:100"], "--normalise: Big-v1 has none; add Big-v1=low:high"),
-        (["Toy-v1=0:100", "Big-v1=0:1", "Tiny=0:1"], "--normalise Tiny: no such task"),
-        (["Toy-v1=100"], "--normalise Toy-v1=100: write TASK=low:high"),
-        (["Toy-v1=3:3"], "--normalise Toy-v1=3:3: write TASK=low:high"),
-        (["Toy-v1=nan:3"], "--normalise Toy-v1=nan:3: write TASK=low:high"),
-    ],
-)
-def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, two_tasks, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([str(two_tasks), "--normalise", *words])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"klrl report: {told}")
-    assert not (two_tasks / "report").exists()
 
 
 @pytest.mark.slow

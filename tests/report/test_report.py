@@ -343,15 +343,7 @@ def test_unfinished_runs_count_on_demand_alone(tmp_path, capsys):
     assert "interrupted; counted" in page.cells
 
 
-def test_checkpoints_of_a_run_that_lost_its_manifest_are_no_runs(tmp_path, capsys):
-    entry = tmp_path / "run" / "checkpoints" / "last" / "frames-000000000064"
-    entry.mkdir(parents=True)
-    (entry / "manifest.json").write_text('{"format": "klrl.checkpoint"}')
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path / "run")])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"klrl report: {tmp_path / 'run'}: no run there")
+def test_a_folder_of_broken_runs_alone_is_refused(tmp_path, capsys):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "manifest.json").write_text("{")
     with pytest.raises(SystemExit, match="2"):

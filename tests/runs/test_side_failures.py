@@ -227,30 +227,6 @@ def test_where_wandbs_server_does_not_answer_the_run_is_logged_offline() -> None
     assert len(wandb_records(Path("run"))["history"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("key", "problem"),
-    [
-        ("short", "API key must have 40+ characters, has 5"),
-        ("key with spaces" * 4, "API key may only contain the letters A-Z, digits and underscores"),
-    ],
-)
-@pytest.mark.parametrize("place", ["environment", "netrc"])
-def test_a_malformed_key_is_refused_before_the_start(
-    key: str, problem: str, place: str, monkeypatch, capsys, tmp_path
-) -> None:
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    if place == "netrc":
-        (tmp_path / "netrc").write_text(f'machine api.wandb.ai login user password "{key}"\n')
-    else:
-        monkeypatch.setenv("WANDB_API_KEY", key)
-    assert exits(*WANDB, "logger.mode=online") == 2
-    source = "WANDB_API_KEY" if place == "environment" else str(tmp_path / "netrc")
-    remedy = "correct it, or logger.mode=offline"
-    assert capsys.readouterr().err == f"klrl: {source}: {problem}; {remedy}\n"
-    assert not Path("outputs").exists()
-
-
 # ------------------------------------------------------------------------------- the guard
 
 
