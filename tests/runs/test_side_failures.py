@@ -16,6 +16,7 @@ from klrl.runs.guard import Guard
 from klrl.runs.progress import Progress
 from klrl.train.loop import start
 from tests.conftest import QUICK
+from tests.report.toys import write_run
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
 
 pytestmark = pytest.mark.timeout(300)
@@ -100,28 +101,13 @@ def test_a_refusal_is_a_refusal_where_stderr_is_closed_too() -> None:
 
 
 @pytest.mark.integration
-def test_a_list_that_nobody_reads_to_its_end_is_quiet() -> None:
-    for i in range(3):
-        start_quick(Path(f"outputs/{i}"))
-    done = shell("klrl ls | head -1")
-    assert done.stderr == ""
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize("words", ["--version", "--help", "ls"])
 def test_what_cannot_be_printed_is_one_line(words: str) -> None:
-    start_quick(Path("outputs/0"))
+    write_run(Path("outputs/0"))
     done = shell(f"klrl {words} > /dev/full")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.endswith(": failed: [Errno 28] No space left on device")
-
-
-def start_quick(folder: Path) -> None:
-    from klrl.config.checks import to_config
-    from klrl.config.compose import compose
-
-    start(to_config(compose(list(QUICK))), RunFolder(folder))
 
 
 def test_progress_that_cannot_be_printed_is_told_once_and_noted(settings, monkeypatch, capsys):
