@@ -215,15 +215,10 @@ def test_there_is_a_place_for_the_fault(fault: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_control_passes(package: Path) -> None:
-    done = run_tests(package, (*SKIP_RUNS, *ORDINARY))
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("tests", sorted(set(CAUGHT_BY.values())), ids=lambda tests: tests[0])
-def test_the_control_passes_the_others_too(tests: tuple[str, ...], package: Path) -> None:
+@pytest.mark.parametrize(
+    "tests", [(*SKIP_RUNS, *ORDINARY), *sorted(set(CAUGHT_BY.values()))], ids=lambda each: each[-1]
+)
+def test_the_control_passes(tests: tuple[str, ...], package: Path) -> None:
     done = run_tests(package, tests)
     assert done.returncode == 0, done.stdout[-3000:]
 

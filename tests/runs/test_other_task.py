@@ -15,13 +15,15 @@ from klrl.base.seeds import derived_seed
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.control.gym_make import make_gym
 from klrl.train.evaluate import evaluate_run
+from tests.conftest import QUICK
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def run(settings):
-    return str(klrl.run(settings("+env.kwargs.g=12.0")))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("other_task") / "run"
+    return str(klrl.run(*QUICK, "env.kwargs.g=12.0", folder=folder))
 
 
 def by_hand(run: str, env: gymnasium.Env, seed: int) -> float:
