@@ -85,8 +85,7 @@ def test_a_reference_starts_as_its_rule_says() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-@pytest.mark.parametrize("apply", ["rollout", "step"])
+@pytest.mark.parametrize(("mode", "apply"), [("legacy", "step"), ("retrieve", "rollout")])
 def test_a_reference_stays_frozen_through_a_run(mode: str, apply: str, settings) -> None:
     words = ("reference=ema", f"kl={mode}", f"kl.apply={apply}", "frames=192", "kl.coef=0.5")
     training = Training(settings(*words))
@@ -96,8 +95,7 @@ def test_a_reference_stays_frozen_through_a_run(mode: str, apply: str, settings)
     assert not any(p.requires_grad or p.grad is not None for p in module.parameters())
 
 
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-@pytest.mark.parametrize("apply", ["rollout", "step"])
+@pytest.mark.parametrize(("mode", "apply"), [("legacy", "step"), ("retrieve", "rollout")])
 @pytest.mark.integration
 def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, apply: str) -> None:
     words = ("reference=periodic", "reference.every=2", f"kl={mode}", f"kl.apply={apply}")
