@@ -7,11 +7,7 @@ import time
 
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.runs.progress import Phases, Progress, duration
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.base.test_text import Terminal
 
 
 def shown(row: dict[str, float], total: int = 2560, passed: float = 100.0) -> str:
