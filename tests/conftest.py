@@ -87,6 +87,13 @@ def _own_logging() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports draw no PNG and no SVG, which take most of a page's time."""
+    for name in ("draw_charts", "draw_tasks"):
+        monkeypatch.setattr(f"klrl.report.write.{name}", lambda *_: [])
+
+
+@pytest.fixture
 def settings() -> Callable[..., object]:
     """Compose a typed config from words as on the command line."""
     from klrl.config.checks import to_config

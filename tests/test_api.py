@@ -22,6 +22,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import TIMES
 from klrl.train.callbacks import check_hooks
 from tests.conftest import QUICK
+from tests.runs.commands import exits
 
 pytestmark = pytest.mark.integration
 
@@ -61,6 +62,7 @@ def test_a_run_is_what_its_folder_holds(run: klrl.Run) -> None:
 def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     batch = run.policy()(TensorDict({"observation": torch.zeros(5, 3)}, [5]))
     assert batch["action"].shape == (5, 1)
+    assert batch["action_log_prob"].shape == (5,)
     result = run.evaluate(4, seed=3)
     assert len(result.returns) == 4
     assert result.row["eval/return"] == pytest.approx(sum(result.returns) / 4)
@@ -102,7 +104,7 @@ def test_a_run_leaves_torchs_threads_as_they_were() -> None:
 
 def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
     words = [*QUICK, "kl.coef=0.3", "eval.every=1", "eval.episodes=2", "hydra.run.dir=there"]
-    subprocess.run([sys.executable, "-m", "klrl", *words], check=True, capture_output=True)
+    assert exits(*words) == 0
     for mine, theirs in zip(run.rows, klrl.load_run("there").rows, strict=True):
         plain = {name for name in mine if not name.startswith("time/")}
         assert {name: mine[name] for name in plain} == {name: theirs[name] for name in plain}
@@ -175,10 +177,8 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
             "{'env': 'pendulum'}: not a setting; give overrides",
         ),
         (lambda: klrl.run("env=pendulum", 3), "3: not a setting"),
-        (lambda: klrl.run("pendulum"), "did you mean env=pendulum?"),
         (lambda: klrl.run("kl.coff=1"), "did you mean kl.coef?"),
         (lambda: klrl.run("seed=0,1"), "several values are a sweep"),
-        (lambda: klrl.run("loss=clip", "loss.beta=2"), "loss=clip never reads it"),
         (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
         (lambda: klrl.run("device=cuda:99"), "CUDA_VISIBLE_DEVICES=99"),
         (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: resumes a run"),
@@ -200,7 +200,7 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
             "callbacks=Mine.evaluate: no such hook; did you mean evaluated?",
         ),
         (lambda: klrl.compose(None), "None: not a setting"),
-        (lambda: klrl.compose("env=pendulun"), "did you mean pendulum?"),
+        (lambda: klrl.compose("resume="), "resume=: resumes a run"),
         (lambda: klrl.load_run("nowhere"), "folder=nowhere: no such folder"),
         (lambda: klrl.load_run(None), "None is not a path"),
         (lambda: klrl.load_run("."), "no manifest.json"),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sort_digits_base import build
-from klrl.__main__ import main
 from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, split_overrides
 from klrl.sweep.check import sweep_settings
@@ -18,7 +17,7 @@ from klrl.sweep.search import space_of
 from tests.conftest import QUICK
 from tests.language.conftest import QUICK as LANGUAGE_QUICK
 from tests.language.conftest import QUICK_MODEL
-from tests.runs.commands import rows_of
+from tests.runs.commands import exits, rows_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,14 +62,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and a base model for the page that calls them outputs/RUN and none."""
     folder = tmp_path_factory.mktemp("which")
     build(QUICK_MODEL, folder / "model")
-    assert exit_code(*QUICK, f"hydra.run.dir={folder / RUN}") == 0
+    assert exits(*QUICK, f"hydra.run.dir={folder / RUN}") == 0
     return folder
-
-
-def exit_code(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return int(stop.value.code or 0)
 
 
 #: The commands of which_kl.md.
@@ -90,7 +83,7 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
     words = shlex.split(line.replace(RUN, str(trained / RUN)))[3:]
     language = any(word.startswith("experiment=") for word in words)
     small = (*LANGUAGE_QUICK, f"actor.model={trained / 'model'}") if language else QUICK
-    assert exit_code(*small, *words, "hydra.run.dir=run") == 0, capsys.readouterr().err
+    assert exits(*small, *words, "hydra.run.dir=run") == 0, capsys.readouterr().err
     rows = rows_of(Path("run"))
     assert len(rows) == 2
     assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)

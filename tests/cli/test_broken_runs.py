@@ -35,13 +35,6 @@ def shown(monkeypatch) -> Shown:
     return run
 
 
-def write_bad(folder: Path, settings: dict, manifest: dict, row: dict) -> None:
-    """A run with settings, entries of its manifest and values of its rows that are given."""
-    write_run(folder, rows=[{**each, **row} for each in rows_of()], **manifest)
-    path = folder / ".hydra" / "config.yaml"
-    path.write_text(yaml.safe_dump({**json.loads(path.read_text()), **settings}))
-
-
 INFINITE = float("inf")
 #: Settings, entries of the manifest, values of a row; whether ``ls`` and the report can show it.
 BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
@@ -49,38 +42,37 @@ BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
     "evaluations": ({"eval": {"every": INFINITE}}, {}, {}, False, True),
     "rows": ({}, {}, {"frames": INFINITE}, False, True),
     "seed": ({"seed": INFINITE}, {}, {}, True, False),
-    "list of seeds": ({"seed": [1, 2]}, {}, {}, True, False),
-    "half a surrogate": ({}, {"status": "\ud800"}, {}, True, True),
-    "half in a row": ({}, {}, {"\ud800": 1.0}, True, True),
+    "list_of_seeds": ({"seed": [1, 2]}, {}, {}, True, False),
+    "half_a_surrogate": ({}, {"status": "\ud800"}, {}, True, True),
+    "half_in_a_row": ({}, {}, {"\ud800": 1.0}, True, True),
     "time": ({}, {"started": "0001-01-01T00:00:00+14:00"}, {}, True, True),
+    "caf\\udce9": ({"kl": {"name": "legacy", "coef": 0.1}}, {}, {}, True, True),  # as the good one
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_run_ends_no_list_and_no_report(case: str, tmp_path: Path, shown: Shown) -> None:
-    *given, in_list, in_report = BAD[case]
-    write_run(tmp_path / "runs" / "good")
-    write_bad(tmp_path / "runs" / "bad", *given)
-    table = shown("ls", str(tmp_path / "runs"))
+@pytest.mark.usefixtures("without_pictures")
+def test_bad_runs_end_no_list_and_no_report(tmp_path: Path, shown: Shown) -> None:
+    """Each is a setting of its own, next to a good one; a name may be no UTF-8."""
+    runs = tmp_path / "runs"
+    write_run(runs / "good")
+    for i, (case, (settings, manifest, row, *_)) in enumerate(BAD.items(), 1):
+        folder = runs / case.encode().decode("unicode_escape")
+        write_run(folder, rows=[{**each, **row} for each in rows_of()], **manifest)
+        path = folder / ".hydra" / "config.yaml"
+        stored = json.loads(path.read_text())
+        stored["kl"]["coef"] = float(i)
+        path.write_text(yaml.safe_dump({**stored, **settings}))
+    table = shown("ls", str(runs))
     lines = {line.split()[0]: line for line in table.splitlines()[1:]}
     assert "finished" in lines["good"]
-    assert ("broken" in lines["bad"]) != in_list
-    assert in_list or "its settings or rows are broken (cannot convert float inf" in lines["bad"]
-    entries = json.loads(shown("ls", str(tmp_path / "runs"), "--json"))
-    assert {Path(each["path"]).name for each in entries} == {"good", "bad"}
-    told = shown("report", str(tmp_path / "runs"), "-o", str(tmp_path / "report"))
-    assert "report.html: 1 run" in told or "report.html: 2 runs" in told
+    assert len(json.loads(shown("ls", str(runs), "--json"))) == len(BAD) + 1 == len(lines)
+    shown("report", str(runs), "-o", str(tmp_path / "report"))
     page = (tmp_path / "report" / "report.html").read_bytes().decode()
-    assert ("runs/bad: its settings or rows are broken" in page) != in_report
-
-
-def test_a_folder_whose_name_is_no_utf8_is_shown(tmp_path: Path, shown: Shown) -> None:
-    write_run(tmp_path / "runs" / "good")
-    write_run(tmp_path / "runs" / os.fsdecode(b"caf\xe9"))
-    table = shown("ls", str(tmp_path / "runs"))
-    assert [line.split()[0] for line in table.splitlines()[1:]] == ["caf\\udce9", "good"]
-    shown("report", str(tmp_path / "runs"), "-o", str(tmp_path / "report"))
-    assert "caf\\udce9" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    for case, (*_, in_list, in_report) in BAD.items():
+        assert ("broken (cannot convert float inf" in lines[case]) != in_list, case
+        told = f"runs/{case}: its settings or rows are broken" in page
+        assert told != in_report, case
+    assert "caf\\udce9" in page
 
 
 @pytest.mark.integration
@@ -120,6 +112,7 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path, capsys) -> None:
     assert not list((tmp_path / "mine").iterdir())
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_name_moves_no_cursor(tmp_path: Path, capsys) -> None:
     run = tmp_path / "a\x1b[2Jb\nklrl: c"
     write_run(run)

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from benchmarks.mujoco.published import NAMES
-from klrl.__main__ import main
 from klrl.cli.show import annotated
 from klrl.config import conf_dir
 from klrl.config.explain import choices
+from tests.runs.commands import exits
 
 #: What a choice needs beside itself; a language task comes with its experiment.
 NEEDS = {
@@ -44,10 +44,9 @@ WORDS = [
 
 
 def printed(capsys, *words: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
+    left = exits(*words)
     told = capsys.readouterr()
-    assert stop.value.code == code, told.err
+    assert left == code, told.err
     return told.out if code == 0 else told.err
 
 
@@ -150,19 +149,6 @@ def test_a_text_of_several_lines_and_a_hash_stay_whole() -> None:
     said = annotated(text, notes)
     assert said == "a: one\n  two\nb: 'x # y'  # note\nc: |\n  d\n"
     assert yaml.safe_load(said) == yaml.safe_load(text)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--package", "nope"], "klrl: --package nope: the job has no such part; see --cfg job\n"),
-        (["-m"], "klrl: --cfg job: prints one job; drop -m\n"),
-        (["kl.coef=-1"], "klrl: kl.coef=-1.0: out of range; give a finite number >= 0\n"),
-    ],
-    ids=" ".join,
-)
-def test_refusals_in_one_line(capsys, words, told) -> None:
-    assert printed(capsys, *words, "--cfg", "job", code=2) == told
 
 
 def test_the_rest_is_hydras(capsys) -> None:

@@ -14,9 +14,9 @@ import torch
 import torchrl
 
 import klrl
-from klrl.__main__ import main
 from klrl.base.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.cli.main import COMMANDS
+from tests.runs.commands import exits
 
 #: Those that are modules of their own too, as ``python -m klrl.evaluate``.
 MODULES = {
@@ -26,13 +26,6 @@ MODULES = {
     "plan": "klrl.plan",
     "doctor": "klrl.doctor.__main__",
 }
-
-
-def left(*words: str) -> int:
-    """The exit code of a command line in this process."""
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return stop.value.code
 
 
 def end_of(module: str, *words: str) -> int:
@@ -75,7 +68,7 @@ def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, c
     module = importlib.import_module(f"klrl.cli.{command}")
     monkeypatch.setattr(module, f"{command}_command", lambda words: act())
     before = signal.getsignal(signal.SIGTERM)
-    assert left(command) == code
+    assert exits(command) == code
     name = "klrl" if command == "run" else f"klrl {command}"
     assert capsys.readouterr().err == told.format(name=name)
     if command in MODULES:
@@ -84,45 +77,24 @@ def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, c
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["evaluate"], "klrl evaluate: the following arguments are required: RUN; see"),
-        (["evaluate", "r", "--episodes", "none"], "--episodes: none: give a whole number >= 1"),
-        (["evaluate", "r", "--episodes", "0"], "--episodes: 0: give a whole number >= 1"),
-        (["report"], "klrl report: the following arguments are required: PATH"),
-        (["diff", "a"], "klrl diff: the following arguments are required: RUN"),
-        (["plan", "kl.coff=1"], "klrl plan: kl.coff=1: no such setting; did you mean kl.coef?"),
-        (["doctor", "--what"], "klrl doctor: unrecognized arguments: --what; see klrl doctor -"),
-        (["run", "kl.coff=1"], "klrl: kl.coff=1: no such setting; did you mean kl.coef?"),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_word_of_a_command_is_refused_in_a_line(capsys, words, told) -> None:
-    assert left(*words) == 2
-    said = capsys.readouterr()
-    assert told in said.err
-    assert (said.err.count("\n"), said.out) == (1, "")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_and_stands_in_that_of_klrl(capsys, command: str) -> None:
-    assert left("--help") == 0
+    assert exits("--help") == 0
     assert f"klrl {'env=' if command == 'run' else command}" in capsys.readouterr().out
-    assert left(command, "--help") == 0
+    assert exits(command, "--help") == 0
     assert "klrl" in capsys.readouterr().out
 
 
 def test_tracebacks_on_demand_for_every_command(capsys, monkeypatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert left("evaluate", "nope") == 2
+    assert exits("evaluate", "nope") == 2
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
     assert said.splitlines()[-1].startswith("klrl evaluate: RUN=nope: no such folder")
 
 
 def test_versions_are_those_of_the_packages(capsys) -> None:
-    assert left("--version") == 0
+    assert exits("--version") == 0
     told = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
     # pip's torch is 2.13.0 to pip and calls itself 2.13.0+cu130.
     assert {name: each.partition("+")[0] for name, each in told.items()} == {
@@ -131,15 +103,6 @@ def test_versions_are_those_of_the_packages(capsys) -> None:
         "torchrl": torchrl.__version__,
         "hydra": hydra.__version__,
     }
-
-
-def test_versions_are_told_without_importing_what_they_are_of() -> None:
-    code = (
-        "import sys\nfrom klrl.__main__ import main\n"
-        "try: main(['--version'])\nexcept SystemExit as stop: assert stop.code == 0\n"
-        "sys.exit(3 if {'torch', 'hydra', 'omegaconf'} & set(sys.modules) else 0)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 @pytest.mark.integration

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from klrl.__main__ import main
 from klrl.cli.completion import candidates, completion_command
 from klrl.cli.main import COMMANDS
 from klrl.config import conf_dir
@@ -118,28 +117,6 @@ def test_the_users_own_choices() -> None:
     Path("mine/env/mine.yaml").write_text(text)
     assert candidates(["--config-dir", "mine", "env=m"]) == ["env=mine", "env=minigrid"]
     assert candidates(["--config-dir", "mine", "env=mine", "env.num"]) == ["env.num_envs="]
-
-
-@pytest.mark.integration
-def test_the_query_needs_no_torch_and_little_time() -> None:
-    code = (
-        "import resource, sys\nfrom klrl.__main__ import main\n"
-        "try: main(['completion', 'query', '--', 'kl.co'])\n"
-        "except SystemExit as stop: assert not stop.code\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "sys.exit(3 if 'torch' in sys.modules else 4 if used.ru_utime > 1.5 else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "kl.coef=\n")
-
-
-@pytest.mark.parametrize("words", [["fish"], [], ["bash", "zsh"]])
-def test_other_shells_are_refused(capsys, words: list[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["completion", *words])
-    assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert told == f"klrl completion: {' '.join(words) or 'no shell'}: give bash or zsh\n"
 
 
 #: The command, which need not be installed where the tests run.

@@ -11,7 +11,6 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config.overrides import quote_paths
 from klrl.runs.rows import read_rows
@@ -21,13 +20,9 @@ from tests.runs.commands import exits
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Run the command line in this process; returns what it said on its way out with 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(words)
+    left = exits(*words)
     said = capsys.readouterr()
-    assert stop.value.code == 2, said
-    assert said.out == ""
-    assert len(said.err.strip().splitlines()) == 1
-    assert "Traceback" not in said.err
+    assert (left, said.out, len(said.err.splitlines())) == (2, "", 1), said
     assert not any(Path("outputs").glob("*"))
     return said.err
 
@@ -44,17 +39,13 @@ def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
 
 def test_full_errors_on_demand(capsys, monkeypatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(SystemExit) as stop:
-        main(["kl.coff=1"])
-    assert stop.value.code == 2
+    assert exits("kl.coff=1") == 2
     assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["--help", "help"])
 def test_help_lists_groups_and_choices(capsys, word: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([word])
-    assert stop.value.code == 0
+    assert exits(word) == 0
     told = capsys.readouterr().out
     for word in (
         "pendulum",
@@ -70,7 +61,10 @@ def test_help_lists_groups_and_choices(capsys, word: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]],
+    [
+        *(["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]),
+        *(["--version"], ["ls", "."], ["completion", "query", "--", "kl.co"]),
+    ],
 )
 @pytest.mark.integration
 def test_answers_come_without_torch(words: list[str]) -> None:
@@ -93,7 +87,7 @@ def cpu_seconds_of_children() -> float:
 
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
-def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
+def test_a_refused_job_deletes_nothing_that_was_there_and_leaves_nothing(capsys, key: str) -> None:
     """The refusal comes while the job is built, with the user's own folder as the run folder."""
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years", encoding="utf-8")
@@ -106,23 +100,12 @@ def test_a_refused_job_deletes_nothing_that_was_there(capsys, key: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(klrl.train.loop, "start", refuse_late)
         for words in ([f"{key}=mine"], []):
-            with pytest.raises(SystemExit) as stop:
-                main([*flags, *QUICK, *words])
-            assert stop.value.code == 2
+            assert exits(*flags, *QUICK, *words) == 2
             assert "late: refused" in capsys.readouterr().err
+        assert "late: refused" in refused(capsys, *QUICK, "hydra.run.dir=one/two/three")
     assert not any(Path("outputs").glob("*"))
     assert [p.name for p in Path("mine").iterdir()] == ["thesis.txt"]
-
-
-def test_a_refused_job_leaves_no_folder_above_its_own(capsys, monkeypatch) -> None:
-    import klrl.train.loop
-
-    def refuse_late(*args: object, **kwargs: object) -> None:
-        raise ConfigError("late: refused")
-
-    monkeypatch.setattr(klrl.train.loop, "start", refuse_late)
-    assert "late: refused" in refused(capsys, *QUICK, "hydra.run.dir=one/two/three")
-    assert not Path("one").exists()
+    assert not Path("one").exists(), "nor a folder above its own"
 
 
 @pytest.mark.integration
@@ -142,18 +125,8 @@ def test_a_folder_with_dollars_is_no_formula() -> None:
     assert Path("a$_{b$/curves.png").is_file()
 
 
-def test_wandb_is_checked_beforehand(capsys, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert "there is no wandb key" in refused(capsys, "logger.mode=online")
-    monkeypatch.setenv("WANDB_MODE", "bogus")
-    assert "WANDB_MODE=bogus: choose online" in refused(capsys)
-
-
 def test_kwargs_may_be_given_as_a_dictionary(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["env.kwargs={g: 5.0}", "--cfg", "job"])
-    assert stop.value.code == 0
+    assert exits("env.kwargs={g: 5.0}", "--cfg", "job") == 0
     assert "g: 5.0" in capsys.readouterr().out
 
 

@@ -12,7 +12,6 @@ from pkgutil import iter_modules
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from klrl.base.errors import ConfigError
 from klrl.config import (
@@ -20,8 +19,6 @@ from klrl.config import (
     CHOICES,
     CONTROL,
     LANGUAGE,
-    ClipConfig,
-    Config,
     KLPENConfig,
     LossConfig,
     OptimConfig,
@@ -34,12 +31,11 @@ from klrl.config import (
     sweep,
 )
 from klrl.config.checks import check_config, to_config
-from klrl.config.choices import Choice, resolve
+from klrl.config.choices import resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.stored import typed, typed_choice
-from klrl.runs.resume import stored_config
 
 EVERY = [(group, name) for group, choices in ALL_CHOICES.items() for name in choices]
 
@@ -102,86 +98,12 @@ def test_every_domain_has_every_group(group: str) -> None:
 # ---------------------------------------------------------------------------- unwired choices
 
 
-def own(folder: Path, group: str, name: str, text: str) -> str:
-    """A choice in a folder for ``--config-dir``."""
-    (folder / group).mkdir(parents=True)
-    (folder / group / f"{name}.yaml").write_text(text, encoding="utf-8")
-    return str(folder)
-
-
-def test_a_yaml_under_an_unregistered_name_is_refused(tmp_path: Path) -> None:
-    """0.1.0 trained ``controller=pid`` as ``fixed``, and ``loss=spo`` as ``clip``."""
-    text = (
-        (conf_dir() / "controller/dual.yaml").read_text("utf-8").replace("name: dual", "name: pid")
-    )
-    with pytest.raises(ConfigError, match=r"controller.name=pid: is not registered.*dual"):
-        job_config(["controller=pid"], own(tmp_path / "a", "controller", "pid", text))
-    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "name: spo")
-    with pytest.raises(ConfigError, match=r"loss.name=spo: is not registered.*clip"):
-        job_config(["loss=spo"], own(tmp_path / "b", "loss", "spo", text))
-
-
-def test_a_yaml_with_an_unregistered_schema_is_refused(tmp_path: Path) -> None:
-    text = "defaults: [/schema/controller/pid@_here_, _self_]\nname: pid\n"
-    with pytest.raises(
-        ConfigError, match="controller=pid: its YAML names the schema controller/pid, which is"
-    ):
-        job_config(["controller=pid"], own(tmp_path, "controller", "pid", text))
-
-
-def test_a_name_with_the_settings_of_another_choice_is_refused(tmp_path: Path) -> None:
-    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "name: klpen")
-    with pytest.raises(ConfigError, match=r"loss.name=klpen: its settings are those of ClipConfig"):
-        job_config(["loss=mixed"], own(tmp_path, "loss", "mixed", text))
-
-
-def test_a_yaml_without_a_name_or_with_a_list_is_refused(tmp_path: Path) -> None:
-    text = (conf_dir() / "loss/clip.yaml").read_text("utf-8").replace("name: clip", "")
-    with pytest.raises(ConfigError, match=r"loss.name: the chosen YAML gives none; add the line"):
-        job_config(["loss=mine"], own(tmp_path, "loss", "mine", text))
-    with pytest.raises(ConfigError, match="kl: the chosen YAML has no schema; put"):
-        job_config(["kl=mine"], own(tmp_path, "kl", "mine", "- 1\n"))
-
-
 def test_a_factory_of_another_domain_is_no_default() -> None:
     config = SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: control has no such choice.*vector"):
         factory("collector", config, CONTROL)
     with pytest.raises(ConfigError, match="loss.name=spo: is not registered"):
         factory("loss", LossConfig(name="spo"), CONTROL)
-
-
-@dataclasses.dataclass
-class SpoConfig(LossConfig):
-    """A loss with the settings of clip."""
-
-    clip_epsilon: float = number(gt=0)
-    clip_epsilon_high: float | None = None
-    target_kl: float | None = None
-    unit: str | None = None
-
-
-def test_a_loss_with_clips_settings_comes_back_as_itself(tmp_path, monkeypatch) -> None:
-    """0.1.0 read a stored run back by its set of field names: this one would have been clip."""
-    assert {f.name for f in dataclasses.fields(SpoConfig)} == {
-        f.name for f in dataclasses.fields(ClipConfig)
-    }
-    spo = Choice(SpoConfig, choice_of("loss", "clip").factories)
-    config = job_config(["loss=clip"])
-    settings = {**dataclasses.asdict(config)}
-    settings["loss"] = {**settings["loss"], "name": "spo"}
-    (tmp_path / ".hydra").mkdir()
-    OmegaConf.save(OmegaConf.create(settings), tmp_path / ".hydra" / "config.yaml")
-    with pytest.raises(ConfigError, match="loss.name=spo: is not registered"):
-        stored_config(tmp_path)
-    monkeypatch.setitem(CHOICES["loss"], "spo", spo)
-    back = stored_config(tmp_path).loss
-    assert type(back) is SpoConfig
-    assert back.name == "spo"
-    assert type(stored_config(tmp_path)) is Config
-
-
-# ------------------------------------------------------------------------------------- 0.1.0
 
 
 def test_settings_that_name_no_choice_are_refused() -> None:
@@ -224,26 +146,6 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
 
 
 # --------------------------------------------------------------------------- typed settings
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("kl: [1", "cannot be read (while parsing a flow sequence)"),
-        ("3", "cannot be read (Invalid loaded object type: int)"),
-        ("!!python/object/apply:os.getcwd []", "cannot be read (could not determine a construct"),
-        ("kl: legacy", "env: its stored settings name no choice"),
-    ],
-)
-def test_stored_settings_that_cannot_be_read_are_named(
-    tmp_path: Path, text: str, said: str
-) -> None:
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra/config.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        stored_config(tmp_path)
-    assert said in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
 
 
 def test_settings_that_were_changed_in_python_are_checked() -> None:

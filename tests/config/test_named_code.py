@@ -87,16 +87,6 @@ def test_the_source_of_a_reward_counts(tmp_path: Path, reward: str) -> None:
     assert settings_hash(job_config(words)) == settings_hash(first)
 
 
-def test_klrl_alone_writes_it() -> None:
-    with pytest.raises(ConfigError, match=r"env.sources.mine: klrl finds it out; drop it"):
-        job_config(["env=pendulum", "++env.sources.mine=x"])
-
-
-def test_a_variable_that_would_be_stored_unread_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\$\{oc.env:HOME\} is no plain value"):
-        job_config(["env=pendulum", r"++env.kwargs.g='\${oc.env:HOME}'"])
-
-
 #: What is in its ``dist-info`` -> whether its files count.
 INSTALLED = {
     "no metadata": (None, True),

@@ -1,4 +1,4 @@
-"""Parts of the user's own: how they are found, their args, what is refused in one line."""
+"""Custom parts: how they are found, and their args; what is refused: tests/messages/parts.yaml."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from klrl.base.sources import source_of
 from klrl.config.compose import allow_env_kwargs, job_config
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.own import changed_sources, check_sources, complete, make_own
+from tests.runs.commands import exits
 
 MODULE = """
 from __future__ import annotations
@@ -56,7 +57,6 @@ def no_type(coef, a: "3 +" = 1.5): return (coef, a)
 def no_union(coef, a: 1 | "b" = 1.5): return (coef, a)
 def by_pairs(coef, a: dict[tuple[int, int], int] = None, b: int = 2): return (coef, a, b)
 def raises(coef): raise RuntimeError("no")
-number = 3
 """
 
 
@@ -72,13 +72,6 @@ def module(tmp_path: Path) -> str:
 def job(*words: str):
     own = ["env=pendulum", "logger=none", "controller=custom", *words]
     return job_config(allow_env_kwargs(own))
-
-
-def refused(*words: str) -> str:
-    with pytest.raises(ConfigError) as error:
-        job(*words)
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 def test_args_are_typed_by_the_dataclass_beside_the_class(module: str) -> None:
@@ -109,51 +102,11 @@ def test_without_one_by_the_arguments_of_the_class(module: str) -> None:
     assert make_own("controller", part, {"coef": 7, "frames": 9}) == (7, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "controller.target: has no value; give one, as in controller.target=package.module:"),
-        (["target=parts"], "controller.target=parts: write package.module:Name"),
-        (["target=part:Ruled"], "importing part fails (ModuleNotFoundError: No module named"),
-        (["target=parts:Rulde"], "parts has no Rulde; did you mean Ruled?"),
-        (["target=parts:number"], "is of type int; name a class or a function"),
-        (["target=__main__:X"], "has no file; write it into a module"),
-        (["target=parts:Ruled"], "controller.args.target: has no value; give one"),
-        (["target=parts:Ruled", "args.target=x"], "controller.args.target=x: give a number"),
-        (["target=parts:Ruled", "args.target=0"], "args.target=0.0: out of range; give a finite"),
-        (["target=parts:Ruled", "args.target=1", "args.factr=1"], "did you mean factor?"),
-        (["target=parts:Ruled", "args.target=1", "args.shape=l"], "choose one of line, cosine"),
-        (["target=parts:Ruled", "args.target=1", "args.coef=1"], "args.coef: klrl gives it; drop"),
-        (["target=parts:Ruled", "args.target=1", "args.steps=3"], "args.steps=3: give a list"),
-        (
-            ["target=parts:Plain"],
-            "asks for rate, which klrl does not give (it gives coef, frames); add "
-            "controller.args.rate=..., or give it a default",
-        ),
-        (["target=parts:Plain", "args.rate=2", "args.power=1.5"], "power=1.5: give a whole number"),
-        (["target=parts:All", "args.rat=2"], "parts:All has no such argument; did you mean rate?"),
-        (["target=parts:Derived", "args.widht=2"], "parts:Derived has no such argument; did you"),
-        (["target=parts:function", "source=abc"], "controller.source: klrl finds it out; drop it"),
-    ],
-)
-def test_each_way_of_getting_it_wrong_is_one_line(module: str, words: list[str], said: str) -> None:
-    told = refused(*(f"controller.{word}" for word in words))
-    assert said in told
-    assert told.startswith("controller.")
-
-
-@pytest.mark.parametrize("name", ["unread", "nothing_there", "no_type", "no_union"])
+@pytest.mark.parametrize("name", ["unread", "nothing_there", "no_type", "no_union", "by_pairs"])
 def test_types_that_cannot_be_read_are_not_checked(module: str, name: str) -> None:
-    """A name that only a type checker imports, another's attribute, no expression, no union."""
+    """A name that only a type checker imports, another's attribute, no type."""
     part = job(f"controller.target=parts:{name}", "controller.args.a=x").controller
     assert make_own("controller", part, {"coef": 7})[:2] == (7, "x")
-
-
-def test_a_type_that_no_setting_has_is_not_checked_and_others_are(module: str) -> None:
-    words = ["controller.target=parts:by_pairs", "controller.args.b=1.5"]
-    assert "controller.args.b=1.5: give a whole number" in refused(*words)
-    part = job(words[0], "controller.args.a=x").controller
-    assert make_own("controller", part, {"coef": 7}) == (7, "x", 2)
 
 
 def test_a_part_that_raises_is_told_with_its_line(module: str) -> None:
@@ -161,31 +114,6 @@ def test_a_part_that_raises_is_told_with_its_line(module: str) -> None:
     line = MODULE.splitlines().index('def raises(coef): raise RuntimeError("no")') + 1
     with pytest.raises(ConfigError, match=rf"raised RuntimeError: no \(line {line} of parts.py\)"):
         make_own("controller", part, {"coef": 1, "frames": 2})
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["loss.args.x=1"], "loss.args: only loss=custom reads it; choose that, or drop it"),
-        (["loss.beta_rule=custom"], "which one? add loss.own_beta_rule.target=package.module:Name"),
-        (["loss.own_beta_rule.target=a:b"], "only loss.beta_rule=custom reads it"),
-        (["kl.estimator=custom"], "which one? add kl.own_estimator.target=package.module:name"),
-        (
-            ["kl.estimator=custom", "kl.own_estimator.target=parts:function"],
-            "in the reward only k1 has the gradient of the KL (docs/kl.md); use kl.placement=loss",
-        ),
-        (
-            ["env.wrappers=[parts:Nothing]"],
-            "env.wrappers[0].target=parts:Nothing: parts",
-        ),
-        (["actor.own_critic=parts:Plain"], "actor.own_critic: no such setting"),
-    ],
-)
-def test_a_part_within_a_group_is_refused_in_one_line(module, words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        job_config(allow_env_kwargs(["logger=none", *words]))
-    assert said in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
 
 
 # ---------------------------------------------------------------------------------- its source
@@ -261,12 +189,8 @@ def test_completing_twice_changes_nothing(module: str) -> None:
 
 
 def test_cfg_job_tells_what_the_dataclass_says(module: str, capsys) -> None:
-    from klrl.__main__ import main
-
     words = ("controller=custom", "controller.target=parts:Ruled", "controller.args.target=2")
-    with pytest.raises(SystemExit) as stop:
-        main([*words, "--cfg", "job"])
-    assert stop.value.code == 0
+    assert exits(*words, "--cfg", "job") == 0
     text = capsys.readouterr().out
     assert "    target: 2.0  # nats per step\n    factor: 0.5\n    shape: line\n" in text
     assert "  source: " in text

@@ -22,6 +22,8 @@ from klrl.config.own.trust import NAMED, check_known
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 
+pytestmark = pytest.mark.integration
+
 SHORT = (*QUICK, "frames=64")
 #: The attacker's module: whoever imports it leaves a file.
 EVIL = """

@@ -113,10 +113,8 @@ def _repeats(line: str) -> bool:
     )
 
 
-def test_whole_floats_are_frames_and_others_are_not() -> None:
+def test_whole_floats_are_frames() -> None:
     assert to_config(compose(["frames=1e6"])).frames == 1_000_000
-    with pytest.raises(ConfigError, match=r"frames=1.5"):
-        to_config(compose(["frames=1.5"]))
 
 
 def test_the_last_rollout_is_whole() -> None:
@@ -124,7 +122,7 @@ def test_the_last_rollout_is_whole() -> None:
     assert (config.frames_per_iteration, config.iterations) == (1024, 2)
 
 
-def test_a_users_own_choice_needs_a_schema_and_gets_one(tmp_path: Path) -> None:
+def test_a_users_own_choice_has_the_schema_of_its_default(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "env"
     own.mkdir(parents=True)
     head = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
@@ -132,9 +130,6 @@ def test_a_users_own_choice_needs_a_schema_and_gets_one(tmp_path: Path) -> None:
     (own / "mine.yaml").write_text(text, encoding="utf-8")
     config = to_config(compose(["env=mine", "collector.steps=32"], str(tmp_path / "mine")))
     assert (config.env.id, config.env.num_envs, config.env.reward_scale) == ("Acrobot-v1", 3, 1.0)
-    (own / "bare.yaml").write_text("id: Acrobot-v1\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no schema"):
-        to_config(compose(["env=bare"], str(tmp_path / "mine")))
 
 
 @pytest.mark.parametrize(
@@ -153,5 +148,3 @@ def test_a_stored_config_reads_back_as_it_was(tmp_path: Path, words: list[str]) 
     OmegaConf.save(OmegaConf.create(asdict(config)), tmp_path / ".hydra" / "config.yaml")
     assert stored_config(tmp_path) == config
     assert stored_config(tmp_path, ["frames=7e5"]).frames == 700_000
-    with pytest.raises(ConfigError, match="kl.coef=3: a resumed run keeps it"):
-        stored_config(tmp_path, ["kl.coef=3"])

@@ -4,7 +4,6 @@ Each command is a JSON object that ends in a zero byte, as is each answer and ea
 (``--remote-debugging-pipe``; https://chromedevtools.github.io/devtools-protocol).
 """
 
-import base64
 import fcntl
 import json
 import os
@@ -158,11 +157,6 @@ class Tab:
         """Press and let go of a key, as ``ArrowRight``."""
         for kind in ("keyDown", "keyUp"):
             self.do("Input.dispatchKeyEvent", type=kind, key=name, code=name)
-
-    def shoot(self, path: Path, *, whole: bool = True) -> None:
-        """A PNG of the page, or of what the window shows of it."""
-        answer = self.do("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextmanager

@@ -5,14 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from klrl.cli.report import main
 from klrl.report.aggregate import against_best, aggregates
 from klrl.report.dots import dots
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import count_runs
 from klrl.report.runs import find_runs
-from tests.report.test_outcomes import RETURNS, page_of, write
-from tests.report.toys import rows_of, write_run
+from tests.report.test_outcomes import RETURNS, write
+from tests.report.toys import page_of, rows_of, write_run
 
 pytestmark = pytest.mark.integration
 
@@ -89,7 +88,7 @@ def test_the_interval_of_the_iqm_says_its_level(two_tasks):
     assert "Intervals assume no rare bad seeds." in text
 
 
-def test_all_tasks_have_a_figure(two_tasks):
+def test_all_tasks_have_a_figure(two_tasks, pictures):
     text, _ = page_of(two_tasks, *NORMALISE)
     for kind in ("png", "svg"):
         assert f'<a href="all_tasks.{kind}">' in text
@@ -129,27 +128,8 @@ def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
     assert "All tasks" not in page_of(two_tasks)[0]
 
 
-@pytest.mark.parametrize(
-    "words, told",
-    [
-        (["Toy-v1=0:100"], "--normalise: Big-v1 has none; add Big-v1=low:high"),
-        (["Toy-v1=0:100", "Big-v1=0:1", "Tiny=0:1"], "--normalise Tiny: no such task"),
-        (["Toy-v1=100"], "--normalise Toy-v1=100: write TASK=low:high"),
-        (["Toy-v1=3:3"], "--normalise Toy-v1=3:3: write TASK=low:high"),
-        (["Toy-v1=nan:3"], "--normalise Toy-v1=nan:3: write TASK=low:high"),
-    ],
-)
-def test_a_normalisation_that_lacks_a_task_is_refused_in_one_line(words, told, two_tasks, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([str(two_tasks), "--normalise", *words])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"klrl report: {told}")
-    assert not (two_tasks / "report").exists()
-
-
 @pytest.mark.slow
-def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
+def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(pictures, tmp_path):
     tasks = [f"<b>{i}" for i in range(5)]
     for i, task in enumerate(tasks):
         write(tmp_path / f"{i}", {1.0: (i, i + 1)}, env={"id": task})

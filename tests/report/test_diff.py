@@ -1,6 +1,5 @@
 """``klrl.report.diff``: what differs between two run folders made by hand."""
 
-import pytest
 import torch
 
 from klrl.cli.diff import main
@@ -89,27 +88,3 @@ def test_bits_compares_the_parameters_of_the_last_checkpoints(tmp_path, capsys, 
     assert told["b"].startswith("equal to the bit: 20 rows; parameters at 64, SHA-256 ")
     assert told["c"] == "rows are equal, the agent of the last checkpoints (64) is not"
     assert told["d"] == "rows are equal, the last checkpoints are of 64 and 128"
-
-
-def test_bits_of_a_run_without_rows_is_refused(tmp_path, capsys):
-    write_run(tmp_path / "a")
-    (write_run(tmp_path / "b") / "metrics.jsonl").unlink()
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path / "a"), str(tmp_path / "b"), "--bits"])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "metrics.jsonl: No such file or directory; give another run" in error
-
-
-@pytest.mark.parametrize("other, told", [("c", "no such folder"), ("empty", "no manifest.json")])
-def test_refusals_in_one_line(other, told, tmp_path, capsys):
-    write_run(tmp_path / "a")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path / "a"), str(tmp_path / other)])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("klrl diff: ")
-    assert told in error
-    assert error.count("\n") == 1

@@ -13,7 +13,7 @@ from klrl.report.measures import summary_lines
 from klrl.report.outcomes import count_runs, remarks, short_runs
 from klrl.report.runs import find_runs
 from klrl.report.statistics import welch
-from tests.report.toys import Page, rows_of, write_run
+from tests.report.toys import page_of, rows_of, write_run
 
 pytestmark = pytest.mark.integration
 
@@ -43,12 +43,6 @@ def fail(root, coef, seed, reward, rows):
 def lines_of(root, failed="last"):
     counted = count_runs(find_runs([str(root)]).runs, failed=failed)
     return summary_lines(counted.settings, failed)
-
-
-def page_of(root, *words):
-    main([str(root), *words])
-    text = (root / "report" / "report.html").read_text()
-    return text, Page(text)
 
 
 # --------------------------------------------------------------------------------- which runs count
@@ -153,7 +147,7 @@ def change_rows(folder, change):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_finished_seed_without_a_return_is_told(tmp_path):
+def test_a_finished_seed_without_a_return_is_told(tmp_path, pictures):
     """It leaves four seeds, and so no interval."""
     write(tmp_path)
     change_rows(tmp_path / "0.1_2", lambda row: row | {"reward/episode": float("nan")})

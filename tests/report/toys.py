@@ -6,6 +6,8 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from klrl.cli.report import main
+
 ROWS = 20
 
 
@@ -154,3 +156,10 @@ class Page(HTMLParser):
             self.data += text
         elif self._cell and self._within in ("td", "th", "span", "small"):
             self.cells[-1] += ("|" if self._within == "small" else "") + text
+
+
+def page_of(root: Path, *words: str) -> tuple[str, Page]:
+    """The page of the runs in a folder, as text and read."""
+    main([str(root), *words])
+    text = (root / "report" / "report.html").read_text()
+    return text, Page(text)

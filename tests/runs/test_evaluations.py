@@ -255,6 +255,7 @@ def test_an_environment_that_never_ends_has_no_return_and_no_best(capsys) -> Non
     assert "no return: none of 2 episodes ended (deterministic)" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_readers_take_a_row_without_an_iteration(capsys) -> None:
     assert exits(*WORDS, "hydra.run.dir=outputs/a") == 0
     assert exits(*WORDS, "seed=1", "hydra.run.dir=outputs/b") == 0

@@ -75,6 +75,10 @@ def test_rows_are_read_back_by_csv_and_by_tensorboard(settings, tmp_path) -> Non
 
 def test_a_resumed_run_writes_them_anew_from_the_rows_that_it_keeps(settings, tmp_path) -> None:
     config = settings("logger=csv", "logger.also=[tensorboard]").logger
+    mine = [tmp_path / "csv" / "mine.csv", tmp_path / "tensorboard" / "notes.txt"]
+    for path in mine:
+        path.parent.mkdir()
+        path.write_text("mine")
     with open_loggers(config, opened(tmp_path, [])) as loggers:
         for logger in loggers:
             logger.log(ROWS[0])
@@ -83,6 +87,7 @@ def test_a_resumed_run_writes_them_anew_from_the_rows_that_it_keeps(settings, tm
         for logger in loggers:
             logger.log(ROWS[1])
     assert from_csv(tmp_path) == from_tensorboard(tmp_path) == series(ROWS)
+    assert [path.read_text() for path in mine] == ["mine"] * 2, "a user's files stay"
 
 
 def test_responses_are_text_in_tensorboard(settings, tmp_path) -> None:
@@ -119,18 +124,3 @@ def test_a_run_has_all_three_and_a_full_disk_ends_one_of_them_only(monkeypatch) 
     assert from_tensorboard(Path("run")).keys() == series(rows).keys()
     manifest = json.loads(Path("run/manifest.json").read_text())
     assert [each["part"] for each in manifest["side_failures"]] == ["csv"]
-
-
-def test_a_logger_made_anew_leaves_the_users_files_in_its_folder(settings, tmp_path) -> None:
-    config = settings("logger=tensorboard", "logger.also=[csv]").logger
-    mine = [tmp_path / "csv" / "mine.csv", tmp_path / "tensorboard" / "notes.txt"]
-    for path in mine:
-        path.parent.mkdir()
-        path.write_text("mine")
-    for rows in ([], ROWS[:1]):  # a start, then a resume at its first row
-        with open_loggers(config, opened(tmp_path, rows)) as loggers:
-            for row in ROWS[len(rows) :]:
-                for logger in loggers:
-                    logger.log(row)
-    assert from_csv(tmp_path) == from_tensorboard(tmp_path) == series(ROWS)
-    assert [path.read_text() for path in mine] == ["mine"] * 2

@@ -233,6 +233,7 @@ NOTHING = {
 }
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> None:
     write_run(tmp_path / "a", rows=[NOTHING])
     write_run(tmp_path / "b", seed=1, rows=[{**NOTHING, "frames": 128}])
@@ -331,7 +332,7 @@ def test_a_metric_that_is_declared_is_drawn_in_its_panel(curvature, monkeypatch)
     assert panels["KL"].get_ylabel() == "nats per frame, nats per frame squared"
 
 
-@pytest.mark.integration
+@pytest.mark.usefixtures("without_pictures")
 def test_a_metric_that_is_declared_has_a_chart_and_a_line_in_the_report(curvature) -> None:
     write_run(Path("runs/a"), rows=bent_rows())
     report(["runs"])

@@ -6,12 +6,8 @@ import io
 import time
 
 from klrl.domains import CONTROL, LANGUAGE
-from klrl.runs.progress import Phases, Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from klrl.runs.progress import Phases, Progress, duration
+from tests.base.test_text import Terminal
 
 
 def shown(row: dict[str, float], total: int = 2560, passed: float = 100.0) -> str:
@@ -91,3 +87,7 @@ def test_the_seconds_of_phases_add_up_to_the_iteration(monkeypatch) -> None:
         now += seconds
     assert phases.take() == {"sampling": 5.0, "reward": 2.0, "update": 8.0}
     assert phases.take() == {}
+
+
+def test_a_duration_has_no_hours_that_are_none() -> None:
+    assert [duration(x) for x in (73.2, 4000, 0)] == ["1:13", "1:06:40", "0:00"]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 import klrl
-from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
-from tests.runs.commands import exits, live_elsewhere, manifest_of, rows_of
-from tests.runs.saves import DAMAGES
+from tests.runs.commands import exits, manifest_of, rows_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -37,15 +34,6 @@ def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
     assert all(row["reward/raw"] < 0 for row in after)
 
 
-def test_a_live_run_is_not_resumed_twice(capsys) -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    live_elsewhere(Path("run"))
-    assert exits("resume=run") == 2
-    said = capsys.readouterr().err
-    assert f"process {os.getppid()} (on " in said
-    assert "is still running it" in said
-
-
 def test_what_a_resume_changed_holds_for_the_next_one() -> None:
     exits(*QUICK, "hydra.run.dir=run")
     exits("resume=run", "frames=192", "checkpoint.every=3")
@@ -53,20 +41,6 @@ def test_what_a_resume_changed_holds_for_the_next_one() -> None:
     assert exits("resume=run", "frames=256") == 0
     assert stored_config(Path("run")).checkpoint.every == 3
     assert rows_of(Path("run"))[-1]["frames"] == 256
-
-
-def test_a_broken_run_folder_is_refused_in_a_line(capsys) -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    capsys.readouterr()
-    Path("run/manifest.json").write_text('{"status": "fin', encoding="utf-8")
-    assert exits("resume=run") == 2
-    assert "manifest.json is broken" in capsys.readouterr().err
-    Path("run/.hydra/config.yaml").unlink()
-    Path("run/manifest.json").write_text(
-        '{"status": "finished", "domain": "control"}', encoding="utf-8"
-    )
-    assert exits("resume=run") == 2
-    assert "no .hydra/config.yaml" in capsys.readouterr().err
 
 
 def test_resume_restores_all_and_appends() -> None:
@@ -83,33 +57,6 @@ def test_resume_restores_all_and_appends() -> None:
     assert manifest["frames"] == 512
     assert len(manifest["resumed"]) == 1
     assert before.counters.frames == 0
-
-
-def test_a_checkpoint_holds_parameters_optimiser_normaliser_reference_and_rng(settings) -> None:
-    from klrl.runs.folder import RunFolder
-
-    config = settings("frames=256", "kl.coef=0.3")
-    first = Training(config)
-    first.train(RunFolder(Path("run")))
-    state = torch.random.get_rng_state()
-    second = Training(config)
-    torch.manual_seed(99)
-    second.load(second.checkpoints(RunFolder(Path("run"))))
-    for mine, theirs in (
-        (first.parts.agent.modules, second.parts.agent.modules),
-        (first.parts.reference.module, second.parts.reference.module),
-    ):
-        for name, value in mine.state_dict().items():
-            assert torch.equal(value, theirs.state_dict()[name]), name
-    assert first.parts.agent.normalizer.count == second.parts.agent.normalizer.count == 256
-    assert second.parts.reference.module is not first.parts.reference.module
-    moments = [e.parts.learner.steps.optimizer.state_dict()["exp_avg"] for e in (first, second)]
-    assert torch.equal(*moments)
-    assert float(moments[0].abs().max()) > 0
-    assert second.parts.learner.beta_rule.beta == first.parts.learner.beta_rule.beta != 1.0
-    assert second.parts.kl.coef == 0.3
-    assert vars(second.counters) == vars(first.counters)
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("mode", ["legacy", "retrieve"])
@@ -146,14 +93,14 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
         assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_weights_cost_one_checkpoint_and_no_row(damage, capsys) -> None:
+def test_damaged_weights_cost_one_checkpoint_and_no_row(capsys) -> None:
+    """Cut; other damages: test_checkpoint_damage."""
     exits(*QUICK, "frames=192", "hydra.run.dir=run", "checkpoint.every=1")
     before = rows_of(Path("run"))
     newest = max(Path("run/checkpoints/last").iterdir())
     files = [path for path in newest.rglob("*") if "agent" in str(path) and path.is_file()]
     weights = max(files, key=lambda path: (path.suffix != ".json", path.stat().st_size))
-    weights.write_bytes(damage(weights.read_bytes()))
+    weights.write_bytes(weights.read_bytes()[:-1])
     capsys.readouterr()
     evaluate_main(["run", "--episodes", "1"])
     (line,) = capsys.readouterr().err.splitlines()
@@ -179,17 +126,6 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
     assert len(lines) == 2
     assert all("no whole checkpoint (frames-000000000128/agent" in line for line in lines)
     assert rows_of(Path("run")) == before
-
-
-def test_an_empty_resume_is_refused_in_a_line(capsys) -> None:
-    for words in (["resume="], ["-m", "resume=", "seed=0,1"]):
-        assert exits(*words, *QUICK) == 2
-        assert capsys.readouterr().err == (
-            "klrl: resume=: names no run; give a run folder, as resume=outputs/NAME\n"
-        )
-    with pytest.raises(ConfigError, match="resume=: resumes a run"):
-        klrl.compose("resume=")
-    assert not Path("outputs").exists()
 
 
 def test_the_manifest_keeps_who_began_and_who_went_on(settings, monkeypatch) -> None:

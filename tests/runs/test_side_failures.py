@@ -16,6 +16,7 @@ from klrl.runs.guard import Guard
 from klrl.runs.progress import Progress
 from klrl.train.loop import start
 from tests.conftest import QUICK
+from tests.report.toys import write_run
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
 
 pytestmark = pytest.mark.timeout(300)
@@ -100,28 +101,13 @@ def test_a_refusal_is_a_refusal_where_stderr_is_closed_too() -> None:
 
 
 @pytest.mark.integration
-def test_a_list_that_nobody_reads_to_its_end_is_quiet() -> None:
-    for i in range(3):
-        start_quick(Path(f"outputs/{i}"))
-    done = shell("klrl ls | head -1")
-    assert done.stderr == ""
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize("words", ["--version", "--help", "ls"])
 def test_what_cannot_be_printed_is_one_line(words: str) -> None:
-    start_quick(Path("outputs/0"))
+    write_run(Path("outputs/0"))
     done = shell(f"klrl {words} > /dev/full")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.endswith(": failed: [Errno 28] No space left on device")
-
-
-def start_quick(folder: Path) -> None:
-    from klrl.config.checks import to_config
-    from klrl.config.compose import compose
-
-    start(to_config(compose(list(QUICK))), RunFolder(folder))
 
 
 def test_progress_that_cannot_be_printed_is_told_once_and_noted(settings, monkeypatch, capsys):
@@ -225,30 +211,6 @@ def test_where_wandbs_server_does_not_answer_the_run_is_logged_offline() -> None
     assert line.endswith("logs offline; wandb sync uploads it later")
     assert "Traceback" not in done.stderr
     assert len(wandb_records(Path("run"))["history"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("key", "problem"),
-    [
-        ("short", "API key must have 40+ characters, has 5"),
-        ("key with spaces" * 4, "API key may only contain the letters A-Z, digits and underscores"),
-    ],
-)
-@pytest.mark.parametrize("place", ["environment", "netrc"])
-def test_a_malformed_key_is_refused_before_the_start(
-    key: str, problem: str, place: str, monkeypatch, capsys, tmp_path
-) -> None:
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    if place == "netrc":
-        (tmp_path / "netrc").write_text(f'machine api.wandb.ai login user password "{key}"\n')
-    else:
-        monkeypatch.setenv("WANDB_API_KEY", key)
-    assert exits(*WANDB, "logger.mode=online") == 2
-    source = "WANDB_API_KEY" if place == "environment" else str(tmp_path / "netrc")
-    remedy = "correct it, or logger.mode=offline"
-    assert capsys.readouterr().err == f"klrl: {source}: {problem}; {remedy}\n"
-    assert not Path("outputs").exists()
 
 
 # ------------------------------------------------------------------------------- the guard

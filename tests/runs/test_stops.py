@@ -104,19 +104,6 @@ def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
     assert list(only_run().glob("checkpoints/last/*/manifest.json")), "there is one from the start"
 
 
-def test_sigterm_during_start_up_leaves_nothing() -> None:
-    process = child(*QUICK)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not any(Path("outputs").glob("*")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode in (143, 0), told
-    if process.returncode == 143:
-        assert "Traceback" not in told
-        assert not any(Path("outputs").glob("*")) or "interrupted" in told
-
-
 def test_a_second_signal_stops_at_once() -> None:
     from klrl.base.interrupt import StopRequest
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of
+from tests.runs.saves import FILES as IN_ENTRY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -18,13 +19,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ENTRIES = [
     f"checkpoints/{each}" for each in ("last/frames-000000000064", "last/frames-000000000128")
 ]
-IN_ENTRY = (
-    "manifest.json",
-    "state.json",
-    "agent.safetensors",
-    "optimizer.safetensors",
-    "rng.safetensors",
-)
 FILES = [
     *("manifest.json", ".hydra/config.yaml", ".hydra/overrides.yaml", "owner.json"),
     *("metrics.jsonl", "samples.jsonl"),

@@ -100,7 +100,7 @@ def test_a_film_that_fails_leaves_the_earlier_one(tmp_path) -> None:
 
 
 @pytest.mark.integration
-def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard() -> None:
+def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard(capsys) -> None:
     run = trained("Drawn", "logger=tensorboard")
     filmed = film_run(run, which="last")
     assert filmed.film.steps == STEPS
@@ -111,11 +111,6 @@ def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard
     (image,) = read.Images("video/last")
     assert image.encoded_image_string == filmed.video.gif.read_bytes()
     assert (image.width, image.height, image.step) == (41, 30, 128)
-
-
-@pytest.mark.integration
-def test_evaluate_tells_where_the_film_is(capsys) -> None:
-    trained("Drawn", "logger=none")
     capsys.readouterr()
     assert exits("evaluate", "run", "--video", "--episodes", "1", "--json") == 0
     told = json.loads(capsys.readouterr().out)
