@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,12 +61,49 @@ def test_ranges_enumerates_every_response_once():
 
 
 def test_ranges_finds_what_is_exact_and_what_is_not():
-    rows = list(ranges.placements(2))
-    assert all(float(row[-1]) < 1e-12 for row in rows)
     ((_, token, whole),) = [row for row in ranges.reductions(3) if row[0] == "1"]
     assert whole == "1.0000 [1.0000, 1.0000]"
     assert float(token.split("[")[1].split(",")[0]) < 0.99
     assert ranges.cell([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
+
+
+def test_the_published_figures_are_those_of_seed_0():
+    """Gradients: three KLs, three cosines and one error each; the spreads of a sequence's KL."""
+    published = {
+        0.10: (0.25, -0.46, -0.53, 0.12),
+        0.89: (0.45, 0.78, 0.54, 0.20),
+        1.90: (-0.19, 0.20, -0.13, 0.63),
+    }
+    for row, (kl, figures) in zip(ranges.placements(1), published.items(), strict=True):
+        assert [float(each) for each in row[:-1]] == [kl, *figures]
+        assert float(row[-1]) < 1e-12, "k1 in the reward, and split, are exact"
+    ((kl, *spreads),) = ranges.sequences(1)
+    assert float(kl) == pytest.approx(0.14, abs=0.005)
+    found = [float(each) for each in spreads]
+    for mine, theirs, error in zip(found, (3.77, 0.27, 0.083), (0.03, 0.006, 0.0015), strict=True):
+        assert mine == pytest.approx(theirs, abs=error), "20,000 samples, a recursion"
+
+
+def test_only_split_has_the_gradient_of_another_divergence():
+    for _, _, split, loss, reward in ranges.divergences(1):
+        assert float(split) == 0.0
+        assert 0.1 < float(loss) < 0.25
+        assert float(reward) > 0.9, "f(u) alone"
+
+
+def test_moments_of_sequences_are_those_of_all_sequences():
+    """The recursion against a sum over 3^4 sequences."""
+    log_p = torch.randn(3, 3, dtype=torch.float64).log_softmax(-1)
+    adds = torch.randn(3, 3, dtype=torch.float64)
+    weights, sums = [], []
+    for sequence in product(range(3), repeat=4):
+        steps = list(zip((0, *sequence), sequence, strict=False))
+        weights.append(sum(float(log_p[step]) for step in steps))
+        sums.append(sum(float(adds[step]) for step in steps))
+    p, x = torch.tensor(weights, dtype=torch.float64).exp(), torch.tensor(sums, dtype=torch.float64)
+    mean = float((p * x).sum())
+    std = float((p * (x - mean) ** 2).sum().sqrt())
+    assert ranges.moments(log_p, adds, 4) == pytest.approx((mean, std), rel=1e-9)
 
 
 def test_a_report_leaves_the_first_iteration_out(monkeypatch):
