@@ -113,7 +113,7 @@ def beside_published(cells: Known) -> list[str]:
         "ratio is no comparison of implementations: klrl's returns are those of the likeliest "
         "actions, most of the others' are of drawn ones; Tianshou's are the first third of runs "
         "whose learning rate falls over 3M frames. How each source measured stands in "
-        "benchmarks/mujoco/published.py. *but Swimmer's discount, Ant's and Humanoid's "
+        "benchmarks/mujoco/published.csv. *but Swimmer's discount, Ant's and Humanoid's "
         f"observation, as said above. What v5 changed: {changed}."
     )
     said = [s for s in SOURCES if (s.seeds or 0) >= LEAST and not s.approximate]

@@ -39,6 +39,7 @@ def test_a_broken_estimator_is_found(monkeypatch, capsys, name: str) -> None:
     assert "OFF" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchrls_faults_are_still_there() -> None:
     """Where one is gone, its workaround may go; two more are in tests/losses/test_functional.py."""
     assert not hasattr(torchrl.envs.transforms, "KLRewardTransform"), "for control"
