@@ -127,12 +127,7 @@ def welch_p(a: Array, b: Array) -> Array:
 
 
 def false_alarms(seeds: Array, *, best_alone: bool = False) -> float:
-    """Share of tables of equal settings in which any difference is called significant.
-
-    Args:
-        seeds: [tables, settings, seeds].
-        best_alone: adjust only for the pairs with the best setting; else for all pairs.
-    """
+    """Share of tables of equal settings in which any difference is called significant."""
     pairs = list(combinations(range(seeds.shape[1]), 2))
     a, b = np.array(pairs).T
     p = welch_p(seeds[:, a], seeds[:, b])

@@ -44,19 +44,12 @@ COMMON = ("logger=none", "eval.evaluations=1", "eval.final=100")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run.
+    """One run."""
 
-    Attributes:
-        task: the preset, as in ``env=hopper``.
-        setting: its name in tables.
-        seed: of the run.
-        words: what the setting gives on the command line.
-    """
-
-    task: str
-    setting: str
-    seed: int
-    words: tuple[str, ...]
+    task: str  # the preset, as in ``env=hopper``
+    setting: str  # its name in tables
+    seed: int  # of the run
+    words: tuple[str, ...]  # what the setting gives on the command line
 
     @property
     def command(self) -> list[str]:
@@ -98,11 +91,7 @@ def job_identity(cell: Cell) -> str:
 
 
 class Lines:
-    """A file of JSON lines, one per finished cell; only added to, and never by reading.
-
-    Args:
-        path: the file.
-    """
+    """A file of JSON lines, one per finished cell; only added to, and never by reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,15 +118,7 @@ class Lines:
 
 
 def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = True) -> list[str]:
-    """Run what is missing, ``jobs`` at a time, and write each down as it ends.
-
-    Returns:
-        What failed, a line each; a run whose numbers became infinite did not: it is written down
-        as it was at its last checkpoint.
-
-    Raises:
-        SystemExit: interrupted; the runs that went on are stopped.
-    """
+    """Run what is missing, ``jobs`` at a time, write each down as it ends; returns what failed."""
     missing = [cell for cell in cells if lines.get(cell) is None]
     waiting, running, failed, done = list(reversed(missing)), dict[int, Cell](), list[str](), 0
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -188,17 +169,7 @@ def start(cell: Cell) -> int:
 
 
 def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
-    """The line of a run that ended.
-
-    Args:
-        cell: the run.
-        code: its exit code.
-        cpu: user and system seconds of its process.
-        curves: whether the line holds a curve.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """The line of a run that ended."""
     if cell.setting == SB3:
         if code:
             raise RuntimeError(f"exit {code}")
@@ -250,12 +221,7 @@ def outcome(run: Run) -> Line:
 
 
 def in_band(run: Run, share: float) -> float | None:
-    """Share of the last iterations with KL(old||new) within 1.5 times its target.
-
-    Args:
-        run: of a loss with a target; else None.
-        share: of the iterations; 1 leaves out the first ten.
-    """
+    """Share of the last iterations with KL(old||new) within 1.5 times its target."""
     if "loss.dtarg" not in run.settings:
         return None
     kl = column(run, "kl/old/exact")[run.trained]

@@ -220,12 +220,7 @@ _READ = (
 
 
 def run_folder(r: random.Random, stock: Path) -> Input:
-    """A run folder, whole or with one file damaged, and a command that reads it.
-
-    Args:
-        r: chooses.
-        stock: holds a whole ``run``.
-    """
+    """A run folder, whole or with one file damaged, and a command that reads it."""
     whole = r.random() < 0.2
     words = r.choice(_READ)
     listed = sorted(path for path in (stock / "run").rglob("*") if path.is_file())

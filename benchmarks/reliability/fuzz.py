@@ -55,13 +55,7 @@ _MAKERS: tuple[tuple[float, Callable[[random.Random, Path], Input]], ...] = (
 
 
 def make_input(seed: int, number: int, stock: Path) -> Input:
-    """Input number n of a seed.
-
-    Args:
-        seed: of all inputs.
-        number: of this one.
-        stock: holds a whole run folder.
-    """
+    """Input number n of a seed."""
     r = random.Random(f"klrl {seed} {number}")
     weights, makers = zip(*_MAKERS, strict=True)
     (make,) = r.choices(makers, weights)
@@ -91,13 +85,7 @@ def run(given: Input, folder: Path, *, real: bool) -> Ended:
 
 
 def verdict(given: Input, ended: Ended, new: Sequence[str]) -> list[str]:
-    """What is wrong with an answer.
-
-    Args:
-        given: the input.
-        ended: the answer.
-        new: names that are in the folder now and were not before.
-    """
+    """What is wrong with an answer."""
     codes = {True: [0], False: [2], None: [0, 2]}[given.valid]
     wrong = ended.faults(codes)
     if ended.code == 2 and ended.lines:

@@ -53,19 +53,13 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class Command:
-    """What a folder is given to.
+    """What a folder is given to."""
 
-    Attributes:
-        words: of the command line, NAME for the run folder's name; or a function of Python's.
-        writes: where it may write, below the working folder.
-        starts: whether it starts processes of its own.
-        drawn: whether pictures are drawn, and not only written.
-    """
-
+    # of the command line, NAME for the run folder's name; or a function of Python's
     words: tuple[str, ...] | Callable[[], None]
-    writes: tuple[str, ...] = ()
-    starts: bool = False
-    drawn: bool = False
+    writes: tuple[str, ...] = ()  # where it may write, below the working folder
+    starts: bool = False  # whether it starts processes of its own
+    drawn: bool = False  # whether pictures are drawn, and not only written
 
 
 def _load(run: str) -> None:

@@ -93,12 +93,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 class Stock:
-    """The user's home, and a folder with what honest commands made.
-
-    Args:
-        base: an empty folder; ``work`` is where commands are given, ``victim`` holds files that
-            are nobody's business, ``home`` and ``tmp`` are the user's.
-    """
+    """The user's ``home`` and ``tmp``; ``work``, with what honest commands made; ``victim``."""
 
     def __init__(self, base: Path) -> None:
         self.base = base

@@ -38,14 +38,7 @@ _STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.forkpty", "pty.spawn", 
 
 
 class Watch:
-    """The hook.
-
-    Args:
-        log: a descriptor that takes a line for each thing that may not be.
-        planted: folders of files that came from elsewhere; code in them may not run.
-        writable: where the process may write.
-        starts: whether it may start processes of its own, as some launchers do.
-    """
+    """The hook: a line in ``log`` for code of ``planted`` folders, and writes not in ``writable``."""
 
     def __init__(
         self, log: int, planted: Iterable[Path], writable: Iterable[Path], *, starts: bool

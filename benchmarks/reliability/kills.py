@@ -59,11 +59,7 @@ def _longer(job: Job) -> Job:
 
 
 def whole(job: Job, work: Path) -> float:
-    """Run a job undisturbed; its seconds.
-
-    Raises:
-        SystemExit: it failed.
-    """
+    """Run a job undisturbed; its seconds."""
     for name in (MODEL,) if f"actor.model={MODEL}" in job.words else ():
         if not (work / name).exists():
             made = next((work / "cache").rglob("model.safetensors"))
@@ -74,18 +70,9 @@ def whole(job: Job, work: Path) -> float:
 
 
 def killed(words: Sequence[str], work: Path, run: Path, rows: int, share: float) -> bool:
-    """Start or resume a run, and kill it.
+    """Start or resume a run, and kill it after a share of the rows that are still to come.
 
-    Args:
-        words: the command line.
-        work: the working folder.
-        run: the run folder.
-        rows: of the whole run.
-        share: of the rows that are still to come, after which it is killed, and of the seconds of
-            the iteration after that.
-
-    Returns:
-        Whether it was killed; else it was done before.
+    Whether it was killed; else it was done before.
     """
     pid = begin(words, work)
     begun = _rows(run)

@@ -25,14 +25,7 @@ FRAMES = 64
 def klrl(
     words: Sequence[str], work: Path, operations: Operations | None = None, limit: float = LIMIT
 ) -> Ended:
-    """A command of klrl in a fork.
-
-    Args:
-        words: its command line.
-        work: the working folder.
-        operations: counts its file operations.
-        limit: seconds, after which it is killed.
-    """
+    """A command of klrl in a fork."""
     return in_fork(partial(_go, words, operations), work, limit)
 
 

@@ -65,21 +65,13 @@ def sample(run: Path | None = None) -> Sample:
 
 @dataclass(frozen=True)
 class Trend:
-    """How a quantity went.
+    """How a quantity went."""
 
-    Attributes:
-        name: of the quantity.
-        first: median of the first fifth after the warm-up.
-        last: median of the last fifth.
-        slope: of the least squares line after the warm-up, per 1,000 samples.
-        most: growth that is allowed.
-    """
-
-    name: str
-    first: float
-    last: float
-    slope: float
-    most: float
+    name: str  # of the quantity
+    first: float  # median of the first fifth after the warm-up
+    last: float  # median of the last fifth
+    slope: float  # of the least squares line after the warm-up, per 1,000 samples
+    most: float  # growth that is allowed
 
     @property
     def flat(self) -> bool:
@@ -156,15 +148,7 @@ _SOAKS: dict[str, Callable[[int], list[Sample]]] = {"one run": one_run, "many ru
 
 
 def soak(name: str, size: int) -> list[Trend]:
-    """One of the soaks in a process of its own, with its own folder for temporary files.
-
-    Args:
-        name: one run, many runs.
-        size: frames, or how many runs.
-
-    Raises:
-        SystemExit: a run failed.
-    """
+    """One of the soaks in a process of its own, with its own folder for temporary files."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
         (work / "tmp").mkdir()

@@ -29,21 +29,13 @@ def text_files(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the fuzzer.
+    """One input of the fuzzer."""
 
-    Attributes:
-        kind: for the counts.
-        words: the command line.
-        valid: True: must be accepted; False: must be refused; None: either, but cleanly.
-        names: texts that the refusal must hold.
-        prepare: writes the files that it needs into an empty folder.
-    """
-
-    kind: str
-    words: tuple[str, ...]
-    valid: bool | None
-    names: tuple[str, ...] = ()
-    prepare: Callable[[Path], None] = nothing
+    kind: str  # for the counts
+    words: tuple[str, ...]  # the command line
+    valid: bool | None  # True: must be accepted; False: must be refused; None: either, but cleanly
+    names: tuple[str, ...] = ()  # texts that the refusal must hold
+    prepare: Callable[[Path], None] = nothing  # writes the files that it needs into an empty folder
 
 
 # ------------------------------------------------------------------------------------ valid ones

@@ -49,9 +49,6 @@ class Sweep:
 
         A run that diverged, and may, is not tried again: another try goes on from its checkpoint
         with other start states, and would be counted as if it were the first.
-
-        Raises:
-            SystemExit: a job failed (but see ``may_diverge``), was refused or interrupted.
         """
         if self.may_diverge and self._ended():
             return
@@ -73,11 +70,7 @@ class Sweep:
         return len(runs) == jobs and all(r.status == "finished" or diverged(r) for r in runs)
 
     def runs(self) -> list[Labelled]:
-        """Its runs, in the order of their folders' names.
-
-        Raises:
-            SystemExit: a run did not finish: leaving out what diverged would flatter its setting.
-        """
+        """Its runs, in the order of their folders' names."""
         found = find_runs([str(self.folder)])
         ended = [
             f"{run.path}: {run.status}; a result is made of all runs, finished"
