@@ -117,7 +117,7 @@ class Lines:
             file.write(json.dumps(line) + "\n")
 
 
-def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = True) -> list[str]:
+def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int) -> list[str]:
     """Run what is missing, ``jobs`` at a time, write each down as it ends; returns what failed."""
     missing = [cell for cell in cells if lines.get(cell) is None]
     waiting, running, failed, done = list(reversed(missing)), dict[int, Cell](), list[str](), 0
@@ -131,7 +131,7 @@ def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = Tru
             cell, done = running.pop(pid), done + 1
             try:
                 cpu = usage.ru_utime + usage.ru_stime
-                line = read_cell(cell, os.waitstatus_to_exitcode(status), cpu, curves)
+                line = read_cell(cell, os.waitstatus_to_exitcode(status), cpu)
             except RuntimeError as error:
                 failed.append(f"{cell.name}: {error}; see {cell.log}")
                 print(f"[{done}/{len(missing)}] {failed[-1]}", flush=True)
@@ -168,7 +168,7 @@ def start(cell: Cell) -> int:
         return os.posix_spawn(command[0], command, environment, file_actions=to, setpgroup=0)
 
 
-def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
+def read_cell(cell: Cell, code: int, cpu: float) -> Line:
     """The line of a run that ended."""
     if cell.setting == SB3:
         if code:
@@ -184,7 +184,7 @@ def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
     line |= {"versions": run.manifest["versions"], "commit": run.manifest["git_commit"]}
     if diverged(run):
         line["failed"] = run.manifest["error"]
-    return {**line, "curve": curve(run)} if curves else line
+    return {**line, "curve": curve(run)}
 
 
 def closing(run: Run) -> Row:

@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks.reliability import damage, words
 from benchmarks.reliability.ended import Ended, as_process, in_fork
 from benchmarks.reliability.folder import names
-from benchmarks.reliability.small_run import FRAMES, WORDS, klrl
+from benchmarks.reliability.small_run import FRAMES, WORDS, klrl, make_model
 from benchmarks.reliability.small_run import import_all as import_commands
 from benchmarks.reliability.untrained import without_training
 from benchmarks.reliability.words import Input
@@ -111,10 +111,13 @@ def try_input(given: Input, folder: Path, *, real: bool) -> tuple[Ended, list[st
 
 
 def make_stock(folder: Path) -> None:
-    """A small run, as ``run`` in a folder."""
+    """A small run, as ``run`` in a folder, and a small model beside it."""
     made = klrl([*WORDS, f"frames={2 * FRAMES}", "hydra.run.dir=run"], folder)
     if made.code:
         raise SystemExit(f"the run to be read fails: {made.err}")
+    built = in_fork(lambda: make_model(Path("model")), folder)
+    if built.code:
+        raise SystemExit(f"the model fails: {built.err}")
 
 
 def import_all() -> None:

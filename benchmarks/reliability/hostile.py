@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html.parser import HTMLParser
@@ -41,6 +41,7 @@ from benchmarks.reliability.hostile_stock import (
     SWEEP,
     Stock,
     import_all,
+    table,
 )
 from benchmarks.reliability.hostile_watch import Watch
 from benchmarks.reliability.small_run import FRAMES, WORDS
@@ -53,13 +54,25 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class Command:
-    """What a folder is given to."""
+    """What a folder is given to; see hostile.yaml."""
 
-    # of the command line, NAME for the run folder's name; or a function of Python's
-    words: tuple[str, ...] | Callable[[], None]
-    writes: tuple[str, ...] = ()  # where it may write, below the working folder
-    starts: bool = False  # whether it starts processes of its own
-    drawn: bool = False  # whether pictures are drawn, and not only written
+    words: str = ""
+    load: str = ""
+    writes: str = ""
+    starts: bool = False
+    drawn: bool = False
+
+    def give(self, name: str) -> None:
+        """Do it, with the name of the run folder."""
+        from klrl.cli.main import main
+
+        if self.load:
+            _load(self.load)
+            return
+        words: list[str] = []
+        for word in self.words.split():
+            words += _WORDS.get(word, (word.replace("NAME", name),))
+        main(words)
 
 
 def _load(run: str) -> None:
@@ -85,64 +98,15 @@ def _load(run: str) -> None:
         raise SystemExit(2)
 
 
-_MORE = f"frames={3 * FRAMES}"
-_NEW = (*WORDS, f"frames={FRAMES}", "hydra.run.dir=new")
-_NEW_LM = (*LANGUAGE, f"frames={SAMPLES}", "hydra.run.dir=new")
-_OTHER = "reference=checkpoint"
-_SEARCH = (
-    *("-m", "sweep=sw", "search=optuna", "search.trials=1", "search.at_once=1", *WORDS),
-    *(f"frames={FRAMES}", "kl.coef=interval(0.1,0.2)"),
-)
-COMMANDS: dict[str, Command] = {
-    "evaluate": Command(("evaluate", "run", "--episodes", "1")),
-    "resume": Command(("resume=run", _MORE), ("run",)),
-    "reference": Command((*_NEW, _OTHER, "reference.path=run"), ("new",)),
-    "init": Command((*_NEW, "actor.init=run"), ("new",)),
-    "load": Command(partial(_load, "run")),
-    "video": Command(("evaluate", "run", "--episodes", "1", "--video"), ("run/videos",), True),
-    "resume, wandb": Command(("resume=run", _MORE), ("run",), True),
-    "ls": Command(("ls", ".")),
-    "ls --json": Command(("ls", ".", "--json")),
-    "report": Command(("report", "run", "other"), ("run/report",)),
-    "report, drawn": Command(("report", "run", "other"), ("run/report",), drawn=True),
-    "diff": Command(("diff", "run", "other")),
-    "diff --bits": Command(("diff", "run", "other", "--bits")),
-    "evaluate here": Command(("evaluate", ".", "--episodes", "1")),
-    "resume here": Command(("resume=.", _MORE), ("run",)),
-    "load here": Command(partial(_load, ".")),
-    "report here": Command(("report", "."), ("run/report",)),
-    "diff here": Command(("diff", ".", "../other")),
-    "evaluate mine": Command(("evaluate", "mine", "--episodes", "1")),
-    "resume mine": Command(("resume=mine", _MORE), ("mine",)),
-    "evaluate NAME": Command(("evaluate", "NAME", "--episodes", "1")),
-    "resume NAME": Command(("resume=NAME", _MORE), ("NAME",)),
-    "report NAME": Command(("report", "NAME", "other"), ("NAME/report",), drawn=True),
-    "diff NAME": Command(("diff", "NAME", "other")),
-    "evaluate lm": Command(("evaluate", "lm", "--episodes", "2")),
-    "resume lm": Command(("resume=lm", f"frames={3 * SAMPLES}"), ("lm",)),
-    "reference lm": Command((*_NEW_LM, _OTHER, "reference.path=lm"), ("new",)),
-    "init lm": Command((*_NEW_LM, "actor.init=lm"), ("new",)),
-    "load lm": Command(partial(_load, "lm")),
-    "report lm": Command(("report", "lm"), ("lm/report",)),
-    "diff lm": Command(("diff", "lm", "run")),
-    "export": Command(("export", "lm", "exported"), ("exported",)),
-    "verify": Command(("verify", "lm")),
-    "evaluate lm here": Command(("evaluate", ".", "--episodes", "2", "actor.model=../model")),
-    "resume lm here": Command(("resume=.", f"frames={3 * SAMPLES}"), ("lm",)),
-    "export here": Command(("export", ".", "../exported", "--model=../model"), ("exported",)),
-    "verify here": Command(("verify", ".", "--model=../model")),
-    "sweep": Command(("-m", "sweep=sw", *SWEEP), ("outputs/sw",)),
-    "sweep, joblib": Command(("-m", "sweep=sw", "launcher=joblib", *SWEEP), ("outputs/sw",), True),
-    "sweep, submitit": Command(
-        ("-m", "sweep=sw", "launcher=submitit", "launcher.cluster=local", *SWEEP),
-        ("outputs/sw",),
-        True,
-    ),
-    "search": Command(_SEARCH, ("outputs/sw",)),
-    "plan": Command(("plan", "-m", "sweep=sw", *SWEEP), starts=True),
-    "ls sweep": Command(("ls", "outputs/sw")),
-    "report sweep": Command(("report", "outputs"), ("outputs/report",)),
+_WORDS: dict[str, tuple[str, ...]] = {
+    "MORE": (f"frames={3 * FRAMES}",),
+    "SAMPLES": (f"frames={3 * SAMPLES}",),
+    "NEW": (*WORDS, f"frames={FRAMES}", "hydra.run.dir=new"),
+    "NEW_LM": (*LANGUAGE, f"frames={SAMPLES}", "hydra.run.dir=new"),
+    "SWEEP": SWEEP,
+    "SEARCH": (*WORDS, f"frames={FRAMES}", "kl.coef=interval(0.1,0.2)"),
 }
+COMMANDS = {name: Command(**given) for name, given in table()["commands"].items()}
 
 
 # --------------------------------------------------------------------------------------- one try
@@ -153,7 +117,7 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     stock.restore()
     case.prepare(stock)
     given = COMMANDS[name]
-    writes = [each.replace("NAME", case.fed) for each in given.writes]
+    writes = given.writes.replace("NAME", case.fed)
     before = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
     with tempfile.TemporaryFile() as log:
         go = partial(_go, stock, case, given, log.fileno())
@@ -169,7 +133,7 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     wrong += [
         each
         for each in changes(before[stock.work], after[stock.work])
-        if not each.split(" ", 1)[1].startswith(tuple(writes))
+        if not (writes and each.split(" ", 1)[1].startswith(writes))
     ][:4]
     wrong += _told(stock, case, ended)
     return ended, wrong
@@ -181,8 +145,6 @@ def _lines(case: Case, given: Command) -> int:
 
 def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
     """In the fork."""
-    from klrl.cli.main import main
-
     if given.drawn:
         _draw_again()
     sys.dont_write_bytecode = True
@@ -198,10 +160,7 @@ def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
         log, [*planted, stock.victim, work / (case.fed or "run")], writable, starts=given.starts
     )
     watch.install()
-    if callable(given.words):
-        given.words()
-    else:
-        main([word.replace("NAME", case.fed) for word in given.words])
+    given.give(case.fed)
 
 
 def _draw_again() -> None:

@@ -21,8 +21,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.reliability.hostile_stock import EVIL, Stock
+from benchmarks.reliability.hostile_stock import EVIL, Stock, table
 from benchmarks.reliability.hostile_watch import TAG
+from benchmarks.reliability.words import joined
 
 #: What a planted shell script, YAML or template runs.
 SHELL = 'echo ran >> "$KLRL_MARK"'
@@ -46,8 +47,7 @@ class Case:
 
 def cases() -> list[Case]:
     """All of them."""
-    table = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
-    return [case for row in table["cases"] for case in _of_row(row, table["sets"])]
+    return [case for row in table()["cases"] for case in _of_row(row, table()["sets"])]
 
 
 def _of_row(row: Mapping[str, Any], sets: Mapping[str, list[str]]) -> Iterator[Case]:
@@ -210,8 +210,7 @@ def _text(told: Any) -> bytes:
         return "\n".join(" " * i + "a:" for i in range(2000)).encode()
     if told == "many metrics":
         return json.dumps({"frames": 64, **{f"m{i}": 0.0 for i in range(100_000)}}).encode()
-    parts = [told] if isinstance(told, str) else told
-    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts).encode()
+    return joined(told).encode()
 
 
 @edit

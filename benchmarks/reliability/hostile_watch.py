@@ -38,7 +38,7 @@ _STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.forkpty", "pty.spawn", 
 
 
 class Watch:
-    """The hook: a line in ``log`` for code of ``planted`` folders, and writes not in ``writable``."""
+    """The hook: a line in ``log`` for code of ``planted`` folders, and for writes elsewhere."""
 
     def __init__(
         self, log: int, planted: Iterable[Path], writable: Iterable[Path], *, starts: bool

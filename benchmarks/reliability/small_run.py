@@ -72,3 +72,11 @@ def import_all() -> None:
 
     torch.set_num_threads(1)
     klrl.runs.curves.curves_figure([], "", klrl.domains.CONTROL)  # imports matplotlib
+
+
+def make_model(folder: Path) -> None:
+    """A language model of a few thousand parameters, which has hardly learned."""
+    from klrl.language.base_model import Recipe, build
+
+    small = {"hidden": 16, "layers": 1, "heads": 2, "batch": 8, "context": 64}
+    build(Recipe(**small, measure_every=4, measure_on=8, target=0.0), folder)

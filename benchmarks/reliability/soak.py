@@ -24,9 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.reliability.words import TEXT, text_files
+from benchmarks.reliability.small_run import make_model
+from benchmarks.reliability.words import TEXT
 from benchmarks.results import environment
-from benchmarks.small_jobs import CONTROL, LANGUAGE
+from benchmarks.small_jobs import CONTROL, FILES, LANGUAGE
 
 #: Quantity -> most that its median may grow from the first fifth to the last.
 #: MB of memory: an allocator keeps some of what is freed, but not more of it each time.
@@ -129,7 +130,9 @@ def many_runs(count: int) -> list[Sample]:
     """Short runs one after the other in this process; a sample after each."""
     import klrl
 
-    text_files(Path())
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    make_model(Path("model"))
     language = f"{TEXT} kl.placement=split kl.estimator=exact {LANGUAGE}"
     control = [f"{words} {CONTROL}" for words in _SHORT]
     samples = []
