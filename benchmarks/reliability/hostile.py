@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 from benchmarks.reliability.ended import Ended
 from benchmarks.reliability.hostile_cases import Case, cases
@@ -48,6 +47,8 @@ from benchmarks.reliability.small_run import FRAMES, WORDS
 
 #: Seconds for one command, and bytes that it may add to the memory of the start.
 LIMIT, MEMORY = 15.0, 3_000_000_000
+#: A sign before what is no number.
+_SIGNED_TEXT = re.compile(r"[-+](?!((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan)$)", re.I)
 #: What a terminal would carry out.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -121,11 +122,12 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     before = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
     with tempfile.TemporaryFile() as log:
         go = partial(_go, stock, case, given, log.fileno())
-        ended = stock.fork(go, case.cwd, 3 * LIMIT if given.drawn or given.starts else LIMIT)
+        limit = 3 * LIMIT if given.drawn or given.starts else LIMIT
+        ended = stock.fork(go, case.cwd, limit, drawn=given.drawn)
         log.seek(0)
         seen = log.read().decode().splitlines()
     wrong = [*dict.fromkeys(seen)][:6]
-    wrong += ended.faults(case.codes, most_lines=_lines(case, given))
+    wrong += ended.faults(case.codes, most_lines=case.lines + 2 * given.starts)
     if stock.mark.exists():
         wrong.append(f"it ran: {', '.join(dict.fromkeys(stock.mark.read_text().splitlines()))}")
     after = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
@@ -139,14 +141,8 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     return ended, wrong
 
 
-def _lines(case: Case, given: Command) -> int:
-    return case.lines + (2 if given.starts else 0)
-
-
 def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
     """In the fork."""
-    if given.drawn:
-        _draw_again()
     sys.dont_write_bytecode = True
     sys.path[:] = [each for each in sys.path if each]  # as the installed command
     if not given.starts:
@@ -156,20 +152,9 @@ def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
     planted = [work / each for each in ("run", "lm", "mine", "model", "outputs")]
     writable = [work, stock.tmp, stock.mark]
     writable += [stock.home / each for each in (".cache", ".local", ".config")]
-    watch = Watch(
-        log, [*planted, stock.victim, work / (case.fed or "run")], writable, starts=given.starts
-    )
-    watch.install()
+    planted += [stock.victim, work / (case.fed or "run")]
+    Watch(log, planted, writable, starts=given.starts).install()
     given.give(case.fed)
-
-
-def _draw_again() -> None:
-    import matplotlib.figure
-
-    matplotlib.figure.Figure.savefig = _SAVEFIG  # type: ignore[method-assign]
-
-
-_SAVEFIG: Any = None
 
 
 # ------------------------------------------------------------------------------------- judgement
@@ -215,7 +200,7 @@ def _told(stock: Stock, case: Case, ended: Ended) -> Iterator[str]:
         yield f"prints {case.fed!r} raw"
     for key, secret in SECRETS.items():
         if secret in said:
-            yield f"prints the value of {key}: {_around(said, secret)!r}"
+            yield f"prints the value of {key}: {said[: said.index(secret)][-60:]!r}..."
         for folder in (stock.work, stock.home, stock.tmp):
             for path in _walk(folder):
                 if path.is_file() and not path.is_symlink() and secret.encode() in _content(path):
@@ -237,11 +222,6 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _around(text: str, part: str) -> str:
-    at = text.index(part)
-    return text[max(0, at - 60) : at + len(part)]
-
-
 class _Page(HTMLParser):
     """Finds a tag of a name that was fed."""
 
@@ -259,16 +239,8 @@ def _formulas(path: Path) -> Iterator[str]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.reader(file):
             for cell in row:
-                if cell[:1] in ("=", "@", "+", "-", "\t", "\r") and not _is_number(cell):
+                if cell[:1] in ("=", "@", "\t", "\r") or _SIGNED_TEXT.match(cell):
                     yield f"{path.name}: the cell {cell[:40]!r}"
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 # ----------------------------------------------------------------------------------------- table
@@ -295,10 +267,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"no such case or command; cases: {[case.name for case in cases()]}")
     begun = time.monotonic()
     import_all()
-    import matplotlib.figure
-
-    global _SAVEFIG
-    _SAVEFIG = matplotlib.figure.Figure.savefig
     records = []
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         base = Path(folder).resolve() / "base"
@@ -308,12 +276,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for case, name in pairs:
             ended, wrong = attempt(stock, case, name)
             records.append({"case": case.name, "command": name, "wrong": wrong})
-            told = "ok" if not wrong else "; ".join(wrong)
-            shown = f"{case.name} x {name} -> exit {ended.code}, {told}"
-            line = shown.encode("utf-8", "backslashreplace").decode()
-            line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], line).replace("\n", "\\n")
+            told = "; ".join(wrong) or "ok"
             if wrong or not args.wrong:
-                print(line if len(line) < 600 else f"{line[:600]}...", flush=True)
+                shown = ascii(f"{case.name} x {name} -> exit {ended.code}, {told}")
+                print(shown[1:-1][:600], flush=True)
             if args.case is not None and args.command is not None:
                 print(ascii(ended.out), ascii(ended.err), sep="\n")
         stock.restore()

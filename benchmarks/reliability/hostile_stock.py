@@ -104,8 +104,10 @@ class Stock:
         if ended.code:
             raise SystemExit(f"{what}: fails where all is honest:\n{ended.out}{ended.err}")
 
-    def fork(self, function: Callable[[], Any], cwd: str = ".", limit: float = 120.0) -> Ended:
-        """Call a function in a fork, as the user."""
+    def fork(
+        self, function: Callable[[], Any], cwd: str = ".", limit: float = 120.0, drawn: bool = False
+    ) -> Ended:
+        """Call a function in a fork, as the user; pictures are drawn only where they are asked."""
 
         def go() -> None:
             import tempfile
@@ -115,7 +117,8 @@ class Stock:
             os.environ.clear()
             os.environ.update(self.environment())
             tempfile.tempdir = None
-            Figure.savefig = stand_in  # type: ignore[assignment, method-assign]
+            if not drawn:
+                Figure.savefig = stand_in  # type: ignore[assignment, method-assign]
             function()
 
         return in_fork(go, self.work / cwd, limit)

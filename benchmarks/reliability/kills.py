@@ -60,10 +60,9 @@ def _longer(job: Job) -> Job:
 
 def whole(job: Job, work: Path) -> float:
     """Run a job undisturbed; its seconds."""
-    for name in (MODEL,) if f"actor.model={MODEL}" in job.words else ():
-        if not (work / name).exists():
-            made = next((work / "cache").rglob("model.safetensors"))
-            (work / name).symlink_to(made.parent)
+    if f"actor.model={MODEL}" in job.words and not (work / MODEL).exists():
+        made = next((work / "cache").rglob("model.safetensors"))
+        (work / MODEL).symlink_to(made.parent)
     ended = klrl(job.command, work, limit=_LIMIT)
     _require(ended, job, "the undisturbed run")
     return ended.seconds
@@ -135,10 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for job in jobs:
             if job in wanted or job.name in needed:
                 seconds = whole(job, work)
-                print(
-                    f"{job.name}: {seconds:.1f} s undisturbed, resume: {_tier(work, job)}",
-                    flush=True,
-                )
+                tier = json.loads((work / job.folder / "manifest.json").read_text()).get("resume")
+                print(f"{job.name}: {seconds:.1f} s undisturbed, resume: {tier}", flush=True)
         begun, number = time.monotonic(), 0
         while sum(counted.values()) < args.kills:
             job = wanted[number % len(wanted)]
@@ -153,10 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{sum(counted.values())} kills in {time.monotonic() - begun:.0f} s ({told})")
     print(f"{number - len(wrong)} of {number} runs are equal to the bit to undisturbed ones")
     return 1 if wrong else 0
-
-
-def _tier(work: Path, job: Job) -> str:
-    return str(json.loads((work / job.folder / "manifest.json").read_text()).get("resume"))
 
 
 def _parser() -> argparse.ArgumentParser:
