@@ -13,6 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
+from benchmarks.results import table
 from klrl.report.statistics import Array, bootstrap_interval, holm, iqm_interval, welch_all
 from klrl.report.student import quantile, two_sided
 
@@ -47,20 +48,15 @@ def t_interval(seeds: Array) -> tuple[Array, Array]:
 
 def intervals(repeats: int, rng: np.random.Generator) -> None:
     """The report's interval, beside the percentile bootstrap of the IQM that it was before."""
-    print("| returns | " + " | ".join(f"n = {n}" for n in SEEDS) + " |")
-    print("|---" * (len(SEEDS) + 1) + "|")
-    for name, (draw, truth) in RETURNS.items():
-        cells = []
-        for n in SEEDS:
-            seeds = draw(rng, (repeats, n))
-            cells.append(f"{share_held(*t_interval(seeds), truth):.3f}")
-        print(f"| {name} | " + " | ".join(cells) + " |")
-    cells = []
-    for n in SEEDS:
-        # Columns share their resamples; each is a repeat.
-        seeds = rng.standard_normal((n, 1, repeats))
-        cells.append(f"{share_held(*bootstrap_interval(seeds, resamples=500), 0.0):.3f}")
-    print("| normal, bootstrap of the IQM (before) | " + " | ".join(cells) + " |")
+    rows = [
+        [name, *(f"{share_held(*t_interval(draw(rng, (repeats, n))), truth):.3f}" for n in SEEDS)]
+        for name, (draw, truth) in RETURNS.items()
+    ]
+    # Columns share their resamples; each is a repeat.
+    drawn = (rng.standard_normal((n, 1, repeats)) for n in SEEDS)
+    held = (share_held(*bootstrap_interval(seeds, resamples=500), 0.0) for seeds in drawn)
+    rows.append(["normal, bootstrap of the IQM (before)", *(f"{each:.3f}" for each in held)])
+    print(table(["returns", *(f"n = {n}" for n in SEEDS)], rows))
 
 
 def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
@@ -68,8 +64,7 @@ def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
 
     Pooling gives s^2 = mean of the settings' variances, with settings * (n - 1) degrees of freedom.
     """
-    head = ["spreads", "interval", *(f"n = {n}" for n in SEEDS)]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    rows: list[list[str]] = []
     for name, scale in (("equal", np.ones(settings)), ("one is 4 times", np.r_[4.0, [1.0] * 3])):
         cells: dict[str, list[str]] = {"each setting's own": [], "pooled": []}
         for n in SEEDS:
@@ -82,8 +77,8 @@ def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
                 held = (np.abs(mean) <= reach).mean(axis=0)
                 text = f"{held.mean():.3f}" if name == "equal" else f"{held[0]:.3f}, {held[1]:.3f}"
                 cells[kind].append(text)
-        for kind, row in cells.items():
-            print(f"| {name} | {kind} | " + " | ".join(row) + " |")
+        rows += [[name, kind, *row] for kind, row in cells.items()]
+    print(table(["spreads", "interval", *(f"n = {n}" for n in SEEDS)], rows))
 
 
 def tasks_apart(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -100,22 +95,19 @@ def middle_half(draw: Draw, tasks: int, rng: np.random.Generator) -> float:
 def over_tasks(repeats: int, rng: np.random.Generator) -> None:
     """The report's interval of the IQM over tasks, beside the percentile bootstrap."""
     sizes = [(n, tasks) for n in (5, 10) for tasks in (3, 5)]
-    head = ["returns", *(f"{tasks} tasks, n = {n}" for n, tasks in sizes)]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
-    rows = [
+    kinds = [
         *((name, draw, iqm_interval) for name, (draw, _) in RETURNS.items()),
         ("normal, tasks 1.5 spreads apart", tasks_apart, iqm_interval),
         ("normal, one task of 4 times the spread", wide_first, iqm_interval),
         ("normal, percentile bootstrap (before)", RETURNS["normal"][0], bootstrap_interval),
     ]
-    for name, draw, interval in rows:
-        cells = []
-        for n, tasks in sizes:
-            # Columns share their resamples; each is a repeat.
-            scores = draw(rng, (n, tasks, repeats))
-            held = share_held(*interval(scores), middle_half(draw, tasks, rng))
-            cells.append(f"{held:.3f}")
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    rows: list[list[str]] = []
+    for name, draw, interval in kinds:
+        # Columns share their resamples; each is a repeat.
+        drawn = ((draw(rng, (n, tasks, repeats)), tasks) for n, tasks in sizes)
+        held = (share_held(*interval(x), middle_half(draw, tasks, rng)) for x, tasks in drawn)
+        rows.append([name, *(f"{each:.3f}" for each in held)])
+    print(table(["returns", *(f"{tasks} tasks, n = {n}" for n, tasks in sizes)], rows))
 
 
 def welch_p(a: Array, b: Array) -> Array:
@@ -127,18 +119,13 @@ def welch_p(a: Array, b: Array) -> Array:
 
 
 def false_alarms(seeds: Array, *, best_alone: bool = False) -> float:
-    """Share of tables of equal settings in which any difference is called significant.
-
-    Args:
-        seeds: [tables, settings, seeds].
-        best_alone: adjust only for the pairs with the best setting; else for all pairs.
-    """
+    """Share of tables of equal settings in which any difference is called significant."""
     pairs = list(combinations(range(seeds.shape[1]), 2))
     a, b = np.array(pairs).T
     p = welch_p(seeds[:, a], seeds[:, b])
     alarms = 0
-    for table, row in zip(seeds, p, strict=True):
-        best = int(table.mean(axis=1).argmax())
+    for settings, row in zip(seeds, p, strict=True):
+        best = int(settings.mean(axis=1).argmax())
         kept = [x for x, pair in zip(row, pairs, strict=True) if not best_alone or best in pair]
         alarms += min(holm(kept)) < 0.05
     return alarms / len(seeds)
@@ -147,20 +134,17 @@ def false_alarms(seeds: Array, *, best_alone: bool = False) -> float:
 def levels(repeats: int, rng: np.random.Generator) -> None:
     """Of tables with 2, 4 and 10 settings of one mean."""
     sizes, seeds = (2, 4, 10), (5, 10)
-    head = ["returns", *(f"{k} settings, n = {n}" for k in sizes for n in seeds)]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
-    rows: Sequence[tuple[str, Draw, bool]] = [
+    kinds: Sequence[tuple[str, Draw, bool]] = [
         *((name, draw, False) for name, (draw, _) in RETURNS.items()),
         ("normal, one of 4 times the spread", wide_first, False),
         ("normal, Holm only over pairs with the best", RETURNS["normal"][0], True),
     ]
-    for name, draw, best_alone in rows:
-        cells = [
-            f"{false_alarms(draw(rng, (repeats, k, n)), best_alone=best_alone):.3f}"
-            for k in sizes
-            for n in seeds
-        ]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    pairs = [(k, n) for k in sizes for n in seeds]
+    rows = []
+    for name, draw, best in kinds:
+        alarms = (false_alarms(draw(rng, (repeats, k, n)), best_alone=best) for k, n in pairs)
+        rows.append([name, *(f"{each:.3f}" for each in alarms)])
+    print(table(["returns", *(f"{k} settings, n = {n}" for k, n in pairs)], rows))
 
 
 def wide_first(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:

@@ -50,21 +50,15 @@ TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 
 @dataclass(frozen=True)
 class Workload:
-    """What both contenders do; ``target`` is the least ratio to TRL that is good enough.
+    """What both contenders do; ``target`` is the least ratio to TRL that is good enough."""
 
-    Attributes:
-        name: for people.
-        target: see above.
-        settings: beside the defaults of :func:`benchmarks.peers.lm.make_parser`.
-        iterations: in a full round; the first one is not counted.
-        large: its vocabulary is: TRL runs with its head on response tokens alone too, and its
-            logged KL is compared with the true one.
-    """
-
-    name: str
-    target: float
+    name: str  # for people
+    target: float  # see above
+    # beside the defaults of :func:`benchmarks.peers.lm.make_parser`
     settings: Mapping[str, str | int | float]
-    iterations: int = 40
+    iterations: int = 40  # in a full round; the first one is not counted
+    # its vocabulary is: TRL runs with its head on response tokens alone too, and its logged KL is
+    # compared with the true one
     large: bool = False
 
     @property

@@ -72,12 +72,7 @@ def write_page(whole: dict[str, Any]) -> None:
 def render(whole: dict[str, Any]) -> str:
     """All sections that are there, as Markdown."""
     parts = [f"Machine: {whole['machine']['name']}."]
-    for section, tell in (
-        ("throughput", throughput),
-        ("language", language),
-        ("memory", memory),
-        ("learning", learning),
-    ):
+    for section, tell in (("throughput", throughput), ("language", language)):
         if section in whole:
             parts.append(tell(whole[section]))
     return "\n\n".join(parts)
@@ -209,30 +204,6 @@ def samples(contenders: dict[str, Any], last: int) -> str:
         counts = [f"{row['samples']:,}", tokens, f"{row['peak_mb']:,}"]
         rows.append([name, speed, ratio, rewards, *counts])
     return table(header, rows)
-
-
-def memory(data: dict[str, Any]) -> str:
-    rss, start = data["resident_mb"], data["start_seconds"]
-    imports, after = (f"{start[key]['median']:.1f} s" for key in ("imports", "after"))
-    told = (
-        f"A run of {data['frames']:,} frames (`{data['command']}`) holds"
-        f" {rss['early']:.0f} MB at 10 % of its frames and {rss['late']:.0f} MB at the end:"
-        f" {rss['late'] / rss['early']:.3f} x. The first frame comes {after} after torch,"
-        f" tensordict and TorchRL are imported, which takes {imports}."
-    )
-    return f"### Memory and start\n\n{prose(told)}"
-
-
-def learning(data: dict[str, Any]) -> str:
-    """Returns reached; a task's ``note``, where its data has one, tells how it was measured."""
-    parts = ["### Frames and CPU time to a return"]
-    for name, rows in data.items():
-        if name == "versions":
-            continue
-        parts += [prose(f"{rows['about']}:"), table(rows["header"], rows["rows"])]
-        if "note" in rows:
-            parts.append(prose(rows["note"]))
-    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,7 @@ class Failed(RuntimeError):
 
 
 def run_text(command: Sequence[str]) -> str:
-    """What a process printed.
-
-    Raises:
-        Failed: it ended with an error, or not in time.
-    """
+    """What a process printed."""
     try:
         # In a folder of its own: MuJoCo leaves its log wherever it runs.
         with tempfile.TemporaryDirectory() as folder:

@@ -7,9 +7,7 @@
 All numbers of metrics.jsonl must be equal, times left out, and what --ignore names: with "--ignore
 eval/" a row that holds an evaluation alone, before the first iteration, counts as none. Where they
 are not, job, iteration and metric of the first difference are told, with both values, and the exit
-code is 1. The last line names choices in conf/ and values of settings that no job has: in
-``small_jobs.py``, add a word to a job, or a reason to ``LEFT_OUT``. Words of jobs must be valid in
-both versions.
+code is 1. Words of jobs must be valid in both versions.
 """
 
 from __future__ import annotations
@@ -25,13 +23,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from benchmarks.results import ROOT, environment
 from benchmarks.rounds import last_words
-from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job, not_covered
+from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job
 from klrl.language.sort_digits import BASE_MODEL
 
 Row = dict[str, float]
@@ -48,20 +43,10 @@ JOBS_FILE = "jobs.json"
 # ---------------------------------------------------------------------------------------- running
 
 
-def run_jobs(jobs: Sequence[Job], tree: Path, work: Path, at_once: int) -> tuple[Rows, list[Any]]:
-    """Run all jobs with a checkout's klrl.
+def run_jobs(jobs: Sequence[Job], tree: Path, work: Path, at_once: int) -> Rows:
+    """Rows by job, times left out, of all jobs with a checkout's klrl.
 
-    Args:
-        jobs: those that others come after first.
-        tree: the checkout.
-        work: an empty folder, and the cache is in it, so that two versions share none.
-        at_once: how many run beside each other.
-
-    Returns:
-        Rows by job, times left out, and the settings that the runs stored.
-
-    Raises:
-        SystemExit: a job failed; the message is the last thing that it said.
+    ``work`` is empty; the cache is in it, so that two versions share none.
     """
     if not (tree / "klrl" / "__init__.py").is_file():
         raise SystemExit(f"{tree}: no klrl/ in it; give a checkout")
@@ -79,12 +64,10 @@ def run_jobs(jobs: Sequence[Job], tree: Path, work: Path, at_once: int) -> tuple
         for job in jobs:
             started[job.name] = pool.submit(run, job)
         try:
-            rows = {name: future.result() for name, future in started.items()}
+            return {name: future.result() for name, future in started.items()}
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    stored = [work / job.folder / ".hydra" / "config.yaml" for job in jobs]
-    return rows, [yaml.safe_load(path.read_text()) for path in stored]
 
 
 def run_job(job: Job, tree: Path, work: Path) -> list[Row]:
@@ -134,11 +117,7 @@ def write_record(folder: Path, jobs: Sequence[Job], rows: Rows) -> None:
 
 
 def read_record(folder: Path, jobs: Sequence[Job]) -> Rows:
-    """The same back.
-
-    Raises:
-        SystemExit: no record, or one of jobs that had other words.
-    """
+    """The same back."""
     if not (folder / JOBS_FILE).is_file():
         raise SystemExit(f"{folder}: no {JOBS_FILE} in it; make it with --record {folder}")
     words = json.loads((folder / JOBS_FILE).read_text(encoding="utf-8"))
@@ -153,19 +132,11 @@ def read_record(folder: Path, jobs: Sequence[Job]) -> Rows:
 
 @dataclass(frozen=True)
 class Difference:
-    """A number that is not the recorded one.
-
-    Attributes:
-        job: its name.
-        iteration: of the row, from 1.
-        metric: its name; empty where a whole row is missing.
-        recorded: None where there is none.
-        found: None where there is none.
-    """
+    """A number that is not the recorded one."""
 
     job: str
-    iteration: int
-    metric: str
+    iteration: int  # of the row, from 1
+    metric: str  # empty where a whole row is missing
     recorded: float | None
     found: float | None
 
@@ -241,21 +212,16 @@ def main() -> None:
     if args.only:
         jobs = picked(jobs, args.only)
     if args.record:
-        rows, stored = _run(jobs, args.tree, args.at_once)
-        write_record(args.record, jobs, rows)
+        write_record(args.record, jobs, _run(jobs, args.tree, args.at_once))
         print(f"recorded in {args.record}")
+        return
+    if args.against:
+        recorded = read_record(args.against, jobs)
     else:
-        if args.against:
-            recorded = read_record(args.against, jobs)
-        else:
-            recorded, _ = _run(jobs, args.against_tree, args.at_once)
-        rows, stored = _run(jobs, args.tree, args.at_once)
-        recorded, rows = (ignoring(each, args.ignore) for each in (recorded, rows))
-        same = compare(recorded, rows, args.tolerance, args.first)
-    if not args.only:
-        missing = not_covered(jobs, stored, ROOT / "conf")
-        print(f"not covered: {', '.join(missing)}" if missing else "every choice is covered")
-    sys.exit(0 if args.record or same else 1)
+        recorded = _run(jobs, args.against_tree, args.at_once)
+    found = _run(jobs, args.tree, args.at_once)
+    recorded, found = (ignoring(each, args.ignore) for each in (recorded, found))
+    sys.exit(0 if compare(recorded, found, args.tolerance, args.first) else 1)
 
 
 def picked(jobs: Sequence[Job], names: Sequence[str]) -> tuple[Job, ...]:
@@ -286,7 +252,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(jobs: Sequence[Job], tree: Path, at_once: int) -> tuple[Rows, list[Any]]:
+def _run(jobs: Sequence[Job], tree: Path, at_once: int) -> Rows:
     begun = time.perf_counter()
     print(f"{len(jobs)} jobs with {tree}", flush=True)
     with tempfile.TemporaryDirectory() as work:

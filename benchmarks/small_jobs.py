@@ -1,29 +1,18 @@
-"""The small jobs of :mod:`benchmarks.same_rows`, and what of conf/ they leave out."""
+"""The small jobs of :mod:`benchmarks.same_rows`, of both domains."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: of its folder, ``runs/NAME``, from where it is started.
-        words: for the command line.
-        after: jobs whose folders it reads.
-    """
-
-    name: str
-    words: str
-    after: tuple[str, ...] = ()
+    name: str  # of its folder, ``runs/NAME``, from where it is started
+    words: str  # for the command line
+    after: tuple[str, ...] = ()  # jobs whose folders it reads
 
     @property
     def folder(self) -> Path:
@@ -47,7 +36,7 @@ FILES = {
     ),
 }
 
-#: A link, beside them, to the base model of sort_digits.
+#: A link, next to them, to the base model of sort_digits.
 MODEL = "model"
 
 COMMON = "frames={} eval.every=2 checkpoint.every=2 threads=1 device=cpu logger=none"
@@ -152,131 +141,3 @@ SLOW_JOBS = (
     Job("compiled", f"env=pendulum {CONTROL.replace('compile=false', 'compile=aot')}"),
     control("ray", "env=cartpole collector=ray collector.workers=2"),
 )
-#: What no job here has, and why.
-LEFT_OUT = {
-    "logger=wandb": "records the same rows, and needs a second for it",
-    "logger=tensorboard": "records the same rows; tests/runs/test_loggers.py reads them back",
-    "logger=csv": "records the same rows; tests/runs/test_loggers.py reads them back",
-    "collector=ray": "with --slow",
-    "compile=aot": "with --slow",
-    "compile=jit": "takes half a minute; tests/control/test_compiled.py compares it with eager",
-    "compile=auto": "is one of the others",
-    **dict.fromkeys(
-        ("divergence=forward", "divergence=js"),
-        "is newer than 0.2.0's records; tests/test_one_program.py and tests/kl hold its numbers",
-    ),
-    "controller=held": "is newer than 0.2.0's records; tests/kl and tests/runs hold its numbers",
-    **dict.fromkeys(
-        (
-            *("env=walker2d", "env=ant", "env=swimmer", "env=reacher", "env=humanoid"),
-            *("env=inverted_pendulum", "env=inverted_double_pendulum"),
-        ),
-        "is hopper's code on another id; tests/test_mujoco_benchmark.py trains each",
-    ),
-    **dict.fromkeys(
-        (
-            "actor=cnn",
-            "env=catch",
-            "arch=nature",
-            "arch=impala",
-            "action_mask=info",
-            "action_mask=none",
-        ),
-        "is newer than 0.2.0's records; tests/control/test_observation.py, test_covering.py",
-    ),
-    **dict.fromkeys(
-        ("env=lunar_lander", "env=bipedal_walker", "env=atari", "env=minigrid"),
-        "needs an extra",
-    ),
-    "dtype=mixed": "is newer than 0.2.0's records; tests/language/test_mixed.py",
-    "baseline=normalized_shaped": "is newer too; tests/train/test_penalty_order.py",
-    "loss=klpen_tokens": "is klpen_held with other settings",
-    "controller=held_tokens": "is held with other gains",
-    **dict.fromkeys(
-        (
-            *("env=custom", "actor=custom", "loss=custom", "controller=custom"),
-            *("advantage=custom", "logger=custom", "estimator=custom", "beta_rule=custom"),
-            "divergence=custom",
-        ),
-        "is the user's own code; tests/extending",
-    ),
-    "env=instructions": "needs SmolLM2; tests/language/test_instructions.py",
-    **dict.fromkeys(
-        (
-            *("loss=grpo", "loss=dr_grpo", "loss=dapo", "loss=rloo"),
-            *("advantage=grpo", "advantage=dr_grpo", "advantage=dapo", "advantage=rloo"),
-            *("reduction=response", "baseline=mean"),
-        ),
-        "is newer too; tests/language/test_objectives.py holds its formula",
-    ),
-}
-#: Folders of conf/ that no job composes as a group of its own.
-NO_GROUPS = ("experiment", "launcher", "search")
-
-
-# --------------------------------------------------------------------------------------- coverage
-
-
-def not_covered(jobs: Sequence[Job], stored: Iterable[Mapping[str, Any]], conf: Path) -> list[str]:
-    """Choices of every group, and values of settings with a closed list, that no job has.
-
-    Args:
-        jobs: their words say which choices they make.
-        stored: the settings that their runs stored, or that their words compose.
-        conf: the folder of the YAML files.
-    """
-    made = {pair for job in jobs for pair in choices(job, conf).items()}
-    missing = [
-        f"{path.parent.name}={path.stem}"
-        for path in sorted(conf.glob("*/*.yaml"))
-        if path.parent.name not in NO_GROUPS and (path.parent.name, path.stem) not in made
-    ]
-    values: dict[str, set[str]] = {}
-    for settings in stored:
-        for key, value in leaves(settings):
-            values.setdefault(key, set()).add(str(value).lower())
-    for key, allowed in closed_lists().items():
-        # Another setting may have the same last name, as kl.mode and logger.mode.
-        if allowed & values.get(key, set()):
-            missing += [f"{key}={value}" for value in sorted(allowed - values[key])]
-    return [word for word in missing if word not in LEFT_OUT]
-
-
-def choices(job: Job, conf: Path) -> dict[str, str]:
-    """Group -> choice: the defaults, the experiment's, the job's own words."""
-    made: dict[str, str] = {}
-    words = dict(word.split("=", 1) for word in job.words.split())
-    if "resume" in words:
-        return made
-    for entry in _defaults(conf / "config.yaml"):
-        made |= entry
-    if "experiment" in words:
-        for entry in _defaults(conf / "experiment" / f"{words['experiment']}.yaml"):
-            made |= {key.removeprefix("override /"): value for key, value in entry.items()}
-    return made | {key: value for key, value in words.items() if key in made}
-
-
-def _defaults(path: Path) -> list[dict[str, str]]:
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]
-    return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def leaves(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every setting by its last name."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value)
-        else:
-            yield key, value
-
-
-def closed_lists() -> dict[str, set[str]]:
-    """The settings that take one of some words, by their last name, with these words."""
-    import klrl.config
-
-    found: dict[str, set[str]] = {}
-    for schema in vars(klrl.config).values():
-        for field in dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ():
-            if "allowed" in field.metadata:
-                found.setdefault(field.name, set()).update(field.metadata["allowed"])
-    return found

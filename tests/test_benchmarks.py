@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,9 @@ import torch
 
 from benchmarks import language, ranges, results
 from benchmarks.language import WORKLOADS
-from benchmarks.memory import frames_done, size_near
 from benchmarks.peers import klrl_lm, lm, trl_grpo
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
 from benchmarks.rounds import Failed, rounds, run_line
-from benchmarks.sample_efficiency import crossing
 from benchmarks.throughput import summarise
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -62,12 +61,49 @@ def test_ranges_enumerates_every_response_once():
 
 
 def test_ranges_finds_what_is_exact_and_what_is_not():
-    rows = list(ranges.placements(2))
-    assert all(float(row[-1]) < 1e-12 for row in rows)
     ((_, token, whole),) = [row for row in ranges.reductions(3) if row[0] == "1"]
     assert whole == "1.0000 [1.0000, 1.0000]"
     assert float(token.split("[")[1].split(",")[0]) < 0.99
     assert ranges.cell([3.0, 1.0, 2.0]) == "2.00 [1.00, 3.00]"
+
+
+def test_the_published_figures_are_those_of_seed_0():
+    """Gradients: three KLs, three cosines and one error each; the spreads of a sequence's KL."""
+    published = {
+        0.10: (0.25, -0.46, -0.53, 0.12),
+        0.89: (0.45, 0.78, 0.54, 0.20),
+        1.90: (-0.19, 0.20, -0.13, 0.63),
+    }
+    for row, (kl, figures) in zip(ranges.placements(1), published.items(), strict=True):
+        assert [float(each) for each in row[:-1]] == [kl, *figures]
+        assert float(row[-1]) < 1e-12, "k1 in the reward, and split, are exact"
+    ((kl, *spreads),) = ranges.sequences(1)
+    assert float(kl) == pytest.approx(0.14, abs=0.005)
+    found = [float(each) for each in spreads]
+    for mine, theirs, error in zip(found, (3.77, 0.27, 0.083), (0.03, 0.006, 0.0015), strict=True):
+        assert mine == pytest.approx(theirs, abs=error), "20,000 samples, a recursion"
+
+
+def test_only_split_has_the_gradient_of_another_divergence():
+    for _, _, split, loss, reward in ranges.divergences(1):
+        assert float(split) == 0.0
+        assert 0.1 < float(loss) < 0.25
+        assert float(reward) > 0.9, "f(u) alone"
+
+
+def test_moments_of_sequences_are_those_of_all_sequences():
+    """The recursion against a sum over 3^4 sequences."""
+    log_p = torch.randn(3, 3, dtype=torch.float64).log_softmax(-1)
+    adds = torch.randn(3, 3, dtype=torch.float64)
+    weights, sums = [], []
+    for sequence in product(range(3), repeat=4):
+        steps = list(zip((0, *sequence), sequence, strict=False))
+        weights.append(sum(float(log_p[step]) for step in steps))
+        sums.append(sum(float(adds[step]) for step in steps))
+    p, x = torch.tensor(weights, dtype=torch.float64).exp(), torch.tensor(sums, dtype=torch.float64)
+    mean = float((p * x).sum())
+    std = float((p * (x - mean) ** 2).sum().sqrt())
+    assert ranges.moments(log_p, adds, 4) == pytest.approx((mean, std), rel=1e-9)
 
 
 def test_a_report_leaves_the_first_iteration_out(monkeypatch):
@@ -131,27 +167,6 @@ def test_rounds_alternate_and_one_that_failed_is_not_tried_again():
     assert [len(found["a"]), found["b"][1:]] == [3, ["no more"]]
 
 
-def test_the_crossing_is_where_twenty_episodes_first_reach_the_target():
-    curve = [
-        {"frames": 100, "cpu": 1.0, "returns": [-100.0] * 10},  # ten are not enough
-        {"frames": 200, "cpu": 2.0, "returns": [-400.0] * 10},  # mean -250
-        {"frames": 300, "cpu": 3.0, "returns": [0.0] * 10},  # mean -200
-        {"frames": 400, "cpu": 4.0, "returns": [0.0] * 10},
-    ]
-    assert crossing({"curve": curve, "compile_cpu_seconds": 0.5}) == (300, 2.5)
-    assert crossing({"curve": curve[:2], "compile_cpu_seconds": 0.5})[0] == float("inf")
-
-
-def test_memory_reads_whole_lines_only(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert frames_done(path) == 0
-    path.write_text('{"frames": 10}\n{"frames": 20}\n{"fra')
-    assert frames_done(path) == 20
-    seen = [(100, 1.0), (105, 2.0), (109, 3.0), (500, 9.0), (970, 4.0)]
-    assert size_near(seen, 1000, 0.1) == 2.0
-    assert size_near(seen, 1000, 0.99) == 4.0  # none within 1 %: the nearest
-
-
 def test_the_page_keeps_what_is_written_by_hand(tmp_path, monkeypatch):
     page = tmp_path / "performance.md"
     page.write_text(f"above\n{results.START}\nold\n{results.END}\nbelow\n")
@@ -166,27 +181,17 @@ def test_the_page_keeps_what_is_written_by_hand(tmp_path, monkeypatch):
     assert "a cpu" not in text
 
 
-def test_a_note_stands_below_its_table_and_long_prose_is_wrapped():
-    task = {"about": "a task " * 20, "header": ["", "return"], "rows": [["klrl", "1"]]}
-    told = results.learning({"versions": {}, "a": {**task, "note": "handmade " * 20}, "b": task})
-    assert told.count("handmade") == 20
-    assert told.index("| klrl | 1 |") < told.index("handmade") < told.rindex("a task")
-    assert max(map(len, told.splitlines())) <= 118
-
-
 def klrl_imports(source: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of every ``from klrl... import``: in functions, and in programs in strings."""
+    """(module, name) of every ``from klrl... import``, those in functions too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "klrl":
             yield from ((node.module, each.name) for each in node.names)
-        if isinstance(node, ast.Constant) and "\nfrom klrl" in str(node.value):
-            yield from klrl_imports(node.value)
 
 
 def test_benchmarks_import_what_is_there():
     files = Path(results.__file__).parent.rglob("*.py")
     imports = {each for path in files for each in klrl_imports(path.read_text("utf-8"))}
-    assert ("klrl.__main__", "main") in imports  # of the program in benchmarks/memory.py
+    assert ("klrl.cli.main", "main") in imports
     for module, name in imports:
         assert hasattr(importlib.import_module(module), name), (module, name)
 

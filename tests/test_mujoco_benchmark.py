@@ -195,7 +195,7 @@ def test_what_failed_is_told_after_the_others_are_done(tmp_path, monkeypatch, ca
         code = f"raise SystemExit({cell.seed == 1})"
         return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
 
-    def read(cell: Cell, code: int, cpu: float, curves: bool) -> dict:
+    def read(cell: Cell, code: int, cpu: float) -> dict:
         if code:
             raise RuntimeError(f"exit {code}")
         return line(cell, cpu=cpu)

@@ -12,15 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.shipped import (
-    beside,
-    beta_rules,
-    controllers,
-    forgetting,
-    klpen_clip,
-    page,
-    transforms,
-)
+from benchmarks.shipped import beside, compare, forgetting, page, transforms
 from benchmarks.shipped.__main__ import RESULTS
 from benchmarks.shipped.answers import Answers
 from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
@@ -344,10 +336,10 @@ def test_a_diverged_run_counts_where_a_sweep_says_that_it_may() -> None:
     write_run(sweep.folder / "seed=0,loss.beta_rule=forward")
     failed = {"seed": 1, "status": "failed"}
     write_run(sweep.folder / "seed=1,loss.beta_rule=forward", **failed, error=infinite)
-    groups = by_labels(sweep.runs(), "env", "loss.beta_rule")
+    runs = sweep.runs()
     sweep.run(1)  # nothing is left to run, and the diverged one is not tried again
     assert not (sweep.folder / "sweep.json").exists()
-    told = beta_rules.ended_early(groups)
+    (told,) = compare.more(runs)
     assert "1 of forward's on pendulum; they count as they were at their last checkpoint" in told
     with pytest.raises(SystemExit, match="seed=1"):
         replace(sweep, may_diverge=False).runs()
@@ -398,23 +390,29 @@ def test_the_closing_evaluation_is_the_recorded_one_if_it_has_100_episodes(
 # ------------------------------------------------------------------------------ KLs of the pages
 
 
-def test_how_near_a_controller_holds_by_hand() -> None:
-    """KL / target of the last half is .8, 1.2, 1.3, .7: two of four within 25 %."""
-    kl = controllers.TARGET * np.array([9, 9, 9, 0, 0.8, 1.2, 1.3, 0.7])
-    assert controllers.nearness(kl) == pytest.approx((1.0, 0.5))
+def test_how_near_a_controller_holds_by_hand(tmp_path) -> None:
+    """KL / target of the last half is .8 or 1.2 in eight iterations, 1.3 and .7 in two."""
+    ratios = [9.0] * 10 + [0.8, 1.2] * 4 + [1.3, 0.7]
+    rows = [{**row, "kl/ref/exact": 0.3 * r} for row, r in zip(rows_of(), ratios, strict=True)]
+    run = read_run(write_run(tmp_path / "run", rows=rows))
+    told = [compare.MEASURED[key](run, 0.3, toy_plays) for key in ("ratio", "near")]
+    assert told == pytest.approx([1.0, 0.8])
 
 
 def test_the_mean_kl_old_leaves_the_first_ten_iterations_out(tmp_path) -> None:
     rows = [{**row, "kl/old/exact": 9.0 if i < 10 else i / 100} for i, row in enumerate(rows_of())]
     run = read_run(write_run(tmp_path / "run", rows=rows))
-    assert klpen_clip.mean_kl(run) == pytest.approx(0.145)  # of .10, .11, ... .19
+    # of .10, .11, ... .19
+    assert compare.MEASURED["kl"](run, 0.02, toy_plays) == pytest.approx(0.145)
 
 
-@pytest.mark.parametrize("env", klpen_clip.FRAMES)
-def test_the_losses_are_compared_at_the_presets_init_std(env) -> None:
+@pytest.mark.parametrize("sweep", RESULTS[8].sweeps, ids=lambda sweep: sweep.name)
+def test_the_losses_are_compared_at_the_presets_init_std(sweep) -> None:
     from klrl import compose
 
-    assert compose(f"env={env}", "loss=clip", "kl=none").actor.init_std == klpen_clip.INIT_STD[env]
+    given = dict(word.split("=", 1) for word in sweep.words)
+    preset = compose(f"env={given['env']}", "loss=clip", "kl=none").actor.init_std
+    assert float(given["actor.init_std"]) == preset
 
 
 # ---------------------------------------------------------------------------------- forgetting

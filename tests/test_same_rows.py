@@ -1,4 +1,4 @@
-"""``benchmarks/same_rows.py``: what it tells of two sets of rows, and what its jobs cover."""
+"""``benchmarks/same_rows.py``: what it tells of two sets of rows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,8 @@ from benchmarks.same_rows import (
     run_jobs,
     write_record,
 )
-from benchmarks.small_jobs import (
-    JOBS,
-    LEFT_OUT,
-    SLOW_JOBS,
-    Job,
-    choices,
-    closed_lists,
-    not_covered,
-)
+from benchmarks.small_jobs import JOBS, SLOW_JOBS, Job
 from klrl.__main__ import compose
-from klrl.config import GROUPS, conf_dir
 from klrl.config.checks import to_config
 from klrl.runs.metrics import TIMES
 
@@ -161,49 +152,6 @@ def test_a_picked_job_brings_those_that_it_reads() -> None:
     ]
     with pytest.raises(SystemExit, match="choose among lm, main, clip"):
         picked(JOBS, ["mane"])
-
-
-@pytest.mark.integration
-def test_every_choice_is_covered() -> None:
-    """A new choice in conf/ needs a job, or a reason in LEFT_OUT."""
-    fresh = list(filter(is_fresh, JOBS))
-    assert not_covered(JOBS, map(composed, fresh), conf_dir()) == []
-    fewer = [job for job in fresh if job.name != "held"]
-    missing = ["actor=tanh_normal", "env=half_cheetah", "activation=elu"]
-    assert not_covered(fewer, map(composed, fewer), conf_dir()) == missing
-
-
-def test_what_is_left_out_exists() -> None:
-    for word in LEFT_OUT:
-        key, _, value = word.partition("=")
-        assert (conf_dir() / key / f"{value}.yaml").is_file() or value in closed_lists()[key], word
-
-
-def test_a_new_choice_is_told(tmp_path: Path) -> None:
-    for path in conf_dir().rglob("*.yaml"):
-        copy = tmp_path / path.relative_to(conf_dir())
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    assert not_covered(JOBS, [], tmp_path) == []
-    (tmp_path / "loss" / "spo.yaml").write_text("name: spo\n")
-    assert not_covered(JOBS, [], tmp_path) == ["loss=spo"]
-
-
-def test_the_choices_of_a_job_are_those_that_hydra_makes() -> None:
-    conf = conf_dir()
-    names = {job.name: choices(job, conf) for job in JOBS}
-    assert names["main"]["actor"] == "mlp"
-    assert set(GROUPS) <= set(names["main"])
-    assert names["clip"]["loss"] == "clip"
-    assert names["lm"]["collector"] == "sampler"
-    assert names["lm_gae"] == names["lm"] | {
-        "advantage": "gae",
-        "loss": "klpen_held",
-        "reference": "ema",
-        "controller": "dual",
-        "optim": "adamw",
-    }
-    assert names["clip_resumed"] == {}
 
 
 def test_what_is_ignored_is_in_neither() -> None:

@@ -44,19 +44,12 @@ COMMON = ("logger=none", "eval.evaluations=1", "eval.final=100")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run.
+    """One run."""
 
-    Attributes:
-        task: the preset, as in ``env=hopper``.
-        setting: its name in tables.
-        seed: of the run.
-        words: what the setting gives on the command line.
-    """
-
-    task: str
-    setting: str
-    seed: int
-    words: tuple[str, ...]
+    task: str  # the preset, as in ``env=hopper``
+    setting: str  # its name in tables
+    seed: int  # of the run
+    words: tuple[str, ...]  # what the setting gives on the command line
 
     @property
     def command(self) -> list[str]:
@@ -98,11 +91,7 @@ def job_identity(cell: Cell) -> str:
 
 
 class Lines:
-    """A file of JSON lines, one per finished cell; only added to, and never by reading.
-
-    Args:
-        path: the file.
-    """
+    """A file of JSON lines, one per finished cell; only added to, and never by reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,16 +117,8 @@ class Lines:
             file.write(json.dumps(line) + "\n")
 
 
-def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = True) -> list[str]:
-    """Run what is missing, ``jobs`` at a time, and write each down as it ends.
-
-    Returns:
-        What failed, a line each; a run whose numbers became infinite did not: it is written down
-        as it was at its last checkpoint.
-
-    Raises:
-        SystemExit: interrupted; the runs that went on are stopped.
-    """
+def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int) -> list[str]:
+    """Run what is missing, ``jobs`` at a time, write each down as it ends; returns what failed."""
     missing = [cell for cell in cells if lines.get(cell) is None]
     waiting, running, failed, done = list(reversed(missing)), dict[int, Cell](), list[str](), 0
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -150,7 +131,7 @@ def run_cells(cells: Iterable[Cell], lines: Lines, jobs: int, curves: bool = Tru
             cell, done = running.pop(pid), done + 1
             try:
                 cpu = usage.ru_utime + usage.ru_stime
-                line = read_cell(cell, os.waitstatus_to_exitcode(status), cpu, curves)
+                line = read_cell(cell, os.waitstatus_to_exitcode(status), cpu)
             except RuntimeError as error:
                 failed.append(f"{cell.name}: {error}; see {cell.log}")
                 print(f"[{done}/{len(missing)}] {failed[-1]}", flush=True)
@@ -187,18 +168,8 @@ def start(cell: Cell) -> int:
         return os.posix_spawn(command[0], command, environment, file_actions=to, setpgroup=0)
 
 
-def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
-    """The line of a run that ended.
-
-    Args:
-        cell: the run.
-        code: its exit code.
-        cpu: user and system seconds of its process.
-        curves: whether the line holds a curve.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+def read_cell(cell: Cell, code: int, cpu: float) -> Line:
+    """The line of a run that ended."""
     if cell.setting == SB3:
         if code:
             raise RuntimeError(f"exit {code}")
@@ -213,7 +184,7 @@ def read_cell(cell: Cell, code: int, cpu: float, curves: bool) -> Line:
     line |= {"versions": run.manifest["versions"], "commit": run.manifest["git_commit"]}
     if diverged(run):
         line["failed"] = run.manifest["error"]
-    return {**line, "curve": curve(run)} if curves else line
+    return {**line, "curve": curve(run)}
 
 
 def closing(run: Run) -> Row:
@@ -250,12 +221,7 @@ def outcome(run: Run) -> Line:
 
 
 def in_band(run: Run, share: float) -> float | None:
-    """Share of the last iterations with KL(old||new) within 1.5 times its target.
-
-    Args:
-        run: of a loss with a target; else None.
-        share: of the iterations; 1 leaves out the first ten.
-    """
+    """Share of the last iterations with KL(old||new) within 1.5 times its target."""
     if "loss.dtarg" not in run.settings:
         return None
     kl = column(run, "kl/old/exact")[run.trained]

@@ -21,15 +21,7 @@ GRID = 200
 def draw_curves(
     path: Path, cells: Known, axis: str, tasks: Sequence[str] = tuple(NAMES), columns: int = 3
 ) -> None:
-    """A panel per task: a thin line per seed, and their mean, where all have begun and none ended.
-
-    Args:
-        path: the PNG.
-        cells: what is known.
-        axis: ``frames`` or ``seconds``; these are of CPU.
-        tasks: of the panels, row by row.
-        columns: of panels.
-    """
+    """A panel per task: a thin line per seed, and their mean while all of them run."""
     with panels(path, len(tasks) // columns, columns, height=2.9) as axes:
         for each, task in zip(axes.ravel(), tasks, strict=True):
             for setting, by_task in cells.items():

@@ -65,10 +65,6 @@ def chance_interval(chance: float, m: int, n: int) -> tuple[float, float]:
     |chance - p| = z s(p), where, with k = (m + n) / 2 - 1,
 
         s(p)^2 = p (1 - p) / (m n) * (1 + k (1 - p) / (2 - p) + k p / (1 + p)).
-
-    Args:
-        chance: U / (m n), 0 .. 1.
-        m, n: seeds of either sample.
     """
     k = (m + n) / 2 - 1
 
@@ -113,7 +109,7 @@ def beside_published(cells: Known) -> list[str]:
         "ratio is no comparison of implementations: klrl's returns are those of the likeliest "
         "actions, most of the others' are of drawn ones; Tianshou's are the first third of runs "
         "whose learning rate falls over 3M frames. How each source measured stands in "
-        "benchmarks/mujoco/published.py. *but Swimmer's discount, Ant's and Humanoid's "
+        "benchmarks/mujoco/published.csv. *but Swimmer's discount, Ant's and Humanoid's "
         f"observation, as said above. What v5 changed: {changed}."
     )
     said = [s for s in SOURCES if (s.seeds or 0) >= LEAST and not s.approximate]
@@ -164,14 +160,7 @@ def _ratios(
 def against_published(
     cells: Known, setting: str, highest: Mapping[str, float], key: str = "return"
 ) -> float:
-    """Interquartile mean over the main tasks' runs of (return / best published).
-
-    Args:
-        cells: with the setting's.
-        setting: whose runs.
-        highest: task -> the best published return of PPO at a million frames.
-        key: ``return``, or ``training``.
-    """
+    """Interquartile mean over the main tasks' runs of (return / best published)."""
     ratios = [values(cells, setting, task, key) / highest[task] for task in MAIN]
     return float(iqm(np.concatenate(ratios)))
 

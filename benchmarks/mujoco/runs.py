@@ -57,13 +57,7 @@ def known(setting: str, folder: Path = FOLDER) -> dict[str, list[Line]]:
 
 
 def values(cells: Known, setting: str, task: str, key: str = "return") -> np.ndarray:
-    """One number per finished seed.
-
-    Args:
-        cells: what is known.
-        setting, task: whose.
-        key: of a line: ``return`` of the likeliest actions, ``training`` of drawn ones.
-    """
+    """One number per finished seed."""
     return np.array([line[key] for line in cells[setting].get(task, ())], float)
 
 

@@ -76,23 +76,14 @@ def env_id(task: str) -> str:
 
 
 def whole_frames(frames: int) -> int:
-    """As many as whole rollouts have; CleanRL leaves out the rest.
-
-    Raises:
-        ValueError: fewer than one rollout.
-    """
+    """As many as whole rollouts have; CleanRL leaves out the rest."""
     if frames < STEPS:
         raise ValueError(f"frames={frames}: give at least {STEPS}, one rollout")
     return frames // STEPS * STEPS
 
 
 def learning_rate(left: float, frames: int) -> float:
-    """CleanRL's: iteration i of n has 3e-4 (1 - (i - 1) / n), so the last one is not 0.
-
-    Args:
-        left: share of the frames that is still to come, after the iteration's rollout: 1 - i / n.
-        frames: all.
-    """
+    """CleanRL's: iteration i of n has 3e-4 (1 - (i - 1) / n); ``left`` is 1 - i / n."""
     return RATE * (left + STEPS / frames)
 
 

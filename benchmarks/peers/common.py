@@ -46,9 +46,7 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--gamma", type=float, default=0.99)
     parser.add_argument("--lmbda", type=float, default=0.95)
-    parser.add_argument("--reward-scale", type=float, default=1.0, help="for the learner only")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--curve", action="store_true", help="print the return of every episode")
     return parser
 
 
@@ -94,16 +92,14 @@ class Clock:
     def __init__(self) -> None:
         self.import_seconds = time.process_time()
         self.laps: list[dict[str, float]] = []
-        self.curve: list[dict[str, Any]] = []
         self._built = time.perf_counter()
         self.phases: dict[str, float] = defaultdict(float)
         self.now = time.process_time
 
     def start(self) -> None:
         """The first iteration begins."""
-        self.left_out = 0.0
         self.build_seconds = time.perf_counter() - self._built
-        self._started = self._cpu = cpu_seconds()
+        self._cpu = cpu_seconds()
         self._wall = time.perf_counter()
         self.phases.clear()
 
@@ -117,7 +113,6 @@ class Clock:
 
     def resume(self) -> None:
         """Leave out what happened since the last ``lap``."""
-        self.left_out += cpu_seconds() - self._cpu
         self._cpu, self._wall = cpu_seconds(), time.perf_counter()
         self.phases.clear()
 
@@ -142,25 +137,11 @@ class Clock:
 
         return call
 
-    def ended(self, frames: int, returns: list[float]) -> None:
-        """Note the episodes that ended, with the frames and the CPU seconds since ``start``."""
-        if returns:
-            spent = cpu_seconds() - self._started - self.left_out
-            self.curve.append({"frames": frames, "cpu": round(spent, 3), "returns": returns})
-
 
 def report(
     name: str, args: argparse.Namespace, clock: Clock, *, compiled: bool = False, **more: Any
 ) -> None:
-    """Print the line.
-
-    Args:
-        name: of the contender.
-        args: of ``make_parser``.
-        clock: its laps.
-        compiled: whether the first iteration (or the building) compiled something.
-        more: further entries.
-    """
+    """Print the line; ``compiled``: whether the first iteration (or the building) compiled."""
     counted = clock.laps[1:]
     if not counted:
         raise SystemExit(f"{name}: one iteration is not enough, the first is not counted")
@@ -188,8 +169,6 @@ def report(
         "versions": versions(),
         **more,
     }
-    if args.curve:
-        line["curve"] = clock.curve
     print(json.dumps(line), file=sys.__stdout__, flush=True)
 
 

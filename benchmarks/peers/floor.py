@@ -127,14 +127,13 @@ class Rollouts:
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED, "copy": False},
         )
-        self.t, self.n, self.scale = args.t, args.n, np.float32(args.reward_scale)
+        self.t, self.n = args.t, args.n
         self.high = self.env.single_action_space.high
         self.sizes = Sizes(
             self.env.single_observation_space.shape[0], self.env.single_action_space.shape[0]
         )
         self.random = np.random.default_rng(args.seed)
         self.observation = self.env.reset(seed=args.seed)[0].astype(np.float32)
-        self.running = np.zeros(args.n)
 
     def collect(self, parameters: Tensor) -> dict[str, np.ndarray]:
         t, n, f32 = self.t, self.n, np.float32
@@ -145,7 +144,7 @@ class Rollouts:
         seen = np.empty((t, n, self.sizes.observation), f32)
         after, actions, rewards = np.empty_like(seen), np.empty_like(noise), np.empty((t, n), f32)
         terminated, done = np.zeros((t, n), bool), np.zeros((t, n), bool)
-        observation, returns = self.observation, []
+        observation = self.observation
         for i in range(t):
             seen[i] = observation
             hidden = layer(layer(observation, w1, b1), w2, b2)
@@ -154,12 +153,9 @@ class Rollouts:
                 actions[i].clip(-self.high, self.high)
             )
             after[i], rewards[i], terminated[i] = observation, reward, ended
-            self.running += reward
             over = ended | cut
             if over.any():
                 done[i] = over
-                returns += self.running[over].tolist()
-                self.running[over] = 0
                 observation, _ = self.env.reset(options={"reset_mask": over})
             observation = observation.astype(f32)
         self.observation = observation
@@ -168,10 +164,9 @@ class Rollouts:
             "after": after,
             "action": actions,
             "log_prob": gaussian_log_prob(z, log_std),
-            "reward": rewards * self.scale,
+            "reward": rewards,
             "terminated": terminated,
             "done": done,
-            "returns": np.array(returns),
         }
 
 
@@ -218,14 +213,13 @@ def train(args: argparse.Namespace, clock: Clock) -> None:
     rollouts.env.step = clock.timed("env", rollouts.env.step)
     collect = clock.timed("rollout", rollouts.collect)
     clock.start()
-    for iteration in range(1, args.iterations + 1):
+    for _ in range(args.iterations):
         batch = collect(step.parameters)
         with clock.phase("advantage"):
             frames = make_frames(batch, step.parameters, rollouts.sizes, args.gamma, args.lmbda)
         with clock.phase("update"):
             for minibatch in minibatches(frames, args):
                 step(minibatch)
-        clock.ended(iteration * args.n * args.t, batch["returns"].tolist())
         clock.lap()
 
 

@@ -16,7 +16,7 @@ PHASES = {"move_anchor": "kl", "learn": "update"}
 PHASES_OF_PARTS = {"estimate_advantage": "advantage", "charge_kl": "kl"}
 
 
-def time_training(clock: Clock, see: Callable[[Any, Any], None]) -> None:
+def time_training(clock: Clock, see: Callable[[Any, Any], None] = lambda *_: None) -> None:
     """Book the phases of the runs to come; an iteration ends where ``save`` begins.
 
     ``see(training, batch)`` is called with every rollout, before its row is made. Checkpoints,

@@ -46,12 +46,7 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def checksum(task: str, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Of what was asked in the first iteration: equal where the prompts are.
-
-    Args:
-        task: of :data:`TASKS`.
-        rows: of the data, one per prompt.
-    """
+    """Of what was asked in the first iteration: equal where the prompts are."""
     questions = [" ".join(str(row[name]) for name in TASKS[task]) for row in rows]
     return zlib.crc32("\n".join(questions).encode())
 
@@ -65,19 +60,12 @@ def finish(
     asked: int,
     **more: Any,
 ) -> None:
-    """Print the line.
+    """Print the line: mean score and mean length (EOS counted) of each iteration's responses.
 
-    Args:
-        name: of the contender.
-        args: of :func:`make_parser`.
-        clock: its laps, one per iteration.
-        rewards: mean score of each iteration's samples.
-        tokens: mean length of each iteration's responses, EOS counted.
-        asked: :func:`checksum` of the first iteration's questions.
-        more: to be told beside.
+    ``asked`` is the :func:`checksum` of the first iteration's questions.
     """
     last = min(LAST, max(1, len(rewards) // 2))
-    work = argparse.Namespace(env=args.task, n=args.prompts, t=args.group, curve=False)
+    work = argparse.Namespace(env=args.task, n=args.prompts, t=args.group)
     told: dict[str, Any] = {
         "asked": asked,
         "reward_first": round(rewards[0], 4),

@@ -29,7 +29,6 @@ from torchrl.envs import (
     EnvBase,
     GymEnv,
     GymWrapper,
-    RewardScaling,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -52,8 +51,6 @@ def make_env(args: argparse.Namespace) -> TransformedEnv:
     transforms = [RewardSum(), StepCounter(), VecNormV2(in_keys=["observation"])]
     if base.observation_spec["observation"].dtype == torch.float64:  # MuJoCo's
         transforms.insert(0, DoubleToFloat(in_keys=["observation"]))
-    if args.reward_scale != 1:
-        transforms.append(RewardScaling(loc=0.0, scale=args.reward_scale))
     env = TransformedEnv(base, Compose(*transforms))
     env.set_seed(args.seed)
     return env
@@ -153,12 +150,10 @@ def train(args: argparse.Namespace, clock: Clock, folder: str) -> None:
         with clock.phase("update"):
             losses = update(batch)
         returns = batch["next", "episode_reward"][batch["next", "done"]]
-        frames = iteration * args.n * args.t
-        clock.ended(frames, returns.tolist())
         if len(returns):
             losses["return"] = float(returns.mean())
         for name, value in losses.items():
-            logger.log_scalar(name, value, step=frames)
+            logger.log_scalar(name, value, step=iteration * args.n * args.t)
         clock.lap()
     collector.shutdown()
 

@@ -63,11 +63,7 @@ def settings(args: argparse.Namespace, folder: str) -> dict[str, Any]:
 
 
 class Score:
-    """The task's score as a reward function; keeps what klrl's contender reports.
-
-    Args:
-        task: of :data:`benchmarks.peers.lm.TASKS`.
-    """
+    """The task's score as a reward function; keeps what klrl's contender reports."""
 
     __name__ = "score"
 
@@ -158,19 +154,15 @@ def score_responses_alone() -> None:
 
 @dataclass
 class KLs:
-    """KL(policy||reference) in the last iteration, nats.
+    """KL(policy||reference) in the last iteration, nats."""
 
-    Attributes:
-        logged: by TRL, a mean over the tokens of each minibatch, weighted by the ratio.
-        tokens: of each response.
-        exact: over the whole vocabulary, by plain transformers: one response at a time, unpadded;
-            a sum over each response.
-        k3: the same tokens by the estimator that TRL uses, unweighted; likewise.
-    """
-
+    # by TRL, a mean over the tokens of each minibatch, weighted by the ratio
     logged: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)  # of each response
+    # over the whole vocabulary, by plain transformers: one response at a time, unpadded; a sum over
+    # each response
     exact: list[float] = field(default_factory=list)
+    # the same tokens by the estimator that TRL uses, unweighted; likewise
     k3: list[float] = field(default_factory=list)
 
 

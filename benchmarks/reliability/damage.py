@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability.small_run import WORDS
-from benchmarks.reliability.words import TEXT, Input, text_files
+from benchmarks.reliability.words import TEXT, Input, text_files, texts
 from benchmarks.results import ROOT
 from benchmarks.small_jobs import CONTROL, LANGUAGE
 
@@ -71,31 +71,6 @@ def changed(r: random.Random, value: Any) -> Any:
     return r.choice(_VALUES)
 
 
-#: Texts of JSON that are hard to read: too deep, too long a number, keys twice.
-_HARD = (
-    *(
-        "[" * 100_000,
-        '{"a":' * 100_000,
-        "[" * 500 + "]" * 500,
-        "9" * 5000,
-        f'{{"status": {"9" * 5000}}}',
-    ),
-    *(
-        '{"a": 1, "a": 2}',
-        "NaN",
-        "-Infinity",
-        "1e999",
-        "null",
-        "[]",
-        "{}",
-        '"text"',
-        "0",
-        "",
-        "\n\n",
-    ),
-)
-
-
 def json_text(r: random.Random, value: Any) -> bytes:
     """A JSON text, changed in a value, in a byte, or altogether."""
     way = r.random()
@@ -103,7 +78,7 @@ def json_text(r: random.Random, value: Any) -> bytes:
         return json.dumps(changed(r, value)).encode("utf-8", "surrogatepass")
     if way < 0.85:
         return damaged(r, json.dumps(value, indent=1).encode())
-    return r.choice(_HARD).encode()
+    return r.choice(texts("json")).encode()
 
 
 # --------------------------------------------------------------------------------------- prompts
@@ -138,43 +113,6 @@ def prompts(r: random.Random) -> Input:
 
 # ------------------------------------------------------------------------------------------ YAML
 
-_YAML = (
-    "a: &a [x, x, x, x, x, x, x, x, x]\n"
-    + "".join(
-        f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(f'*{chr(97 + i)}' for _ in range(9))}]\n"
-        for i in range(9)
-    ),
-    *(
-        "&a [*a]\n",
-        "{a: &x {b: *x}}\n",
-        "!!python/object/apply:os.system ['true']\n",
-        "%YAML 9.9\n",
-    ),
-    *(
-        "---\n---\n",
-        "- 1\n- 2\n",
-        "3\n",
-        "text\n",
-        "null\n",
-        "\t\n",
-        "a: b: c\n",
-        "a: [\n",
-        "? ?\n",
-    ),
-    *(
-        "a: 'x\n",
-        "[" * 500,
-        "{a: " * 500,
-        "coef: 0.1\ncoef: 0.2\n",
-        "@\n",
-        "`\n",
-        "*nope\n",
-        "<<: 1\n",
-    ),
-    *("coef: ${kl.coef}\n", "coef: ${coef}\n", "coef: ${oc.env:NOPE}\n", "1: 2\n", "null: 1\n"),
-    *("defaults: 3\n", "defaults: [nope]\n", "defaults:\n  - mine@_here_\n", "defaults: {a: 1}\n"),
-    *("name: legacy\n", "name: [1]\n", "coef: " + "9" * 5000 + "\n", "coef: !!float nan\n"),
-)
 #: Groups of one's own, with a choice to start from that fits a control job.
 _GROUPS = {"kl": "retrieve", "env": "pendulum", "loss": "klpen", "optim": "adam", "learner": "ppo"}
 
@@ -190,9 +128,9 @@ def yamls(r: random.Random) -> Input:
         if way < 0.4:
             text = damaged(r, text)
         elif way < 0.7:
-            text += r.choice(_YAML).encode()
+            text += r.choice(texts("yaml")).encode()
         else:
-            text = r.choice(_YAML).encode()
+            text = r.choice(texts("yaml")).encode()
 
     def prepare(folder: Path) -> None:
         (folder / "conf" / group).mkdir(parents=True)
@@ -220,12 +158,7 @@ _READ = (
 
 
 def run_folder(r: random.Random, stock: Path) -> Input:
-    """A run folder, whole or with one file damaged, and a command that reads it.
-
-    Args:
-        r: chooses.
-        stock: holds a whole ``run``.
-    """
+    """A run folder, whole or with one file damaged, and a command that reads it."""
     whole = r.random() < 0.2
     words = r.choice(_READ)
     listed = sorted(path for path in (stock / "run").rglob("*") if path.is_file())
@@ -254,7 +187,9 @@ def _file_damage(r: random.Random, path: Path) -> Callable[[Path], None]:
         lines[at] = json_text(r, json.loads(lines[at]))
         content = b"\n".join(lines) + b"\n"
     elif path.suffix == ".yaml" and r.random() < 0.4:
-        content = r.choice([r.choice(_YAML).encode(), content + r.choice(_YAML).encode()])
+        content = r.choice(
+            [r.choice(texts("yaml")).encode(), content + r.choice(texts("yaml")).encode()]
+        )
     else:
         content = damaged(r, content)
     return lambda file: _rewrite(file, content)
@@ -286,49 +221,10 @@ def _fifo(path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------ paths
 
-#: What takes a path, with {} for it.
-_TAKE = (
-    *("resume={}", "hydra.run.dir={}", "actor.init={}", "reference=checkpoint reference.path={}"),
-    *("evaluate {}", "report {}", "report run -o {}", "diff run {}", "diff {} run", "ls {}"),
-    *("-m seed=0,1 hydra.sweep.dir={}", "-m seed=0,1 sweep={}", "--config-dir {} kl=retrieve"),
-    *("--config-name {}", "env=gym env.id={}", "TEXT env.data={}", "TEXT actor.model={}"),
-    *("TEXT env.reward={}", "TEXT env.eval_data={}", "TEXT actor.init={}", "plan {}", "doctor {}"),
-)
-_PATHS = (
-    *("missing", "run/missing", "file", "file/below", "empty", "dangling", "loop", "fifo", "a b"),
-    *(
-        "new\nline",
-        "",
-        ".",
-        "..",
-        "/",
-        "~",
-        "~nobody/x",
-        "/dev/null",
-        "/proc/self/mem",
-        "/proc/nope",
-    ),
-    *("x" * 300, "/".join(["x" * 50] * 100), "x" * 5000, "é日本", "\udcff", "'", '"', "a,b", "a=b"),
-    *(
-        "${env.id}",
-        "%s",
-        "[x]",
-        "{x}",
-        "run/",
-        "./run//",
-        "run/manifest.json",
-        "*",
-        "?",
-        "\\",
-        "-x",
-    ),
-    *("secret", "secret/run", "\u202e", "$(x)", "nul\\0", "file:", "http://x", "C:\\x", "#"),
-)
-
 
 def path_input(r: random.Random, stock: Path) -> Input:
     """A path where a command or a setting takes one."""
-    form, path = r.choice(_TAKE), r.choice(_PATHS)
+    form, path = r.choice(texts("takes")), r.choice(texts("paths"))
     words = [each.format(path) if "{}" in each else each for each in form.split()]
     if words[0] == "TEXT":
         key = words[1].split("=")[0]

@@ -30,21 +30,13 @@ LIBRARY_WARNINGS = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """How a command ended."""
 
-    Attributes:
-        code: its exit code; minus the number of the signal that ended it.
-        out: what it wrote to stdout.
-        err: what it wrote to stderr.
-        seconds: its wall time.
-        hung: whether it was killed at the limit.
-    """
-
-    code: int
-    out: str
-    err: str
-    seconds: float
-    hung: bool = False
+    code: int  # its exit code; minus the number of the signal that ended it
+    out: str  # what it wrote to stdout
+    err: str  # what it wrote to stderr
+    seconds: float  # its wall time
+    hung: bool = False  # whether it was killed at the limit
 
     @property
     def lines(self) -> list[str]:
@@ -52,12 +44,7 @@ class Ended:
         return self.err.strip().splitlines()
 
     def faults(self, codes: Sequence[int], *, most_lines: int = 1) -> list[str]:
-        """What is wrong with it, whatever it was given.
-
-        Args:
-            codes: the exit codes that are right.
-            most_lines: of stderr.
-        """
+        """What is wrong with it, whatever it was given."""
         last = self.lines[-1] if self.lines else ""
         wrong = []
         if self.hung:
@@ -76,13 +63,7 @@ class Ended:
 
 
 def in_fork(function: Callable[[], Any], folder: Path, limit: float = LIMIT) -> Ended:
-    """Call a function in a fork of this process, which has imported what it needs.
-
-    Args:
-        function: its SystemExit gives the exit code.
-        folder: the working folder.
-        limit: seconds, after which it is killed.
-    """
+    """Call a function in a fork of this process, which has imported what it needs."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -95,13 +76,7 @@ def in_fork(function: Callable[[], Any], folder: Path, limit: float = LIMIT) -> 
 
 
 def fork(function: Callable[[], Any], folder: Path, output: str) -> int:
-    """Begin to call a function in a fork, and go on; its id.
-
-    Args:
-        function: as for :func:`in_fork`.
-        folder: the working folder.
-        output: the file that takes stdout and stderr.
-    """
+    """Begin to call a function in a fork, and go on; its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks.reliability import damage, words
 from benchmarks.reliability.ended import Ended, as_process, in_fork
 from benchmarks.reliability.folder import names
-from benchmarks.reliability.small_run import FRAMES, WORDS, klrl
+from benchmarks.reliability.small_run import FRAMES, WORDS, klrl, make_model
 from benchmarks.reliability.small_run import import_all as import_commands
 from benchmarks.reliability.untrained import without_training
 from benchmarks.reliability.words import Input
@@ -55,13 +55,7 @@ _MAKERS: tuple[tuple[float, Callable[[random.Random, Path], Input]], ...] = (
 
 
 def make_input(seed: int, number: int, stock: Path) -> Input:
-    """Input number n of a seed.
-
-    Args:
-        seed: of all inputs.
-        number: of this one.
-        stock: holds a whole run folder.
-    """
+    """Input number n of a seed."""
     r = random.Random(f"klrl {seed} {number}")
     weights, makers = zip(*_MAKERS, strict=True)
     (make,) = r.choices(makers, weights)
@@ -73,12 +67,9 @@ def make_input(seed: int, number: int, stock: Path) -> Input:
 
 def run(given: Input, folder: Path, *, real: bool) -> Ended:
     """Give an input to klrl, in a fork or in a process of its own."""
-    if real:
+    if real and not any("\0" in word for word in given.words):
         module = "klrl" if given.valid is False else "benchmarks.reliability.untrained"
-        if any("\0" in word for word in given.words):
-            real = False
-        else:
-            return as_process([sys.executable, "-m", module, *given.words], folder, LIMIT)
+        return as_process([sys.executable, "-m", module, *given.words], folder, LIMIT)
 
     def go() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -91,13 +82,7 @@ def run(given: Input, folder: Path, *, real: bool) -> Ended:
 
 
 def verdict(given: Input, ended: Ended, new: Sequence[str]) -> list[str]:
-    """What is wrong with an answer.
-
-    Args:
-        given: the input.
-        ended: the answer.
-        new: names that are in the folder now and were not before.
-    """
+    """What is wrong with an answer."""
     codes = {True: [0], False: [2], None: [0, 2]}[given.valid]
     wrong = ended.faults(codes)
     if ended.code == 2 and ended.lines:
@@ -123,10 +108,13 @@ def try_input(given: Input, folder: Path, *, real: bool) -> tuple[Ended, list[st
 
 
 def make_stock(folder: Path) -> None:
-    """A small run, as ``run`` in a folder."""
+    """A small run, as ``run`` in a folder, and a small model beside it."""
     made = klrl([*WORDS, f"frames={2 * FRAMES}", "hydra.run.dir=run"], folder)
     if made.code:
         raise SystemExit(f"the run to be read fails: {made.err}")
+    built = in_fork(lambda: make_model(Path("model")), folder)
+    if built.code:
+        raise SystemExit(f"the model fails: {built.err}")
 
 
 def import_all() -> None:

@@ -25,12 +25,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 from benchmarks.reliability.ended import Ended
 from benchmarks.reliability.hostile_cases import Case, cases
@@ -41,31 +40,40 @@ from benchmarks.reliability.hostile_stock import (
     SWEEP,
     Stock,
     import_all,
+    table,
 )
 from benchmarks.reliability.hostile_watch import Watch
 from benchmarks.reliability.small_run import FRAMES, WORDS
 
 #: Seconds for one command, and bytes that it may add to the memory of the start.
 LIMIT, MEMORY = 15.0, 3_000_000_000
+#: A sign before what is no number.
+_SIGNED_TEXT = re.compile(r"[-+](?!((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan)$)", re.I)
 #: What a terminal would carry out.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a folder is given to.
+    """What a folder is given to; see hostile.yaml."""
 
-    Attributes:
-        words: of the command line, NAME for the run folder's name; or a function of Python's.
-        writes: where it may write, below the working folder.
-        starts: whether it starts processes of its own.
-        drawn: whether pictures are drawn, and not only written.
-    """
-
-    words: tuple[str, ...] | Callable[[], None]
-    writes: tuple[str, ...] = ()
+    words: str = ""
+    load: str = ""
+    writes: str = ""
     starts: bool = False
     drawn: bool = False
+
+    def give(self, name: str) -> None:
+        """Do it, with the name of the run folder."""
+        from klrl.cli.main import main
+
+        if self.load:
+            _load(self.load)
+            return
+        words: list[str] = []
+        for word in self.words.split():
+            words += _WORDS.get(word, (word.replace("NAME", name),))
+        main(words)
 
 
 def _load(run: str) -> None:
@@ -91,64 +99,15 @@ def _load(run: str) -> None:
         raise SystemExit(2)
 
 
-_MORE = f"frames={3 * FRAMES}"
-_NEW = (*WORDS, f"frames={FRAMES}", "hydra.run.dir=new")
-_NEW_LM = (*LANGUAGE, f"frames={SAMPLES}", "hydra.run.dir=new")
-_OTHER = "reference=checkpoint"
-_SEARCH = (
-    *("-m", "sweep=sw", "search=optuna", "search.trials=1", "search.at_once=1", *WORDS),
-    *(f"frames={FRAMES}", "kl.coef=interval(0.1,0.2)"),
-)
-COMMANDS: dict[str, Command] = {
-    "evaluate": Command(("evaluate", "run", "--episodes", "1")),
-    "resume": Command(("resume=run", _MORE), ("run",)),
-    "reference": Command((*_NEW, _OTHER, "reference.path=run"), ("new",)),
-    "init": Command((*_NEW, "actor.init=run"), ("new",)),
-    "load": Command(partial(_load, "run")),
-    "video": Command(("evaluate", "run", "--episodes", "1", "--video"), ("run/videos",), True),
-    "resume, wandb": Command(("resume=run", _MORE), ("run",), True),
-    "ls": Command(("ls", ".")),
-    "ls --json": Command(("ls", ".", "--json")),
-    "report": Command(("report", "run", "other"), ("run/report",)),
-    "report, drawn": Command(("report", "run", "other"), ("run/report",), drawn=True),
-    "diff": Command(("diff", "run", "other")),
-    "diff --bits": Command(("diff", "run", "other", "--bits")),
-    "evaluate here": Command(("evaluate", ".", "--episodes", "1")),
-    "resume here": Command(("resume=.", _MORE), ("run",)),
-    "load here": Command(partial(_load, ".")),
-    "report here": Command(("report", "."), ("run/report",)),
-    "diff here": Command(("diff", ".", "../other")),
-    "evaluate mine": Command(("evaluate", "mine", "--episodes", "1")),
-    "resume mine": Command(("resume=mine", _MORE), ("mine",)),
-    "evaluate NAME": Command(("evaluate", "NAME", "--episodes", "1")),
-    "resume NAME": Command(("resume=NAME", _MORE), ("NAME",)),
-    "report NAME": Command(("report", "NAME", "other"), ("NAME/report",), drawn=True),
-    "diff NAME": Command(("diff", "NAME", "other")),
-    "evaluate lm": Command(("evaluate", "lm", "--episodes", "2")),
-    "resume lm": Command(("resume=lm", f"frames={3 * SAMPLES}"), ("lm",)),
-    "reference lm": Command((*_NEW_LM, _OTHER, "reference.path=lm"), ("new",)),
-    "init lm": Command((*_NEW_LM, "actor.init=lm"), ("new",)),
-    "load lm": Command(partial(_load, "lm")),
-    "report lm": Command(("report", "lm"), ("lm/report",)),
-    "diff lm": Command(("diff", "lm", "run")),
-    "export": Command(("export", "lm", "exported"), ("exported",)),
-    "verify": Command(("verify", "lm")),
-    "evaluate lm here": Command(("evaluate", ".", "--episodes", "2", "actor.model=../model")),
-    "resume lm here": Command(("resume=.", f"frames={3 * SAMPLES}"), ("lm",)),
-    "export here": Command(("export", ".", "../exported", "--model=../model"), ("exported",)),
-    "verify here": Command(("verify", ".", "--model=../model")),
-    "sweep": Command(("-m", "sweep=sw", *SWEEP), ("outputs/sw",)),
-    "sweep, joblib": Command(("-m", "sweep=sw", "launcher=joblib", *SWEEP), ("outputs/sw",), True),
-    "sweep, submitit": Command(
-        ("-m", "sweep=sw", "launcher=submitit", "launcher.cluster=local", *SWEEP),
-        ("outputs/sw",),
-        True,
-    ),
-    "search": Command(_SEARCH, ("outputs/sw",)),
-    "plan": Command(("plan", "-m", "sweep=sw", *SWEEP), starts=True),
-    "ls sweep": Command(("ls", "outputs/sw")),
-    "report sweep": Command(("report", "outputs"), ("outputs/report",)),
+_WORDS: dict[str, tuple[str, ...]] = {
+    "MORE": (f"frames={3 * FRAMES}",),
+    "SAMPLES": (f"frames={3 * SAMPLES}",),
+    "NEW": (*WORDS, f"frames={FRAMES}", "hydra.run.dir=new"),
+    "NEW_LM": (*LANGUAGE, f"frames={SAMPLES}", "hydra.run.dir=new"),
+    "SWEEP": SWEEP,
+    "SEARCH": (*WORDS, f"frames={FRAMES}", "kl.coef=interval(0.1,0.2)"),
 }
+COMMANDS = {name: Command(**given) for name, given in table()["commands"].items()}
 
 
 # --------------------------------------------------------------------------------------- one try
@@ -159,15 +118,16 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     stock.restore()
     case.prepare(stock)
     given = COMMANDS[name]
-    writes = [each.replace("NAME", case.fed) for each in given.writes]
+    writes = given.writes.replace("NAME", case.fed)
     before = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
     with tempfile.TemporaryFile() as log:
         go = partial(_go, stock, case, given, log.fileno())
-        ended = stock.fork(go, case.cwd, 3 * LIMIT if given.drawn or given.starts else LIMIT)
+        limit = 3 * LIMIT if given.drawn or given.starts else LIMIT
+        ended = stock.fork(go, case.cwd, limit, drawn=given.drawn)
         log.seek(0)
         seen = log.read().decode().splitlines()
     wrong = [*dict.fromkeys(seen)][:6]
-    wrong += ended.faults(case.codes, most_lines=_lines(case, given))
+    wrong += ended.faults(case.codes, most_lines=case.lines + 2 * given.starts)
     if stock.mark.exists():
         wrong.append(f"it ran: {', '.join(dict.fromkeys(stock.mark.read_text().splitlines()))}")
     after = {folder: snapshot(folder) for folder in (stock.work, stock.victim)}
@@ -175,22 +135,14 @@ def attempt(stock: Stock, case: Case, name: str) -> tuple[Ended, list[str]]:
     wrong += [
         each
         for each in changes(before[stock.work], after[stock.work])
-        if not each.split(" ", 1)[1].startswith(tuple(writes))
+        if not (writes and each.split(" ", 1)[1].startswith(writes))
     ][:4]
     wrong += _told(stock, case, ended)
     return ended, wrong
 
 
-def _lines(case: Case, given: Command) -> int:
-    return case.lines + (2 if given.starts else 0)
-
-
 def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
     """In the fork."""
-    from klrl.cli.main import main
-
-    if given.drawn:
-        _draw_again()
     sys.dont_write_bytecode = True
     sys.path[:] = [each for each in sys.path if each]  # as the installed command
     if not given.starts:
@@ -200,23 +152,9 @@ def _go(stock: Stock, case: Case, given: Command, log: int) -> None:
     planted = [work / each for each in ("run", "lm", "mine", "model", "outputs")]
     writable = [work, stock.tmp, stock.mark]
     writable += [stock.home / each for each in (".cache", ".local", ".config")]
-    watch = Watch(
-        log, [*planted, stock.victim, work / (case.fed or "run")], writable, starts=given.starts
-    )
-    watch.install()
-    if callable(given.words):
-        given.words()
-    else:
-        main([word.replace("NAME", case.fed) for word in given.words])
-
-
-def _draw_again() -> None:
-    import matplotlib.figure
-
-    matplotlib.figure.Figure.savefig = _SAVEFIG  # type: ignore[method-assign]
-
-
-_SAVEFIG: Any = None
+    planted += [stock.victim, work / (case.fed or "run")]
+    Watch(log, planted, writable, starts=given.starts).install()
+    given.give(case.fed)
 
 
 # ------------------------------------------------------------------------------------- judgement
@@ -262,7 +200,7 @@ def _told(stock: Stock, case: Case, ended: Ended) -> Iterator[str]:
         yield f"prints {case.fed!r} raw"
     for key, secret in SECRETS.items():
         if secret in said:
-            yield f"prints the value of {key}: {_around(said, secret)!r}"
+            yield f"prints the value of {key}: {said[: said.index(secret)][-60:]!r}..."
         for folder in (stock.work, stock.home, stock.tmp):
             for path in _walk(folder):
                 if path.is_file() and not path.is_symlink() and secret.encode() in _content(path):
@@ -284,11 +222,6 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _around(text: str, part: str) -> str:
-    at = text.index(part)
-    return text[max(0, at - 60) : at + len(part)]
-
-
 class _Page(HTMLParser):
     """Finds a tag of a name that was fed."""
 
@@ -306,16 +239,8 @@ def _formulas(path: Path) -> Iterator[str]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.reader(file):
             for cell in row:
-                if cell[:1] in ("=", "@", "+", "-", "\t", "\r") and not _is_number(cell):
+                if cell[:1] in ("=", "@", "\t", "\r") or _SIGNED_TEXT.match(cell):
                     yield f"{path.name}: the cell {cell[:40]!r}"
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 # ----------------------------------------------------------------------------------------- table
@@ -342,10 +267,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"no such case or command; cases: {[case.name for case in cases()]}")
     begun = time.monotonic()
     import_all()
-    import matplotlib.figure
-
-    global _SAVEFIG
-    _SAVEFIG = matplotlib.figure.Figure.savefig
     records = []
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         base = Path(folder).resolve() / "base"
@@ -355,12 +276,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for case, name in pairs:
             ended, wrong = attempt(stock, case, name)
             records.append({"case": case.name, "command": name, "wrong": wrong})
-            told = "ok" if not wrong else "; ".join(wrong)
-            shown = f"{case.name} x {name} -> exit {ended.code}, {told}"
-            line = shown.encode("utf-8", "backslashreplace").decode()
-            line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], line).replace("\n", "\\n")
+            told = "; ".join(wrong) or "ok"
             if wrong or not args.wrong:
-                print(line if len(line) < 600 else f"{line[:600]}...", flush=True)
+                shown = ascii(f"{case.name} x {name} -> exit {ended.code}, {told}")
+                print(shown[1:-1][:600], flush=True)
             if args.case is not None and args.command is not None:
                 print(ascii(ended.out), ascii(ended.err), sep="\n")
         stock.restore()

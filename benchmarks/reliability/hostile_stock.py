@@ -7,14 +7,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.reliability.ended import Ended, in_fork
 from benchmarks.reliability.hostile_watch import TAG
-from benchmarks.reliability.small_run import FRAMES, WORDS, stand_in
+from benchmarks.reliability.small_run import FRAMES, WORDS, make_model, stand_in
 from benchmarks.reliability.small_run import import_all as import_commands
 
 #: What no file may hold, and nothing may print: a text and a number of the user's environment.
@@ -29,76 +31,18 @@ LANGUAGE = (
 SAMPLES = 4
 SWEEP = (*WORDS, f"frames={FRAMES}", "seed=0,1")
 
-#: Parts that run; whoever imports them leaves a mark.
-EVIL = '''\
-"""TAG"""
-import os
-if os.environ.get("KLRL_MARK"):
-    with open(os.environ["KLRL_MARK"], "a") as _file:
-        _file.write(__name__ + " was imported\\n")
-import gymnasium, torch
-from gymnasium.envs.classic_control.pendulum import PendulumEnv
-from klrl.config.own.parts import GIVEN
-from klrl.kl.controllers import FixedKLController
-from klrl.losses.beta import BetaRule
-from klrl.losses.policy import PolicyLoss
+#: The module of all parts that run: whoever imports it leaves a mark.
+EVIL = Path(__file__).with_name("evil.txt").read_text(encoding="utf-8").replace("TAG", TAG, 1)
 
-gymnasium.register("Evil-v0", PendulumEnv, max_episode_steps=200)
-def env(): return PendulumEnv()
-def score(prompts, responses, rows): return [0.5 for _ in responses]
-def k3(log_ratio): return torch.expm1(-log_ratio) + log_ratio
-def forward(log_ratio): return -torch.exp(-log_ratio) * log_ratio
-def net(inputs, outputs): return torch.nn.Linear(inputs, outputs)
-def critic(inputs): return torch.nn.Linear(inputs, 1)
-class Wrapper(gymnasium.Wrapper): pass
-class Controller(FixedKLController):
-    def __init__(self, coef): super().__init__(coef)
-class Rule(BetaRule):
-    def update(self, kl): return self.beta
-class Loss(PolicyLoss):
-    def __init__(self, **given): super().__init__(**given)
-    def gain(self, scored, advantage, beta):
-        return (scored.log_prob - scored.old_log_prob).exp() * advantage
-class Advantage:
-    def __init__(self, config, critic): self.critic = critic
-    def __call__(self, batch):
-        batch["state_value"] = value = self.critic.module(batch["observation"])
-        batch["advantage"], batch["value_target"] = torch.ones_like(value), value
-class Log:
-    def log(self, row): pass
-'''.replace("TAG", TAG, 1)
-#: Setting of a part -> the words that name one of ``evil``.
-PARTS: dict[str, tuple[str, ...]] = {
-    "env": ("env=custom", "env.target=evil:env"),
-    "env.wrappers": ("env.wrappers=[{target: evil:Wrapper}]",),
-    "actor": ("actor=custom", "actor.target=evil:net"),
-    "actor.own_critic": (
-        *("actor=custom", "actor.target=evil:net"),
-        "actor.own_critic.target=evil:critic",
-    ),
-    "kl.own_estimator": (
-        *("kl.placement=loss", "kl.estimator=custom"),
-        "kl.own_estimator.target=evil:k3",
-    ),
-    "kl.own_divergence": (
-        *("kl.placement=split", "kl.estimator=exact", "kl.divergence=custom"),
-        "kl.own_divergence.target=evil:forward",
-    ),
-    "controller": ("controller=custom", "controller.target=evil:Controller"),
-    "logger": ("logger=custom", "logger.target=evil:Log"),
-    "advantage": ("advantage=custom", "advantage.target=evil:Advantage"),
-    "loss": ("loss=custom", "loss.target=evil:Loss"),
-    "loss.own_beta_rule": (*("loss.beta_rule=custom", "loss.own_beta_rule.target=evil:Rule"),),
-}
+
+@cache
+def table() -> dict[str, Any]:
+    """What hostile.yaml holds."""
+    return yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
 
 
 class Stock:
-    """The user's home, and a folder with what honest commands made.
-
-    Args:
-        base: an empty folder; ``work`` is where commands are given, ``victim`` holds files that
-            are nobody's business, ``home`` and ``tmp`` are the user's.
-    """
+    """The user's ``home`` and ``tmp``; ``work``, with what honest commands made; ``victim``."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -135,14 +79,14 @@ class Stock:
     def _make(self) -> None:
         for name in ("file.txt", "metrics.jsonl", "notes.json"):
             (self.victim / name).write_text(f"the user's {name}\n")
-        self._must(_make_model, "a model")
+        self._must(lambda: make_model(Path("model")), "a model")
         self._klrl(*WORDS, f"frames={2 * FRAMES}", "hydra.run.dir=run")
         self._klrl(*WORDS, f"frames={2 * FRAMES}", "hydra.run.dir=other", "seed=1")
         self._klrl(*LANGUAGE, f"frames={2 * SAMPLES}", "hydra.run.dir=lm")
         self._klrl("-m", "sweep=sw", *SWEEP)
         own = EVIL.replace(TAG, "of the user").replace("KLRL_MARK", "KLRL_NO_MARK")
         (self.work / "lab.py").write_text(own)
-        mine = [word.replace("evil:", "lab:") for word in PARTS["env"]]
+        mine = [word.replace("evil:", "lab:") for word in table()["parts"]["env"]]
         words = [word for word in WORDS if word != "env=pendulum"]
         self._klrl(*mine, *words, f"frames={2 * FRAMES}", "hydra.run.dir=mine")
         self._must(self._store_parts, "settings with parts")
@@ -160,8 +104,10 @@ class Stock:
         if ended.code:
             raise SystemExit(f"{what}: fails where all is honest:\n{ended.out}{ended.err}")
 
-    def fork(self, function: Callable[[], Any], cwd: str = ".", limit: float = 120.0) -> Ended:
-        """Call a function in a fork, as the user."""
+    def fork(
+        self, function: Callable[[], Any], cwd: str = ".", limit: float = 120.0, drawn: bool = False
+    ) -> Ended:
+        """Call a function in a fork, as the user; pictures are drawn only where they are asked."""
 
         def go() -> None:
             import tempfile
@@ -171,7 +117,8 @@ class Stock:
             os.environ.clear()
             os.environ.update(self.environment())
             tempfile.tempdir = None
-            Figure.savefig = stand_in  # type: ignore[assignment, method-assign]
+            if not drawn:
+                Figure.savefig = stand_in  # type: ignore[assignment, method-assign]
             function()
 
         return in_fork(go, self.work / cwd, limit)
@@ -186,7 +133,7 @@ class Stock:
         (folder / "evil.py").write_text(EVIL)
         sys.path.append(str(folder))
         stored = {}
-        for part, words in PARTS.items():
+        for part, words in table()["parts"].items():
             base = [word for word in WORDS if not (part == "env" and word == "env=pendulum")]
             if "actor=custom" in words:
                 base.remove("actor.hidden=[8]")
@@ -216,15 +163,6 @@ def import_all() -> None:
     import klrl.sweep.search  # noqa: F401
 
 
-def _make_model() -> None:
-    from benchmarks.sort_digits_base import Recipe, build
-
-    small = Recipe(
-        hidden=16, layers=1, heads=2, batch=8, measure_every=4, measure_on=8, target=0.0, context=64
-    )
-    build(small, Path("model"))
-
-
 def _removable(folder: Path) -> None:
     folder.chmod(0o700)
     for name, below, _ in os.walk(folder):
@@ -232,19 +170,3 @@ def _removable(folder: Path) -> None:
             path = Path(name) / each
             if not path.is_symlink():
                 path.chmod(0o700)
-
-
-@contextmanager
-def in_folder(folder: Path) -> Iterator[None]:
-    """The working folder, for a while."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-def words_of(*words: str) -> Sequence[str]:
-    """A command line."""
-    return words

@@ -38,14 +38,7 @@ _STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.forkpty", "pty.spawn", 
 
 
 class Watch:
-    """The hook.
-
-    Args:
-        log: a descriptor that takes a line for each thing that may not be.
-        planted: folders of files that came from elsewhere; code in them may not run.
-        writable: where the process may write.
-        starts: whether it may start processes of its own, as some launchers do.
-    """
+    """The hook: a line in ``log`` for code of ``planted`` folders, and for writes elsewhere."""
 
     def __init__(
         self, log: int, planted: Iterable[Path], writable: Iterable[Path], *, starts: bool
@@ -55,16 +48,17 @@ class Watch:
         self._writable = (*map(str, writable), *_DEVICES)
         self._inside = threading.local()
         self._handlers: dict[str, Callable[[tuple[Any, ...]], str | None]] = {
-            "exec": self._exec,
-            "compile": self._compile,
-            "import": self._import,
+            "exec": lambda args: self._planted_path(getattr(args[0], "co_filename", None)),
+            # ast.parse, which finds imports and runs nothing, compiles a file of no name.
+            "compile": lambda args: self._planted_path(args[1]),
+            "import": lambda args: self._planted_path(args[1]),
+            "ctypes.dlopen": lambda args: self._planted_path(args[0]),
             "open": self._open,
-            "subprocess.Popen": self._popen,
-            "ctypes.dlopen": self._dlopen,
-            "pickle.find_class": self._find_class,
             "marshal.loads": self._marshal,
+            "subprocess.Popen": self._popen,
+            "pickle.find_class": lambda args: self._started(f"{args[0]}.{args[1]}"),
             "socket.connect": self._connect,
-            **dict.fromkeys(_STARTS, self._start),
+            **dict.fromkeys(_STARTS, lambda args: self._started(str(args[0])[:100])),
         }
 
     def install(self) -> None:
@@ -84,50 +78,29 @@ class Watch:
         finally:
             self._inside.now = False
 
-    # -------------------------------------------------------------------------------------- code
+    # -------------------------------------------------------------------------- code, processes
 
-    def _is_planted(self, path: Any) -> bool:
-        if not isinstance(path, str | bytes) or not path:
-            return False
-        text = os.fsdecode(path)
-        if text.startswith("<"):
-            return False
-        real = os.path.realpath(text)
-        return real.startswith(self._planted) or _ODD_MODULES.search(real) is not None
-
-    def _exec(self, args: tuple[Any, ...]) -> str | None:
-        name = getattr(args[0], "co_filename", None)
-        return str(name) if self._is_planted(name) else None
-
-    def _compile(self, args: tuple[Any, ...]) -> str | None:
-        # ast.parse, which finds imports and runs nothing, compiles a file of no name.
-        return str(args[1]) if len(args) > 1 and self._is_planted(args[1]) else None
-
-    def _import(self, args: tuple[Any, ...]) -> str | None:
-        return str(args[1]) if len(args) > 1 and self._is_planted(args[1]) else None
-
-    def _dlopen(self, args: tuple[Any, ...]) -> str | None:
-        return str(args[0]) if self._is_planted(args[0]) else None
-
-    def _find_class(self, args: tuple[Any, ...]) -> str | None:
-        return None if self._starts else f"{args[0]}.{args[1]}"
+    def _planted_path(self, path: Any) -> str | None:
+        if not isinstance(path, str | bytes) or not path or os.fsdecode(path).startswith("<"):
+            return None
+        real = os.path.realpath(os.fsdecode(path))
+        is_planted = real.startswith(self._planted) or _ODD_MODULES.search(real) is not None
+        return os.fsdecode(path) if is_planted else None
 
     def _marshal(self, args: tuple[Any, ...]) -> str | None:
         content = args[0] if isinstance(args[0], bytes) else b""
         return "a planted .pyc" if TAG.encode() in content else None
 
-    # --------------------------------------------------------------------------------- processes
+    def _started(self, told: str) -> str | None:
+        return None if self._starts else told
 
     def _popen(self, args: tuple[Any, ...]) -> str | None:
         given = args[1]
         words = given if isinstance(given, str) else " ".join(map(os.fsdecode, given))
-        return None if self._starts or _PROGRAMS.match(words) else words[:100]
-
-    def _start(self, args: tuple[Any, ...]) -> str | None:
-        return None if self._starts else str(args[0])[:100]
+        return None if _PROGRAMS.match(words) else self._started(words[:100])
 
     def _connect(self, args: tuple[Any, ...]) -> str | None:
-        return None if self._starts or isinstance(args[1], str | bytes) else str(args[1])
+        return None if isinstance(args[1], str | bytes) else self._started(str(args[1]))
 
     # -------------------------------------------------------------------------------------- files
 

@@ -59,33 +59,19 @@ def _longer(job: Job) -> Job:
 
 
 def whole(job: Job, work: Path) -> float:
-    """Run a job undisturbed; its seconds.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    for name in (MODEL,) if f"actor.model={MODEL}" in job.words else ():
-        if not (work / name).exists():
-            made = next((work / "cache").rglob("model.safetensors"))
-            (work / name).symlink_to(made.parent)
+    """Run a job undisturbed; its seconds."""
+    if f"actor.model={MODEL}" in job.words and not (work / MODEL).exists():
+        made = next((work / "cache").rglob("model.safetensors"))
+        (work / MODEL).symlink_to(made.parent)
     ended = klrl(job.command, work, limit=_LIMIT)
     _require(ended, job, "the undisturbed run")
     return ended.seconds
 
 
 def killed(words: Sequence[str], work: Path, run: Path, rows: int, share: float) -> bool:
-    """Start or resume a run, and kill it.
+    """Start or resume a run, and kill it after a share of the rows that are still to come.
 
-    Args:
-        words: the command line.
-        work: the working folder.
-        run: the run folder.
-        rows: of the whole run.
-        share: of the rows that are still to come, after which it is killed, and of the seconds of
-            the iteration after that.
-
-    Returns:
-        Whether it was killed; else it was done before.
+    Whether it was killed; else it was done before.
     """
     pid = begin(words, work)
     begun = _rows(run)
@@ -148,10 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for job in jobs:
             if job in wanted or job.name in needed:
                 seconds = whole(job, work)
-                print(
-                    f"{job.name}: {seconds:.1f} s undisturbed, resume: {_tier(work, job)}",
-                    flush=True,
-                )
+                tier = json.loads((work / job.folder / "manifest.json").read_text()).get("resume")
+                print(f"{job.name}: {seconds:.1f} s undisturbed, resume: {tier}", flush=True)
         begun, number = time.monotonic(), 0
         while sum(counted.values()) < args.kills:
             job = wanted[number % len(wanted)]
@@ -166,10 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{sum(counted.values())} kills in {time.monotonic() - begun:.0f} s ({told})")
     print(f"{number - len(wrong)} of {number} runs are equal to the bit to undisturbed ones")
     return 1 if wrong else 0
-
-
-def _tier(work: Path, job: Job) -> str:
-    return str(json.loads((work / job.folder / "manifest.json").read_text()).get("resume"))
 
 
 def _parser() -> argparse.ArgumentParser:

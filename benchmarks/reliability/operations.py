@@ -25,16 +25,8 @@ SetAttribute = Callable[[Any, str, Any], None]
 class Operations:
     """Does something at one of this process's file operations, before it is carried out.
 
-    A write to an opened file counts twice: before it, and when half of it is in the file.
-
-    Args:
-        at: the operation's number, from 0; -1 for none.
-        action: takes the operation's name; it may raise, or end the process.
-        counts: whether a path counts; default: every one.
-        stays: act at every later operation that takes space, too, as a disk does that stays full.
-
-    Attributes:
-        log: name and path of those so far.
+    A write to an opened file counts twice: before it, and when half of it is in the file. ``at`` is
+    from 0, -1 for none; a disk that ``stays`` full refuses every later operation that takes space.
     """
 
     def __init__(

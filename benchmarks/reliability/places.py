@@ -32,11 +32,7 @@ def kill(name: str) -> None:
 
 
 def refuse(number: int, name: str) -> None:
-    """Fail as the system does.
-
-    Raises:
-        OSError: always.
-    """
+    """Fail as the system does."""
     raise OSError(number, os.strerror(number))
 
 
@@ -62,11 +58,7 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 
 class Bench:
-    """A run as it was before the fault, and how it goes on.
-
-    Args:
-        work: an empty folder.
-    """
+    """A run as it was before the fault, and how it goes on."""
 
     def __init__(self, work: Path) -> None:
         self.work, self.run, self._before = work, work / RUN, work / "before"

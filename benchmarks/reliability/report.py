@@ -11,19 +11,13 @@ from benchmarks.reliability.ended import Ended
 
 @dataclass
 class Line:
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        fault: what was done, and to what.
-        places: how many places were tried.
-        ended: how the command ended -> in how many places.
-        kept: what was kept -> in how many places.
-    """
-
-    fault: str
-    places: int = 0
+    fault: str  # what was done, and to what
+    places: int = 0  # how many places were tried
+    # how the command ended -> in how many places
     ended: Counter[str] = field(default_factory=Counter)
-    kept: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)  # what was kept -> in how many places
 
     def cells(self) -> tuple[str, ...]:
         return (self.fault, str(self.places), _counted(self.ended), _counted(self.kept))

@@ -25,14 +25,7 @@ FRAMES = 64
 def klrl(
     words: Sequence[str], work: Path, operations: Operations | None = None, limit: float = LIMIT
 ) -> Ended:
-    """A command of klrl in a fork.
-
-    Args:
-        words: its command line.
-        work: the working folder.
-        operations: counts its file operations.
-        limit: seconds, after which it is killed.
-    """
+    """A command of klrl in a fork."""
     return in_fork(partial(_go, words, operations), work, limit)
 
 
@@ -79,3 +72,11 @@ def import_all() -> None:
 
     torch.set_num_threads(1)
     klrl.runs.curves.curves_figure([], "", klrl.domains.CONTROL)  # imports matplotlib
+
+
+def make_model(folder: Path) -> None:
+    """A language model of a few thousand parameters, which has hardly learned."""
+    from benchmarks.sort_digits_base import Recipe, build
+
+    small = {"hidden": 16, "layers": 1, "heads": 2, "batch": 8, "context": 64}
+    build(Recipe(**small, measure_every=4, measure_on=8, target=0.0), folder)

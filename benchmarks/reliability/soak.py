@@ -24,9 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.reliability.words import TEXT, text_files
+from benchmarks.reliability.small_run import make_model
+from benchmarks.reliability.words import TEXT
 from benchmarks.results import environment
-from benchmarks.small_jobs import CONTROL, LANGUAGE
+from benchmarks.small_jobs import CONTROL, FILES, LANGUAGE
 
 #: Quantity -> most that its median may grow from the first fifth to the last.
 #: MB of memory: an allocator keeps some of what is freed, but not more of it each time.
@@ -65,21 +66,13 @@ def sample(run: Path | None = None) -> Sample:
 
 @dataclass(frozen=True)
 class Trend:
-    """How a quantity went.
+    """How a quantity went."""
 
-    Attributes:
-        name: of the quantity.
-        first: median of the first fifth after the warm-up.
-        last: median of the last fifth.
-        slope: of the least squares line after the warm-up, per 1,000 samples.
-        most: growth that is allowed.
-    """
-
-    name: str
-    first: float
-    last: float
-    slope: float
-    most: float
+    name: str  # of the quantity
+    first: float  # median of the first fifth after the warm-up
+    last: float  # median of the last fifth
+    slope: float  # of the least squares line after the warm-up, per 1,000 samples
+    most: float  # growth that is allowed
 
     @property
     def flat(self) -> bool:
@@ -137,7 +130,9 @@ def many_runs(count: int) -> list[Sample]:
     """Short runs one after the other in this process; a sample after each."""
     import klrl
 
-    text_files(Path())
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    make_model(Path("model"))
     language = f"{TEXT} kl.placement=split kl.estimator=exact {LANGUAGE}"
     control = [f"{words} {CONTROL}" for words in _SHORT]
     samples = []
@@ -156,15 +151,7 @@ _SOAKS: dict[str, Callable[[int], list[Sample]]] = {"one run": one_run, "many ru
 
 
 def soak(name: str, size: int) -> list[Trend]:
-    """One of the soaks in a process of its own, with its own folder for temporary files.
-
-    Args:
-        name: one run, many runs.
-        size: frames, or how many runs.
-
-    Raises:
-        SystemExit: a run failed.
-    """
+    """One of the soaks in a process of its own, with its own folder for temporary files."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
         (work / "tmp").mkdir()

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT
+import yaml
+
 from benchmarks.small_jobs import CONTROL, FILES, JOBS, LANGUAGE
 
-MODEL = ROOT / "tests" / "fixtures" / "v0_1_0" / "language" / "model"
-TEXT = f"experiment=text env.data=prompts.jsonl env.reward=rewards:score actor.model={MODEL}"
+TEXT = "experiment=text env.data=prompts.jsonl env.reward=rewards:score actor.model=model"
+
+
+@cache
+def texts(name: str) -> tuple[Any, ...]:
+    """A table of fuzz.yaml."""
+    table = yaml.safe_load(Path(__file__).with_name("fuzz.yaml").read_text(encoding="utf-8"))
+    return tuple(row if name == "conflicts" else joined(row) for row in table[name])
+
+
+def joined(told: str | Sequence[Any]) -> str:
+    """A text from its parts, some of them [text, times]."""
+    parts = [told] if isinstance(told, str) else told
+    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
 
 
 def nothing(folder: Path) -> None:
@@ -22,28 +35,21 @@ def nothing(folder: Path) -> None:
 
 
 def text_files(folder: Path) -> None:
-    """The prompts and the reward function of :data:`TEXT`."""
+    """The prompts, the reward function and the model of :data:`TEXT`; that one is made before."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
+    (folder / "model").symlink_to("../stock/model")
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the fuzzer.
+    """One input of the fuzzer."""
 
-    Attributes:
-        kind: for the counts.
-        words: the command line.
-        valid: True: must be accepted; False: must be refused; None: either, but cleanly.
-        names: texts that the refusal must hold.
-        prepare: writes the files that it needs into an empty folder.
-    """
-
-    kind: str
-    words: tuple[str, ...]
-    valid: bool | None
-    names: tuple[str, ...] = ()
-    prepare: Callable[[Path], None] = nothing
+    kind: str  # for the counts
+    words: tuple[str, ...]  # the command line
+    valid: bool | None  # True: must be accepted; False: must be refused; None: either, but cleanly
+    names: tuple[str, ...] = ()  # texts that the refusal must hold
+    prepare: Callable[[Path], None] = nothing  # writes the files that it needs into an empty folder
 
 
 # ------------------------------------------------------------------------------------ valid ones
@@ -191,34 +197,9 @@ def misspelt(r: random.Random) -> Input:
     return _with(base, f"{group}={choice}", r, (group, choice))
 
 
-_CONFLICTS = (
-    ("kl=none kl.coef=1", "kl.coef"),
-    ("learner.minibatches=7", "learner.minibatches"),
-    ("actor.hidden=[4,0]", "actor.hidden"),
-    ("actor.hidden=4", "actor.hidden"),
-    ("env.kwargs=3", "env.kwargs"),
-    ("env.kwargs.nonsense=3", "nonsense"),
-    ("device=tpu", "device"),
-    ("launcher=joblib", "launcher"),
-    ("controller.nope=1", "controller.nope"),
-    ("--frames 3", "--frames"),
-    ("env=gym env.id=Nope-v9", "Nope-v9"),
-    ("env=gym env.id=a:b:c", "a:b:c"),
-    ("frames", "frames"),
-    ("kl.coef", "kl.coef"),
-    ("=1", "=1"),
-    ("resume=nope", "nope"),
-    ("reference=checkpoint reference.path=nope", "reference.path"),
-    ("-m sweep=../up seed=1,2", "sweep"),
-    ("-m seed=1,x", "seed"),
-    ("seed=1,2", "seed"),
-    ("experiment=text", "experiment=text"),
-)
-
-
 def conflicting(r: random.Random) -> Input:
     """Words that no job can have together."""
-    words, name = r.choice(_CONFLICTS)
+    words, name = r.choice(texts("conflicts"))
     return Input("words", ("env=pendulum", *words.split()), False, (name,))
 
 
@@ -232,34 +213,9 @@ def _with(base: str, word: str, r: random.Random, names: tuple[str, ...]) -> Inp
 
 # ------------------------------------------------------------------------- beyond any one's intent
 
-#: Values that no setting expects, and that some library may choke on.
-ODD = (
-    *("", "null", "None", "???", "~", "''", '"', "'", "[", "]", "{", "}", "[[]]", "{}", "{a:", ":"),
-    *(
-        "${",
-        "${}",
-        "${env.id}",
-        "${kl}",
-        "${nope}",
-        "${oc.env:NOPE}",
-        "${now:%Y}",
-        "$x",
-        "\\",
-        "%s",
-    ),
-    *("nan", "-nan", "inf", "1e400", "-1e-400", "0x10", "1_0", "1e5", "9" * 400, "-" + "9" * 400),
-    *("9" * 5000, "0" * 5000, str(2**63), str(2**64), "1" + "0" * 308, "1.", ".5", "+1", "--1"),
-    *("é", "日本", "\u202e", "\u0000".replace("\u0000", "\u0001"), "a\nb", "\t", "\r", " ", "  x "),
-    *("\U0001f600", "\ufeff", "\u2028", "x" * 5000, "[" * 300, "{a:" * 200, "(" * 200, "[" * 5000),
-    *("choice(1,2)", "range(3)", "glob(*)", "interval(0,1)", "sort(3,1)", "shuffle(1)", "int(2.5)"),
-    *("float(x)", "str(", "extend_list(1)", "true", "yes", "on", "2001-01-01", "1:30", "!!int 3"),
-    *("=", "==", "a=b", "a,b", ",", "#", "@", "*", "&a", "-", "--", "-m", "/", "..", "~/x", "<<"),
-    *("\udcff", "a\udc80b"),
-)
-
 
 def odd_value(r: random.Random) -> Input:
-    """Any setting, any group or nothing at all, with a value from :data:`ODD`."""
+    """Any setting, any group or nothing at all, with an odd value."""
     from klrl.config.catalogue import settings
     from klrl.config.choices import GROUPS
 
@@ -273,7 +229,7 @@ def odd_value(r: random.Random) -> Input:
     key = r.choice([*keys, "", "hydra", "hydra.run.dir", "sweep", "hydra/launcher", "nope", "é"])
     sign = r.choice(["", "", "", "+", "++", "~"])
     flags = r.choice([(), (), (), ("-m",), ("--cfg", "job")])
-    return Input("words", (*flags, *base.split(), f"{sign}{key}={r.choice(ODD)}"), None)
+    return Input("words", (*flags, *base.split(), f"{sign}{key}={r.choice(texts('odd'))}"), None)
 
 
 def garbled(r: random.Random) -> Input:
@@ -287,7 +243,7 @@ def garbled(r: random.Random) -> Input:
         elif change == 1:
             words.append(words[at])
         elif change == 2:
-            words[at] = words[at] + r.choice(ODD)
+            words[at] = words[at] + r.choice(texts("odd"))
         else:
             key, _, value = words[at].partition("=")
             words[at] = f"{value}={key}"

@@ -3,6 +3,7 @@
 python -m benchmarks.shipped            # all of them; what is finished is not run again
 python -m benchmarks.shipped 1 4        # two of them
 
-One module per result: its sweeps, what is computed, what is drawn. To add one: a module with a
-``RESULT``, and its line in ``__main__.py``.
+A YAML per result: its words, sweeps and columns. Where settings are compared by task, ``compare``
+in it says what is drawn; the others have a module for their own mathematics. To add one: a YAML,
+and its line in ``__main__.py``.
 """

@@ -5,29 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.shipped import (
-    beta_rules,
-    controllers,
-    estimators,
-    forgetting,
-    frontier,
-    klpen_clip,
-    smollm,
-    transforms,
-)
+from benchmarks.shipped import compare, estimators, forgetting, frontier, smollm, transforms
 from benchmarks.shipped.page import Result, write_index, write_result
 
-_MODULES = (
-    beta_rules,
-    transforms,
-    estimators,
-    forgetting,
-    frontier,
-    controllers,
-    klpen_clip,
-    smollm,
-)
-RESULTS: dict[int, Result] = {module.RESULT.number: module.RESULT for module in _MODULES}
+_MODULES = {
+    "beta_rules": compare,
+    "transforms": transforms,
+    "estimators": estimators,
+    "forgetting": forgetting,
+    "frontier": frontier,
+    "controllers": compare,
+    "klpen_clip": compare,
+    "smollm": smollm,
+}
+_ALL = [Result(name, module) for name, module in _MODULES.items()]
+RESULTS: dict[int, Result] = {result.number: result for result in _ALL}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for number in args.numbers or RESULTS:
         result = RESULTS[number]
         if not args.draw:
-            if result.prepare:
-                result.prepare()
+            result.prepare()
             for sweep in result.sweeps:
                 sweep.run(args.jobs)
         print(f"{write_result(result)}: written", flush=True)

@@ -39,39 +39,19 @@ STARTS = Starts("evaluate")
 
 @dataclass(frozen=True)
 class Answers:
-    """Of responses [prompts, samples], all distributions at the temperature of sampling.
+    """Of responses [prompts, samples], all distributions at the temperature of sampling."""
 
-    Attributes:
-        proxy: the reward.
-        gold: what is meant by it.
-        tokens: of the response, its EOS counted.
-        nll: -log base of the tokens, nats per response.
-        kl: KL(policy||base) of the next-token distributions in closed form, nats per response.
-    """
-
-    proxy: Array
-    gold: Array
-    tokens: Array
-    nll: Array
-    kl: Array
+    proxy: Array  # the reward
+    gold: Array  # what is meant by it
+    tokens: Array  # of the response, its EOS counted
+    nll: Array  # -log base of the tokens, nats per response
+    kl: Array  # KL(policy||base) of the next-token distributions in closed form, nats per response
 
 
 def base_answers(
     words: Sequence[str], prompts: int, samples: int, seed: int, path: Path, at_a_time: int
 ) -> Answers:
-    """Those of a job's model before any update.
-
-    Args:
-        words: of the job; its reward is not the gold score.
-        prompts: the first ones of :data:`STARTS`.
-        samples: of each.
-        seed: of the samples.
-        path: a file that has them, or shall have them.
-        at_a_time: prompts that are sampled together.
-
-    Raises:
-        SystemExit: the file holds other ones.
-    """
+    """Those of a job's model before any update."""
 
     def make() -> Answers:
         config = to_config(compose([*words, "device=cpu"]))

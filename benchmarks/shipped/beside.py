@@ -55,15 +55,7 @@ def draw(
     unmarked: Collection[str] = (),
     held: Sequence[Row] = (),
 ) -> None:
-    """A panel per score, against the root of the KL.
-
-    Args:
-        path: the PNG.
-        tuned, chosen, best: trained policies, best-of-n from n = 1 on, the optimum.
-        titles: of the scores ``gold`` and ``proxy``, in the order of the panels.
-        unmarked: values of n that stand beside no point.
-        held: trained policies whose KL was held.
-    """
+    """A panel per score, against the root of the KL."""
     series = (
         (tuned, BLUE, "o", "trained, by kl.coef", "{}", (4, 6)),
         (held, GREEN, "D", "trained, KL held", "{}", (-24, -2)),

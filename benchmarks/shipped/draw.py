@@ -26,14 +26,7 @@ LEGEND = 6
 
 @contextmanager
 def panels(path: Path, rows: int, columns: int, height: float = HEIGHT) -> Iterator[Any]:
-    """Axes [rows, columns] to draw on; the picture, one legend below, is written at the end.
-
-    Args:
-        path: the PNG.
-        rows: of panels.
-        columns: likewise.
-        height: of a row, inches.
-    """
+    """Axes [rows, columns] to draw on; the picture, one legend below, is written at the end."""
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -71,17 +64,7 @@ def line(
     aside: float = 0.0,
     **look: Any,
 ) -> None:
-    """The means of several rows joined, their intervals, every seed as a dot.
-
-    Args:
-        axes: to draw on.
-        x: a place per row.
-        rows: whose values.
-        key: the measure.
-        colour: of all.
-        aside: how far the dots stand beside their place; 1 where places are 1 apart.
-        look: of the line and its markers.
-    """
+    """The means of several rows joined, their intervals, every seed as a dot ``aside`` of it."""
     middle = np.array([row.estimate(key).value for row in rows])
     ends = [interval(row, key) for row in rows]
     low, high = (

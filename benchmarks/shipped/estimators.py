@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, PINK, dots, panels
-from benchmarks.shipped.page import Result, Section
-from benchmarks.shipped.sweeps import Labelled, Plays, Sweep, by_labels
-from benchmarks.shipped.tables import Measure, Row
+from benchmarks.shipped.page import Result
+from benchmarks.shipped.sweeps import Labelled, Plays, by_labels
+from benchmarks.shipped.tables import Row
 from klrl.report.measures import final
 from klrl.report.runs import Run
 
@@ -24,36 +24,11 @@ GRADIENTS = {
     **{("reward", name): "wrong" for name in ("k2", "k3", "exact")},
     ("none", "none"): "no penalty",
 }
+SEEN = ("k1", "k2", "k3")
 MARKERS = {"reward": "o", "split": "D", "loss": "s", "none": "X"}
-MEASURES = (
-    Measure("reward", "reward", "per response", ",.3f"),
-    Measure("kl", "exact KL", "nats per response", ",.3f", ""),
-    Measure("objective", "objective", "reward - coef KL", ",.3f"),
-)
-SEEN = tuple(Measure(name, f"{name} / exact", "", ",.2f", "far") for name in ("k1", "k2", "k3"))
-_COMMON = ("experiment=sort_digits", "logger=none", "eval.every=0", f"kl.coef={COEF}")
-_SEEDS = ("seed=0,1,2",)
 
 
-def _sweeps() -> list[Sweep]:
-    every = ("kl.allow_biased=true", "kl.placement=reward,loss", "kl.estimator=k1,k2,k3,exact")
-    split = ("kl.placement=split", "kl.estimator=exact")
-    return [
-        Sweep("results/estimators/all", (*_COMMON, *every, *_SEEDS)),
-        Sweep(
-            "results/estimators/split",
-            (*_COMMON, *split, *_SEEDS),
-            {"kl.placement": "split", "kl.estimator": "exact"},
-        ),
-        Sweep(
-            "results/estimators/none",
-            (*_COMMON[:-1], "kl.coef=0", *_SEEDS),
-            {"kl.placement": "none", "kl.estimator": "none"},
-        ),
-    ]
-
-
-def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
+def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Row]]:
     groups = by_labels(runs, "kl.placement", "kl.estimator")
     rows = [
         Row(
@@ -62,24 +37,8 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
         )
         for (where, which), gradient in GRADIENTS.items()
     ]
-    _draw(folder / "estimators.png", rows)
-    note = (
-        f"`kl.coef={COEF}` everywhere but in the last row. Reward: {RESPONSES} responses "
-        "sampled to the evaluation split by the last policy. Exact KL: KL(policy||reference), "
-        "summed over the vocabulary and a response, mean over the last tenth of the training. "
-        "Objective: what "
-        "should be maximised, reward - coef * KL per response. Gradient: what "
-        "[kl.md](../../kl.md) says of it; the wrong ones need `kl.allow_biased=true`."
-    )
-    seen = (
-        "The three sampled estimators beside the exact KL of the same rollouts, whichever was "
-        "charged: mean over the last tenth of the training, relative to the exact KL. 1 is right."
-    )
-    alt = "Reward against the root of the exact KL per response, and the objective of each setting"
-    return [
-        Section("What was reached", note, rows, MEASURES, "estimators.png", alt),
-        Section("What the estimators said", seen, rows, SEEN),
-    ]
+    _draw(result.picture, rows)
+    return [rows, rows]
 
 
 def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
@@ -87,7 +46,7 @@ def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
     reward = np.array(played)
     kl = np.array([final(run, "kl/ref/exact_seq") for run in runs])
     exact = np.array([final(run, "kl/ref/exact") for run in runs])
-    seen = {m.key: np.array([final(run, f"kl/ref/{m.key}") for run in runs]) / exact for m in SEEN}
+    seen = {k: np.array([final(run, f"kl/ref/{k}") for run in runs]) / exact for k in SEEN}
     return {"reward": reward, "kl": kl, "objective": reward - COEF * kl, **seen}
 
 
@@ -124,27 +83,3 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
         names = [f"{r.labels['kl.estimator']}\n{r.labels['kl.placement']}" for r in rows[:-1]]
         names.append("no\npenalty")
         objective.set_xticks(range(len(rows)), names, fontsize=7)
-
-
-RESULT = Result(
-    number=3,
-    name="estimators",
-    title="Estimators and placements of KL(policy||reference)",
-    question=(
-        "[kl.md](../../kl.md) says which estimator has the gradient of the KL in which place. What "
-        "does that come to in training a language policy at one coefficient?"
-    ),
-    chosen=(
-        f"`kl.coef={COEF}` is the default of every job; learning rate, batch and epochs are the "
-        "experiment's own, chosen earlier on seeds 100 and 101."
-    ),
-    limits=(
-        "Three seeds do not rank rewards, nor settings that lie near each other: a difference is "
-        "one only where the ranges are apart. One coefficient, one small task, responses of a few "
-        "tokens: the errors of a wrong or partial gradient grow with KL and length "
-        "([kl.md](../../kl.md) has them by enumeration)."
-    ),
-    sweeps=_sweeps(),
-    make=make,
-    seeds=3,
-)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from benchmarks.peers.common import versions
 from benchmarks.results import ROOT, cpu_name, machine
@@ -38,57 +40,64 @@ RANGE = (
 
 @dataclass(frozen=True)
 class Section:
-    """A table, a picture, or both.
-
-    Attributes:
-        title: its heading.
-        note: what the columns mean, how things were computed.
-        rows: of the table.
-        measures: its columns.
-        picture: name of a PNG in the folder.
-        alt: what the picture shows, in words.
-    """
+    """A table, a picture, or both."""
 
     title: str
-    note: str = ""
+    note: str = ""  # what the columns mean, how things were computed
     rows: Sequence[Row] = ()
     measures: Sequence[Measure] = ()
-    picture: str = ""
-    alt: str = ""
+    picture: str = ""  # a PNG in the folder
+    alt: str = ""  # what it shows, in words
 
 
-@dataclass(frozen=True)
 class Result:
-    """One result that ships.
+    """One result that ships: its YAML, and the module that computes and draws it."""
 
-    Attributes:
-        number: on the command line.
-        name: of its folder.
-        title: of its page.
-        question: what it is to answer; the first lines of a new page.
-        chosen: how its settings were chosen.
-        limits: what the runs cannot say.
-        sweeps: its runs, in the order in which they must be made.
-        make: draws into the folder and returns the sections.
-        prepare: called before the sweeps.
-        seeds: of each setting.
-    """
-
-    number: int
-    name: str
-    title: str
-    question: str
-    chosen: str
-    limits: str
-    sweeps: Sequence[Sweep]
-    make: Callable[[Path, Sequence[Labelled], Plays], list[Section]]
-    prepare: Callable[[], None] | None = None
-    seeds: int = field(default=5)
+    def __init__(self, name: str, module: Any) -> None:
+        self.name, self._module = name, module
+        path = Path(__file__).with_name(f"{name}.yaml")
+        self.given: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        self.number, self.title = self.given["number"], self.given["title"]
+        self.question, self.chosen = self.given["question"], self.given["chosen"]
+        self.limits, self.seeds = self.given["limits"], self.given.get("seeds", 5)
+        self.sweeps = [
+            Sweep(**{**each, "words": tuple(each["words"].split())})
+            for each in self.given["sweeps"]
+        ]
 
     @property
     def folder(self) -> Path:
         """Where it ships."""
         return FOLDER / self.name
+
+    @property
+    def picture(self) -> Path:
+        """Of its first section."""
+        return self.folder / f"{self.name}.png"
+
+    def prepare(self) -> None:
+        """What comes before the sweeps."""
+        if hasattr(self._module, "prepare"):
+            self._module.prepare()
+
+    def measures(self, section: int = 0) -> list[Measure]:
+        """The columns of a section's table."""
+        given = self.given["sections"][section]["measures"]
+        bounds = [tuple(each.get("bounds", (-inf, inf))) for each in given]
+        return [Measure(**{**m, "bounds": b}) for m, b in zip(given, bounds, strict=True)]
+
+    def make(self, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
+        """Draw the picture, and fill the tables; the module may add sections without one."""
+        sections = []
+        for number, made in enumerate(self._module.make(self, runs, plays)):
+            if isinstance(made, Section):
+                sections.append(made)
+                continue
+            told = self.given["sections"][number]
+            look = (self.picture.name, told["alt"]) if "alt" in told else ()
+            note = " ".join([told["note"], *getattr(self._module, "more", lambda _: [])(runs)])
+            sections.append(Section(told["title"], note, made, self.measures(number), *look))
+        return sections
 
 
 def write_result(result: Result) -> Path:
@@ -97,7 +106,7 @@ def write_result(result: Result) -> Path:
     folder = result.folder
     folder.mkdir(parents=True, exist_ok=True)
     plays = Plays(result.sweeps[0].folder.parent / "plays.json")
-    sections = result.make(folder, runs, plays)
+    sections = result.make(runs, plays)
     check_seeds(sections, result.seeds)
     about = {
         "number": result.number,
@@ -116,11 +125,7 @@ def write_result(result: Result) -> Path:
 
 
 def check_seeds(sections: Sequence[Section], seeds: int) -> None:
-    """Every setting has all its seeds in every measure.
-
-    Raises:
-        SystemExit: one does not.
-    """
+    """Every setting has all its seeds in every measure."""
     for section in sections:
         for row in section.rows:
             for key, values in row.values.items():
@@ -170,16 +175,7 @@ def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]
 
 
 def replace_measured(path: Path, text: str, start: str) -> None:
-    """Put text between the two marks of a page.
-
-    Args:
-        path: the page; made where it is missing.
-        text: what is measured.
-        start: what a new page begins with.
-
-    Raises:
-        SystemExit: a page without the marks.
-    """
+    """Put text between the two marks of a page; ``start`` is what a new page begins with."""
     old = path.read_text(encoding="utf-8") if path.exists() else f"{start}\n{START}\n{END}\n"
     before, _, rest = old.partition(START)
     _, mark, after = rest.partition(END)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shipped.answers import Answers, base_answers, trained_answers
-from benchmarks.shipped.beside import LEAST, SETTING, best_of_n, draw, optimum
+from benchmarks.shipped.beside import SETTING, best_of_n, draw, optimum
 from benchmarks.shipped.page import Result, Section
-from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, Sweep, by_labels
-from benchmarks.shipped.tables import Measure, Row
+from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, by_labels
+from benchmarks.shipped.tables import Row
 from klrl.report.measures import column
 from klrl.report.runs import Run
 from klrl.report.statistics import Array
@@ -34,40 +34,12 @@ TARGET, NEAR = 0.1, 0.25
 #: Shown of the base model and of a trained one.
 SHOWN = 4
 JOB = ("experiment=smollm",)
-NAME = "results/smollm"
 TITLES = {"proxy": "share of the instruction's parts", "gold": "instructions followed"}
-MEASURES = (
-    Measure("proxy", "parts followed", "share", ",.3f"),
-    Measure("gold", "instructions followed", "share", ",.3f"),
-    Measure("gain", f"gain / best-of-{BEST}'s gain", "of parts", ",.2f"),
-    Measure("kl", "KL(policy||base)", "nats per response", ",.3f", ""),
-    Measure("token", "KL(policy||base)", "nats per token", ",.4f", ""),
-    Measure("nll", "base model's NLL / its own samples'", "per token", ",.2f", ""),
-    Measure("length", "length", "tokens", ",.1f", ""),
-    Measure("third", "KL over the last third", "nats per token", ",.4f", ""),
-    Measure("least", "its lowest iteration", "likewise", ",.4f", ""),
-    Measure("most", "its highest", "likewise", ",.4f", ""),
-    Measure("near", f"within {NEAR:.0%} of {TARGET:g}", "share of them", ",.2f", ""),
-    Measure("effective", "effective samples", f"of {DRAWN}", ",.0f", ""),
-)
-NOTE = (
-    f"All policies answer the same {PROMPTS} prompts of the evaluation split, whose topics no "
-    "training prompt has, at temperature .8: the last policy of a run "
-    f"{TRAINED} times each, the base model {DRAWN} times; seeds are those of the samples too. KL "
-    "in closed form and the base model's negative log-likelihood (NLL) are of these responses, "
-    "under the base model at that temperature. The last third: of the training, whose responses "
-    "answer eight prompts an iteration. Reward: the share of three parts (one sentence, at most so "
-    "many words, about the topic) that are followed; gold: whether all are. Best-of-n and the "
-    "optimum are made of the base model's responses as on "
-    "[result 5](../frontier/README.md), which says how. The line of the optimum ends where a "
-    f"tenth of the prompts have fewer than {LEAST} effective samples. c is in reward per nat; "
-    "`kl.coef` stands beside a score that is normalised over its group."
-)
 
 
-def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
+def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Row] | Section]:
     groups = by_labels(runs, "kl.coef")
-    kept = OUTPUTS / NAME
+    kept = OUTPUTS / "results" / result.name
     base = [base_answers(JOB, PROMPTS, DRAWN, s, kept / f"base_{s}.npz", TOGETHER) for s in SEEDS]
     scores = [(each.proxy, each.gold) for each in base]
     chosen, best = best_of_n(scores, CANDIDATES), optimum(scores)
@@ -77,25 +49,15 @@ def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
         values = _values(groups[(coef,)], base, means[BEST] - means[1], means[1], coef == HELD)
         tuned.append(Row({"policy": "trained", SETTING: coef}, values))
     *fixed, held = tuned
-    draw(folder / "smollm.png", fixed, chosen, best, TITLES, held=[held])
-    alt = "Reward and gold score against the root of the KL: training, best-of-n and the optimum"
-    return [
-        Section("Figures", NOTE, [*tuned, *chosen, *best], MEASURES, "smollm.png", alt),
-        Section("Samples", samples(groups[(HELD,)][0].path / "samples.jsonl")),
-    ]
+    draw(result.picture, fixed, chosen, best, TITLES, held=[held])
+    shown = Section("Samples", samples(groups[(HELD,)][0].path / "samples.jsonl"))
+    return [[*tuned, *chosen, *best], shown]
 
 
 def _values(
     runs: Sequence[Run], base: Sequence[Answers], gain: float, start: float, held: bool
 ) -> dict[str, Array]:
-    """Of one setting.
-
-    Args:
-        runs: a run per seed.
-        base: the base model's answers.
-        gain: of the base model's best of :data:`BEST`, over its mean reward ``start``.
-        held: whether its KL was held.
-    """
+    """Of one setting; ``gain``: of the base model's best of :data:`BEST`, over its mean reward."""
     answers = [
         trained_answers(
             run, PROMPTS, TRAINED, run.path / "answers.npz", TOGETHER * DRAWN // TRAINED
@@ -146,37 +108,3 @@ def samples(path: Path) -> str:
         told = [f"    {line['prompt'][-1]['content']}\n    > {line['response']}" for line in of_it]
         parts += [f"{title}, iteration {iteration}:", "\n\n".join(told)]
     return "\n\n".join(parts)
-
-
-RESULT = Result(
-    number=9,
-    name="smollm",
-    title="SmolLM2 follows an instruction: reward against KL, best-of-n and the optimum beside",
-    question=(
-        "A pretrained model of 135 million parameters learns, on two CPU cores, to describe a "
-        "thing in one short sentence. What does the reward cost in KL, is the KL held where "
-        "`controller=held` is told to hold it, and how far is that from the best of n?"
-    ),
-    chosen=(
-        "`experiment=smollm` is as it ships; its learning rate, batch, target, gains and start of "
-        "`kl.coef` were chosen on seed 100. The coefficients were chosen beforehand."
-    ),
-    limits=(
-        "One small model, its weights rounded to four bits (Q4_1) before any of this, and one "
-        "instruction whose reward has four values. Three seeds bear no "
-        "intervals. What is rewarded are three rules that a function can check; whether the "
-        "sentences are true or good is not measured."
-    ),
-    sweeps=[
-        Sweep(f"{NAME}/held", (*JOB, "threads=1", "logger=none", "seed=0,1,2"), {"kl.coef": HELD}),
-        Sweep(
-            f"{NAME}/fixed",
-            (
-                *(*JOB, "threads=1", "logger=none", "controller=fixed"),
-                *(f"kl.coef={','.join(COEFS)}", "seed=0,1,2"),
-            ),
-        ),
-    ],
-    make=make,
-    seeds=len(SEEDS),
-)

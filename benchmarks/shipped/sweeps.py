@@ -21,28 +21,17 @@ OUTPUTS = Path("outputs")
 EPISODES = 100
 #: The exit code of a sweep of which jobs failed.
 FAILED = 1
-#: How the presets scaled rewards when these pages were made; they normalise them now.
-_SCALED = ("env.reward_scale=0.1", "env.normalize_reward=false")
-REWARDS = {"half_cheetah": _SCALED, "hopper": _SCALED}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One command line of many runs.
+    """One command line of many runs."""
 
-    Attributes:
-        name: of its folder below ``outputs/``.
-        words: as after ``python -m klrl -m``.
-        labels: what all its runs have in common and a table shall show.
-        alone: jobs take turns even where others run side by side: their time is measured.
-        may_diverge: a run that ends as a NonFiniteError counts, as it was at its last checkpoint.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    labels: Mapping[str, str] = field(default_factory=dict)
-    alone: bool = False
-    may_diverge: bool = False
+    name: str  # of its folder below outputs/
+    words: tuple[str, ...]  # as after python -m klrl -m
+    labels: Mapping[str, str] = field(default_factory=dict)  # of all its runs
+    alone: bool = False  # jobs take turns even where others run side by side: they are timed
+    may_diverge: bool = False  # a NonFiniteError counts, as the run was at its last checkpoint
 
     @property
     def folder(self) -> Path:
@@ -50,11 +39,7 @@ class Sweep:
         return OUTPUTS / self.name
 
     def command(self, jobs: int) -> list[str]:
-        """The words after ``python``.
-
-        Args:
-            jobs: at a time.
-        """
+        """The words after ``python``."""
         side_by_side = ["launcher=joblib", f"launcher.n_jobs={jobs}"]
         own = side_by_side if jobs > 1 and not self.alone else []
         return ["-m", "klrl", "-m", f"sweep={self.name}", *own, *self.words]
@@ -64,9 +49,6 @@ class Sweep:
 
         A run that diverged, and may, is not tried again: another try goes on from its checkpoint
         with other start states, and would be counted as if it were the first.
-
-        Raises:
-            SystemExit: a job failed (but see ``may_diverge``), was refused or interrupted.
         """
         if self.may_diverge and self._ended():
             return
@@ -88,11 +70,7 @@ class Sweep:
         return len(runs) == jobs and all(r.status == "finished" or diverged(r) for r in runs)
 
     def runs(self) -> list[Labelled]:
-        """Its runs, in the order of their folders' names.
-
-        Raises:
-            SystemExit: a run did not finish: leaving out what diverged would flatter its setting.
-        """
+        """Its runs, in the order of their folders' names."""
         found = find_runs([str(self.folder)])
         ended = [
             f"{run.path}: {run.status}; a result is made of all runs, finished"
@@ -104,45 +82,12 @@ class Sweep:
         return [Labelled(run, {**self.labels, **words_of(run.path.name)}) for run in found.runs]
 
 
-def one_beside_others(
-    result: str,
-    env: str,
-    label: tuple[str, str],
-    words: Sequence[str],
-    *,
-    one: Sequence[str] = (),
-    others: Sequence[str],
-) -> list[Sweep]:
-    """A sweep of one setting, and one of the others: they take words that the one never reads.
-
-    Args:
-        result: name of the result.
-        env: the task.
-        label: of the one setting: what the others sweep, and its own value.
-        words: of both sweeps.
-        one: more words of the one setting.
-        others: more words of the others.
-    """
-    common, seeds = (f"env={env}", *words, "logger=none", "eval.every=0"), "seed=0,1,2,3,4"
-    key, value = label
-    folder = f"results/{result}/{env}"
-    return [
-        Sweep(f"{folder}_{value}", (*common, *one, seeds), {"env": env, key: value}),
-        Sweep(folder, (*common, *others, seeds), {"env": env}),
-    ]
-
-
 @dataclass(frozen=True)
 class Labelled:
-    """A run and what a table says of it.
-
-    Attributes:
-        run: as the report reads it.
-        labels: of its sweep, and the swept words.
-    """
+    """A run and what a table says of it."""
 
     run: Run
-    labels: Mapping[str, str]
+    labels: Mapping[str, str]  # of its sweep, and the swept words
 
 
 def diverged(run: Run) -> bool:
@@ -165,11 +110,7 @@ def by_labels(runs: Sequence[Labelled], *names: str) -> dict[tuple[str, ...], li
 
 
 class Plays:
-    """Evaluations of runs, kept in a file: they are the same at every start.
-
-    Args:
-        path: the file.
-    """
+    """Evaluations of runs, kept in a file: they are the same at every start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

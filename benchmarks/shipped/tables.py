@@ -15,37 +15,22 @@ from klrl.report.statistics import ENOUGH, Array, Estimate, estimate, iqm
 
 @dataclass(frozen=True)
 class Measure:
-    """A column.
+    """A column."""
 
-    Attributes:
-        key: in :attr:`Row.values` and in the CSV.
-        title: in the table.
-        unit: likewise.
-        form: of a number, as Python's format() takes it.
-        worst: which seed is the worst: the "low" one, the "high" one, the one "far" from 1, or ""
-            where none is better than another.
-        bounds: of what it can be; its interval ends there.
-    """
-
-    key: str
-    title: str
-    unit: str
-    form: str = ",.2f"
-    worst: str = "low"
-    bounds: tuple[float, float] = (-inf, inf)
+    key: str  # in Row.values and in the CSV
+    title: str  # in the table
+    unit: str = ""
+    form: str = ",.2f"  # of a number, as Python's format() takes it
+    worst: str = "low"  # the "low" seed, the "high" one, the one "far" from 1, or "" for none
+    bounds: tuple[float, float] = (-inf, inf)  # of what it can be; its interval ends there
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting.
-
-    Attributes:
-        labels: what it is.
-        values: measure -> one number per seed.
-    """
+    """One setting."""
 
     labels: Mapping[str, str]
-    values: Mapping[str, Array]
+    values: Mapping[str, Array]  # measure -> one number per seed
 
     def estimate(self, key: str) -> Estimate:
         """Over the seeds."""

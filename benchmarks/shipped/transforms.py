@@ -8,74 +8,33 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, PINK, dots, learning_curve, panels
-from benchmarks.shipped.page import Result, Section
-from benchmarks.shipped.sweeps import REWARDS, Labelled, Plays, Sweep, by_labels
-from benchmarks.shipped.tables import Measure, Row
+from benchmarks.shipped.page import Result
+from benchmarks.shipped.sweeps import Labelled, Plays, by_labels
+from benchmarks.shipped.tables import Row
 from klrl.report.measures import column, final
 from klrl.report.runs import Run
 
-ENVS = {"pendulum": 100_000, "hopper": 50_000}
 ENV_COLOURS = {"pendulum": GREEN, "hopper": PINK}
 MODES = {"none": BLACK, "legacy": BLUE, "retrieve": ORANGE}
 #: Iterations that are not timed: the first ones warm up.
 WARM_UP = 3
 #: Iterations before rounding has been amplified.
 FIRST = 3
-PARITY = (
-    Measure("first", f"penalty, first {FIRST} iterations", "reward per frame", ".1e", "high"),
-    Measure("all", "penalty, all iterations", "reward per frame", ".1e", "high"),
-    Measure("return", "final training return", "per episode", ".2g", "high"),
-)
-COST = (
-    Measure("milliseconds", "iteration", "ms, median", ",.1f", "high"),
-    Measure("more", "more than kl=none", "%", ",.1f", "high"),
-    Measure("reached", "final training return", "per episode", ",.0f"),
-)
 
 
-def _sweeps() -> list[Sweep]:
-    # The modes take turns within a seed, so that a busy machine slows all of them.
-    quiet = ("logger=none", "eval.every=0")
-    turns = ("seed=0,1,2,3,4", "kl=none,legacy,retrieve")
-    return [
-        Sweep(
-            f"results/transforms/{env}",
-            (f"env={env}", *REWARDS.get(env, ()), f"frames={frames}", *quiet, *turns),
-            {"env": env},
-            alone=True,
-        )
-        for env, frames in ENVS.items()
-    ]
-
-
-def make(folder: Path, runs: Sequence[Labelled], plays: Plays) -> list[Section]:
+def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Row]]:
     groups = by_labels(runs, "env", "kl")
     parity = [
-        Row({"env": env}, _parity(groups[env, "legacy"], groups[env, "retrieve"])) for env in ENVS
+        Row({"env": env}, _parity(groups[env, "legacy"], groups[env, "retrieve"]))
+        for env in ENV_COLOURS
     ]
     cost = [
         Row({"env": env, "kl": mode}, _cost(groups[env, mode], groups[env, "none"]))
-        for env in ENVS
+        for env in ENV_COLOURS
         for mode in MODES
     ]
-    _draw(folder / "transforms.png", groups, cost)
-    equal = (
-        "`kl=legacy` and `kl=retrieve` with k1 in the reward, seed by seed: the largest absolute "
-        "difference of `kl/ref/penalty`, coef * KL, over the rows, and that of the final training "
-        "return. Both compute the same numbers by two ways whose rounding differs in the last "
-        "digit of a float32; an environment where small differences grow then takes the two runs "
-        "apart as it would two seeds."
-    )
-    timed = (
-        f"Median time of an iteration (the first {WARM_UP} left out), and how much longer it is "
-        "than with `kl=none` of the same seed, which ran just before. Both modes also measure k1, "
-        "k2, k3 and the exact KL of every rollout. `kl=none` has no penalty, and so another return."
-    )
-    alt = "The penalties' difference by iteration, the returns of both modes, what either costs"
-    return [
-        Section("The same numbers", equal, parity, PARITY, "transforms.png", alt),
-        Section("What they cost", timed, cost, COST),
-    ]
+    _draw(result.picture, groups, cost)
+    return [parity, cost]
 
 
 def _parity(one: Sequence[Run], other: Sequence[Run]) -> dict[str, np.ndarray]:
@@ -130,23 +89,3 @@ def _draw(path: Path, groups: dict[tuple[str, ...], list[Run]], cost: Sequence[R
         more.axhline(0, color="grey", linewidth=1)
         more.set(xlabel="kl", ylabel="iteration time, % more than kl=none")
         more.set_xticks([0.2, 1.2], ["legacy", "retrieve"])
-
-
-RESULT = Result(
-    number=2,
-    name="transforms",
-    title="kl=legacy against kl=retrieve: the same numbers, and their cost",
-    question=(
-        "`kl=legacy` reads the log-prob that the policy wrote while it sampled, `kl=retrieve` "
-        "computes it again. Do they train the same policy, and what does the second one cost?"
-    ),
-    chosen="Nothing was chosen: the presets' settings, `kl.coef=0.1`.",
-    limits=(
-        "The cost is that of one kind of machine and of two environments in control; language "
-        "policies are not in it. The parity is that of k1 in the reward; tests hold it for the "
-        "other estimators. Once rounding has been amplified, the two modes of a seed are two runs: "
-        "their returns say nothing about which mode is better."
-    ),
-    sweeps=_sweeps(),
-    make=make,
-)

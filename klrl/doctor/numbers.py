@@ -1,6 +1,6 @@
 """A dozen numbers of klrl's KL over one step, where expectations are sums and truth is known.
 
-More of them, and the published figures: ``python -m benchmarks.published``.
+More of them, and the published figures: ``python -m benchmarks.ranges``.
 """
 
 from __future__ import annotations
