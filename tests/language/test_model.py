@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from benchmarks.families import tiny
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError
 from klrl.language.model import load_causal_lm, prompt_limit
 from klrl.language.model_files import find_model
+from tests.language.families import tiny
 from tests.transforms import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])
