@@ -27,11 +27,7 @@ _POLL, _LOOK = 0.2, 2.0
 
 
 def check_cluster(config: LauncherConfig) -> None:
-    """Refuse a Ray cluster that does not answer.
-
-    Raises:
-        ConfigError: ``launcher.address`` or ``RAY_ADDRESS`` is malformed, or nobody is there.
-    """
+    """Refuse a Ray cluster that does not answer."""
     if isinstance(config, RayLauncherConfig):
         if config.address:
             check_address(config.address, "launcher.address")
@@ -43,7 +39,6 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     """Run jobs on a cluster (its address, or ``RAY_ADDRESS``), else on this machine.
 
     Raises:
-        ConfigError: a job does not fit on this machine.
         WorkerError: Ray does not start; no machine of the cluster is left for the jobs.
     """
     options: dict[str, Any] = {}
@@ -129,11 +124,7 @@ class _Tasks(Backend):
             self._ray.cancel(handle, force=True)
 
     def _check_machines(self) -> None:
-        """Count the machines.
-
-        Raises:
-            WorkerError: there was none for too long, or no head.
-        """
+        """Raise a WorkerError where no machine, or no head, was there for too long."""
         away = headless(self._ray)
         missing = None if away or not self._running else self._no_room()
         ends = self._headless.lasts(away) or self._shortage.lasts(missing)

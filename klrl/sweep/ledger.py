@@ -19,13 +19,7 @@ from klrl.sweep.sweep_file import Entry, SweepFile
 
 
 class Ledger:
-    """The jobs of a sweep with their status.
-
-    Args:
-        folder: the sweep's.
-        argv: its command line, behind ``klrl``.
-        jobs: all of them; more may be added.
-    """
+    """The jobs of a sweep with their status; ``argv``: its command line, behind ``klrl``."""
 
     def __init__(self, folder: Path, argv: Sequence[str], jobs: Sequence[Job]) -> None:
         self._folder = folder

@@ -57,7 +57,7 @@ def print_plan(args: argparse.Namespace) -> None:
     if not jobs:
         return
     cores = os.cpu_count() or 1
-    at_once = slots(launcher, len(jobs), cores)
+    at_once = max(min(launcher.at_once(len(jobs), cores), len(jobs)), 1)
     costs = measured(jobs, min(at_once, cores) if launcher.on_this_machine else 1)
     print(table(jobs, costs))
     needed = memory(costs, at_once)
@@ -180,11 +180,6 @@ def job_seconds(job: Planned, cost: Cost) -> float:
         + episodes * cost.episode
         + checkpoints * cost.checkpoint
     )
-
-
-def slots(launcher: LauncherConfig, jobs: int, cores: int) -> int:
-    """Jobs that run at a time."""
-    return max(min(launcher.at_once(jobs, cores), jobs), 1)
 
 
 def sweep_seconds(

@@ -31,15 +31,7 @@ from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.supervisor import (
-    Backend,
-    Event,
-    Lost,
-    done,
-    stuck,
-    supervise,
-    without_outcome,
-)
+from klrl.sweep.supervisor import Backend, Event, Lost, done, stuck, supervise, without_outcome
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 

@@ -27,14 +27,11 @@ from klrl.sweep.stop import passed_on
 
 
 def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
-    """Run every job of a command line that is not finished yet.
+    """Run every job of a command line that is not finished yet; the exit code, 1 where one failed.
 
     Args:
         overrides: those after ``-m``.
         args: Hydra's flags.
-
-    Returns:
-        The exit code: 0, or 1 where a job failed.
 
     Raises:
         ConfigError: an override or a job is refused; nothing was written.
@@ -225,8 +222,7 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     """The sweep's folder, locked for this process; removed again if no job began.
 
     Raises:
-        ConfigError: it cannot be written, another process runs the sweep, or ``hydra.sweep.dir``
-            holds runs.
+        OwnedElsewhere: another process runs the sweep.
     """
     given = sweep.folder or (str(Path("outputs") / sweep.name) if sweep.name else None)
     setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"

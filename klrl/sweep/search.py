@@ -1,8 +1,7 @@
 """``search=optuna``: chooses the values that a sweep tries next from the results so far.
 
 A trial is one choice of the searched values; each of its seeds is a job, and its value is the mean
-over them. The study is stored in the sweep's folder, so a search resumes: completed trials stay,
-and one that was running is run again with the same values.
+over them. The study is stored in the sweep's folder, so that a search resumes.
 """
 
 from __future__ import annotations

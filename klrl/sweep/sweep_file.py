@@ -46,11 +46,7 @@ class SweepFile:
 
     @classmethod
     def read(cls, folder: Path) -> SweepFile:
-        """The file of a sweep's folder; empty where there is none.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """The file of a sweep's folder; empty where there is none."""
         path = folder / SWEEP_FILE
         if not path.exists():
             return cls()

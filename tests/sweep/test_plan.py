@@ -15,7 +15,7 @@ from klrl.config import JoblibConfig, LauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.sweep import plan
-from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, slots, sweep_seconds
+from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, sweep_seconds
 from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
 from tests.sweep.commands import SLURM
@@ -54,10 +54,9 @@ def test_jobs_share_processes_and_pay_a_start_once() -> None:
 
 
 def test_at_a_time_is_what_the_launcher_says() -> None:
-    assert slots(LauncherConfig(name="local"), 9, 4) == 1
-    assert slots(JoblibConfig(name="joblib", n_jobs=3), 9, 4) == 3
-    assert slots(JoblibConfig(name="joblib", n_jobs=3), 2, 4) == 2
-    assert slots(SLURM, 9, 4) == 5
+    assert LauncherConfig(name="local").at_once(9, 4) == 1
+    assert JoblibConfig(name="joblib", n_jobs=3).at_once(9, 4) == 3
+    assert SLURM.at_once(9, 4) == 5
 
 
 def test_coefficients_and_seeds_cost_the_same_sizes_do_not() -> None:
