@@ -240,11 +240,6 @@ def test_wrong_types_in_a_config_are_answered_in_one_line(
     assert not any(Path().iterdir()), "nothing was written"
 
 
-def test_a_folder_holds_one_run(run: klrl.Run) -> None:
-    with pytest.raises(ConfigError, match="folder=.*holds a run already"):
-        klrl.run(*QUICK, folder=run.folder)
-
-
 def test_a_run_in_a_thread_and_no_second_one_beside_it() -> None:
     """Signals belong to the main thread; torch's generator to the process."""
     began, refused = threading.Event(), threading.Event()

@@ -37,12 +37,6 @@ def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
     assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
 
 
-def test_full_errors_on_demand(capsys, monkeypatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert exits("kl.coff=1") == 2
-    assert "Traceback" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("word", ["--help", "help"])
 def test_help_lists_groups_and_choices(capsys, word: str) -> None:
     assert exits(word) == 0
@@ -123,11 +117,6 @@ def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
 def test_a_folder_with_dollars_is_no_formula() -> None:
     exits(*QUICK, "frames=128", "hydra.run.dir='a$_{b$'")
     assert Path("a$_{b$/curves.png").is_file()
-
-
-def test_kwargs_may_be_given_as_a_dictionary(capsys) -> None:
-    assert exits("env.kwargs={g: 5.0}", "--cfg", "job") == 0
-    assert "g: 5.0" in capsys.readouterr().out
 
 
 SPACES = {

@@ -231,14 +231,3 @@ def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
     assert [row["frames"] for row in rows_of(Path("copy"))] == [64, 128, 192]
     assert manifest_of(Path("copy"))["id"] == manifest_of(Path("run"))["id"]
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_doubled_rows_are_cut_to_the_checkpoints_own() -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    before = METRICS.read_bytes()
-    METRICS.write_bytes(before * 2)
-    assert exits("resume=run", "frames=192") == 0
-    assert METRICS.read_bytes().startswith(before)
-    assert [line["frames"] for line in lines_of(METRICS)] == [64, 128, 192]

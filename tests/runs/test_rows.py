@@ -13,11 +13,8 @@ import pytest
 from klrl.report.diff import read
 from klrl.report.listing import entries
 from klrl.report.runs import find_runs
-from klrl.runs import rows
 from klrl.runs.rows import RowFile, read_rows
-from tests.conftest import QUICK
 from tests.report.toys import write_run
-from tests.runs.commands import exits, manifest_of, rows_of
 
 PATH = Path("metrics.jsonl")
 BAD = (b"", b"{", b"\xff\xfe", b"[1]", b"7", b'"frames"', b'{"frames": "x"}', b"[" * 100_000)
@@ -168,40 +165,3 @@ def test_a_row_is_written_whole_or_not_at_all(monkeypatch) -> None:
         file.log({"frames": 2})
     file.close()
     assert PATH.read_text() == '{"frames": 1}\n'
-
-
-# ---------------------------------------------------------------------------------- whole runs
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_a_blank_line_does_not_cost_a_resumed_run_its_rows(capsys) -> None:
-    exits(*QUICK, "frames=256", "hydra.run.dir=run")
-    path = Path("run/metrics.jsonl")
-    first, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first, b"\n", *others]))
-    capsys.readouterr()
-    assert exits("resume=run", "frames=384") == 0
-    assert capsys.readouterr().err.splitlines() == [
-        "run/metrics.jsonl: left out: line 2: no row",
-    ]
-    assert path.read_bytes().splitlines(keepends=True)[:5] == [first, b"\n", *others]
-    assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128, 192, 256, 320, 384]
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_a_checkpoint_that_knows_no_bytes_is_resumed_by_frames(monkeypatch) -> None:
-    from klrl.runs.record import Recorder
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "marks", lambda self: {"run": self._run})
-        exits(*QUICK, "hydra.run.dir=run")
-    with Path("run/metrics.jsonl").open("a") as file:
-        row = {"run": manifest_of(Path("run"))["id"], "frames": 192, "reward/raw": 99.0}
-        file.write(json.dumps(row) + '\n{"fra')
-    assert exits("resume=run", "frames=256") == 0
-    after = rows_of(Path("run"))
-    assert [row["frames"] for row in after] == [64, 128, 192, 256]
-    assert after[2]["reward/raw"] < 0
-    assert rows.parse_row(b'{"a": null}') == {"a": None}
