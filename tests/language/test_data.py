@@ -286,14 +286,8 @@ def test_template_arguments_reach_the_chat_template() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["env.template_kwargs.tokenize=true"], "env.template_kwargs.tokenize: klrl sets it"),
         (["env.template_kwargs={deep:1}"], "env.template_kwargs.deep: the chat template reads no"),
         (["env.template_kwargs={user:1}"], "env.template_kwargs.user: the chat template reads no"),
-        (["env.eval_share=1"], "env.eval_share=1.0: give a share below 1"),
-        (
-            ["env.eval_share=0.1", "env.eval_data=data.jsonl"],
-            "env.eval_share: nothing reads it here: env.eval_data and env.eval_split say",
-        ),
     ],
     ids=" ".join,
 )

@@ -147,34 +147,6 @@ def test_rewards_of_one_name_are_told_apart() -> None:
     assert both(PROMPTS, TEXTS, DRAWN).tolist() == [5.0] * 3
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["env.reward=[]"], "env.reward=[]: give the name of a reward, or a list of names"),
-        (["env.reward=null"], "env.reward=None: give the name of a reward, or a list"),
-        (["env.reward=[exact,exact]"], "env.reward=[exact,exact]: names exact twice"),
-        (["env.reward_weights=[1,2]"], "env.reward_weights=[1.0, 2.0]: 2 weights for 1 reward"),
-        (
-            ["env.reward=[exact,proxy]", "env.reward_weights=[1,nan]"],
-            "env.reward_weights=[1.0, nan]: give finite numbers",
-        ),
-        (
-            ["env.reward=[exact,proxy]", "env.reward_weights=[0,0]"],
-            "env.reward_weights=[0.0, 0.0]: leaves no reward; give one that is not 0, or learn "
-            "from the penalty alone with advantage.reward_weight=0",
-        ),
-        (["env.reward=model:"], "path/file.py:NAME, or a classifier as model:FOLDER"),
-    ],
-    ids=" ".join,
-)
-@pytest.mark.integration
-def test_lists_that_fit_nothing_are_refused_in_one_line(exits, words, told) -> None:
-    code, _, err = exits(*words)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert told in err
-    assert not Path("run").exists()
-
-
 # ------------------------------------------------------------------------------- reward models
 
 
