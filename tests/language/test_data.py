@@ -260,14 +260,6 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     assert not trained & asked
 
 
-@pytest.mark.integration
-def test_without_a_split_it_is_told_that_evaluation_has_the_training_prompts(
-    capsys, model: str
-) -> None:
-    _, out, _ = started(capsys, model, DIGITS)
-    assert "env.eval_data=null: evaluations answer training prompts; env.eval_share=" in out
-
-
 # --------------------------------------------------------------------------- template arguments
 
 

@@ -19,12 +19,10 @@ from transformers import (
 )
 
 from klrl.base.errors import ConfigError, RewardError
-from klrl.domains import LANGUAGE
 from klrl.language.prompts import Prompt
 from klrl.language.rewards import Drawn, Reward, find_reward
 from klrl.language.weighted_rewards import WeightedRewards
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import metric_of
 from klrl.train.loop import Training
 from tests.runs.commands import rows_of
 from tests.transforms import llm_toys as toys
@@ -309,9 +307,3 @@ def test_a_folder_that_is_no_reward_model_is_refused_before_anything_is_written(
     assert "env.reward=model:./classifier" in err
     assert told in err
     assert not Path("run").exists()
-
-
-def test_the_metric_of_a_part_is_described() -> None:
-    metric = metric_of("reward/part/length", LANGUAGE)
-    assert (metric.title, metric.unit) == ("reward length", "reward per response")
-    assert metric.show(0.123456) == "0.1235"
