@@ -49,7 +49,7 @@ LANGUAGE = (
     f"{COMMON.format(64)} collector.prompts=4 collector.group_size=4 collector.max_new_tokens=4 "
     "learner.epochs=2 learner.minibatches=2 optim.lr=0.0005 optim.lr_floor=0.0001 eval.episodes=8"
 )
-SORT = "experiment=sort_digits env.shortest=1 env.longest=2 env.reward=proxy"
+SORT = f"experiment=sort_digits actor.model={MODEL} env.shortest=1 env.longest=2 env.reward=proxy"
 
 
 def control(name: str, words: str, after: tuple[str, ...] = ()) -> Job:
@@ -58,7 +58,7 @@ def control(name: str, words: str, after: tuple[str, ...] = ()) -> Job:
 
 
 def language(name: str, words: str, *, task: str = SORT, after: tuple[str, ...] = ("lm",)) -> Job:
-    """Four iterations of a small language job; the first one makes the model of all."""
+    """Four iterations of a small language job; the others come after the first one."""
     return Job(name, f"{task} {words} {LANGUAGE}", after)
 
 

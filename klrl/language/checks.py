@@ -127,17 +127,14 @@ def _checks(
         words = f"ids of the vocabulary have no token: the policy gives them {share:.2g} of a first"
         yield f"{len(empty):,} of {rows:,} {words} token's probability, and they are no text"
     measured = scored if in_low_precision(policy.model) else kept
-    scoring = {"policy": scored.temperature}
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
-        scoring["reference"] = ref.temperature
         if fresh and starts_at_reference(reference, config):
             # As the run measures it: in low precision scored again, else kept while sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "a fresh policy must be its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
-    yield same_temperature(temperature, **scoring)
     yield endings(batch, policy.special)
     conversation = next(
         (p.content for p in prompts.prompts if not isinstance(p.content, str)), None
@@ -194,20 +191,6 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     detail = "pad == eos: masks go by position" if special.pad in special.eos else ""
     remedy = "report this: a response must end with its EOS"
     return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
-
-
-def same_temperature(sampling: float, **scoring: float) -> Check:
-    """Sampling and every scoring use one temperature.
-
-    Args:
-        sampling: of the sampler.
-        scoring: of each that scores, by name: ``policy=1.0, reference=1.0``.
-    """
-    off = {name: abs(value - sampling) for name, value in scoring.items()}
-    worst = max(off, key=lambda name: off[name])
-    detail = f"sampling at {sampling:g}, " + ", ".join(f"{k} at {v:g}" for k, v in scoring.items())
-    remedy = "report this: one temperature must serve both"
-    return Check("temperature of scoring - of sampling", off[worst], 0.0, detail, remedy)
 
 
 def template_marks(

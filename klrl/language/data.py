@@ -130,7 +130,7 @@ def _is_list(file: Path) -> bool:
         return content.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _prompts(rows: Sequence[Any], where: str) -> list[Prompt]:
+def _prompts(rows: Sequence[Mapping[str, Any]], where: str) -> list[Prompt]:
     if not rows:
         raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
     return [
@@ -138,10 +138,8 @@ def _prompts(rows: Sequence[Any], where: str) -> list[Prompt]:
     ]
 
 
-def _without_gaps(row: Any) -> Any:
+def _without_gaps(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as it was before a table filled in null for what it lacks."""
-    if not isinstance(row, Mapping):
-        return row
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
         if isinstance(filled.get(name), list):

@@ -16,7 +16,6 @@ from benchmarks.sort_digits_base import (
     build,
     make_model,
     make_tokenizer,
-    recipe_for,
     sampled_accuracy,
 )
 from klrl.language.model import load_causal_lm
@@ -79,33 +78,6 @@ def test_the_loss_is_the_mean_over_all_answers_and_their_eos(shots: int) -> None
     assert loss.item() == pytest.approx(-torch.cat(scores).mean().item(), abs=1e-5)
 
 
-def test_every_update_has_problems_of_its_own() -> None:
-    tokenizer = make_tokenizer()
-    first, *_ = module._dialogues(QUICK, tokenizer, 0)
-    second, *_ = module._dialogues(QUICK, tokenizer, 1)
-    rows = {tuple(row.tolist()) for ids in (first, second) for row in ids}
-    assert len(rows) == 2 * QUICK.batch
-
-
-@pytest.mark.integration
-def test_it_learns() -> None:
-    tokenizer, recipe = (
-        make_tokenizer(),
-        replace(QUICK, hidden=32, measure_every=100, batch=32, lr=5e-3),
-    )
-    torch.manual_seed(0)
-    model = make_model(recipe, tokenizer)
-    unseen = module._dialogues(recipe, tokenizer, 1000)
-    with torch.no_grad():
-        before = module._supervised_loss(model, *unseen).item()
-        with torch.enable_grad():
-            told = module.train(model, tokenizer, recipe)
-        after = module._supervised_loss(model, *unseen).item()
-    assert told["steps"] == 100
-    assert before > 2.5  # log 18 = 2.89: uniform
-    assert after < 2.0  # without a thought of the question: log 10 = 2.30, less the sure EOS
-
-
 class Scripted(torch.nn.Module):
     """Writes what it is told after each prompt."""
 
@@ -140,11 +112,6 @@ def test_a_target_out_of_reach_is_told() -> None:
     tokenizer = make_tokenizer()
     with pytest.raises(RuntimeError, match=r"reached reward 0.00 after 8 updates, not 1; "):
         module.train(make_model(recipe, tokenizer), tokenizer, recipe)
-
-
-def test_shots_take_a_smaller_batch() -> None:
-    assert recipe_for(4, 8, 0) == Recipe()
-    assert recipe_for(3, 6, 4) == Recipe(3, 6, 4, batch=32)
 
 
 def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(

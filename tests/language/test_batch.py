@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from klrl.base.errors import ConfigError
 from klrl.domains import LANGUAGE
 from klrl.language import checks as preflight
 from klrl.language.batch import (
@@ -131,9 +130,6 @@ def test_another_temperature_is_found(scored_at, ok) -> None:
     again = response_log_probs(policy, found.tokens, found.mask)
     check = preflight.sampled_against_recomputed(found.log_probs, again, found.mask, torch.float32)
     assert check.ok == ok
-    check = preflight.same_temperature(0.7, policy=scored_at, reference=0.7)
-    assert check.ok == ok
-    assert check.value == pytest.approx(abs(scored_at - 0.7))
 
 
 def test_dropout_while_sampling_is_found() -> None:
@@ -193,15 +189,6 @@ def test_the_templates_mask_agrees_with_positions(pad_is_eos, turns) -> None:
         assert not check.detail
 
 
-def test_the_template_is_rendered_with_its_arguments() -> None:
-    strict = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}"
-    toy, chat = tokenizer(template=strict + TEMPLATE), chats(1)[0]
-    check = preflight.template_marks(toy, chat[:-1], "1234", template={"lang": "en"})
-    assert check.ok, str(check)
-    with pytest.raises(ConfigError, match="refuses an answer .lang is needed.; let it render"):
-        preflight.template_marks(toy, chat[:-1], "1234")
-
-
 def test_a_template_that_marks_otherwise_is_found() -> None:
     no_eos = TEMPLATE.replace(
         "{{ m['content'] }}<|im_end|>{% endgeneration %}",
@@ -232,17 +219,3 @@ def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> 
     (line,) = [each for each in lines if "have no token" in each]
     assert line.startswith(f"preflight: 100 of {tokens + 100} ids of the vocabulary have no token")
     assert f"gives them {100 / (tokens + 100):.2g} of a first token's" in line
-
-
-def test_a_large_model_says_what_takes_its_time_and_a_small_one_does_not(
-    job, monkeypatch, capsys
-) -> None:
-    small = job()
-    LanguageParts(small)
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr("klrl.language.model.LARGE", 1000)
-    LanguageParts(small)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"actor.model={small.actor.model}: loading 0.")
-    assert said[1].startswith("preflight: sampling and scoring a few responses")
-    assert len(said) == 2

@@ -260,14 +260,6 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     assert not trained & asked
 
 
-@pytest.mark.integration
-def test_without_a_split_it_is_told_that_evaluation_has_the_training_prompts(
-    capsys, model: str
-) -> None:
-    _, out, _ = started(capsys, model, DIGITS)
-    assert "env.eval_data=null: evaluations answer training prompts; env.eval_share=" in out
-
-
 # --------------------------------------------------------------------------- template arguments
 
 
@@ -286,14 +278,8 @@ def test_template_arguments_reach_the_chat_template() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["env.template_kwargs.tokenize=true"], "env.template_kwargs.tokenize: klrl sets it"),
         (["env.template_kwargs={deep:1}"], "env.template_kwargs.deep: the chat template reads no"),
         (["env.template_kwargs={user:1}"], "env.template_kwargs.user: the chat template reads no"),
-        (["env.eval_share=1"], "env.eval_share=1.0: give a share below 1"),
-        (
-            ["env.eval_share=0.1", "env.eval_data=data.jsonl"],
-            "env.eval_share: nothing reads it here: env.eval_data and env.eval_split say",
-        ),
     ],
     ids=" ".join,
 )

@@ -155,14 +155,6 @@ def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_control_run_is_refused_by_its_domain(tmp_path) -> None:
-    klrl.run("env=cartpole", "frames=64", "env.num_envs=2", "collector.steps=16", "eval.every=0",
-             "learner.minibatches=2", "logger=none", folder=tmp_path / "control")  # fmt: skip
-    with pytest.raises(ConfigError, match="is a control run; give a language run"):
-        export_run(str(tmp_path / "control"), tmp_path / "new")
-
-
-@pytest.mark.slow
 def test_a_save_that_fails_leaves_nothing(job, monkeypatch) -> None:
     Training(job()).train(RunFolder(Path("run")))
     full = OSError(28, "No space left on device")
@@ -171,15 +163,3 @@ def test_a_save_that_fails_leaves_nothing(job, monkeypatch) -> None:
         export_run("run", Path("out"))
     assert not Path("out").exists()
     assert not list(Path().glob(".out*"))
-
-
-@pytest.mark.slow
-def test_the_command_says_what_it_wrote(job, capsys) -> None:
-    Training(job()).train(RunFolder(Path("run")))
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(["export", "run", "out"])
-    assert stop.value.code in (0, None)
-    said = capsys.readouterr()
-    assert said.out.startswith("out: the last checkpoint of run, all weights, float32\n")
-    assert said.err == ""

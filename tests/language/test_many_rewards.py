@@ -19,12 +19,10 @@ from transformers import (
 )
 
 from klrl.base.errors import ConfigError, RewardError
-from klrl.domains import LANGUAGE
 from klrl.language.prompts import Prompt
 from klrl.language.rewards import Drawn, Reward, find_reward
 from klrl.language.weighted_rewards import WeightedRewards
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import metric_of
 from klrl.train.loop import Training
 from tests.runs.commands import rows_of
 from tests.transforms import llm_toys as toys
@@ -145,34 +143,6 @@ def test_rewards_of_one_name_are_told_apart() -> None:
     both = WeightedRewards(["a_reward:score", "b_reward:score"], [2.0, 3.0], None)
     assert list(both.parts(PROMPTS, TEXTS, DRAWN)) == ["a_reward.score", "b_reward.score"]
     assert both(PROMPTS, TEXTS, DRAWN).tolist() == [5.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["env.reward=[]"], "env.reward=[]: give the name of a reward, or a list of names"),
-        (["env.reward=null"], "env.reward=None: give the name of a reward, or a list"),
-        (["env.reward=[exact,exact]"], "env.reward=[exact,exact]: names exact twice"),
-        (["env.reward_weights=[1,2]"], "env.reward_weights=[1.0, 2.0]: 2 weights for 1 reward"),
-        (
-            ["env.reward=[exact,proxy]", "env.reward_weights=[1,nan]"],
-            "env.reward_weights=[1.0, nan]: give finite numbers",
-        ),
-        (
-            ["env.reward=[exact,proxy]", "env.reward_weights=[0,0]"],
-            "env.reward_weights=[0.0, 0.0]: leaves no reward; give one that is not 0, or learn "
-            "from the penalty alone with advantage.reward_weight=0",
-        ),
-        (["env.reward=model:"], "path/file.py:NAME, or a classifier as model:FOLDER"),
-    ],
-    ids=" ".join,
-)
-@pytest.mark.integration
-def test_lists_that_fit_nothing_are_refused_in_one_line(exits, words, told) -> None:
-    code, _, err = exits(*words)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert told in err
-    assert not Path("run").exists()
 
 
 # ------------------------------------------------------------------------------- reward models
@@ -337,9 +307,3 @@ def test_a_folder_that_is_no_reward_model_is_refused_before_anything_is_written(
     assert "env.reward=model:./classifier" in err
     assert told in err
     assert not Path("run").exists()
-
-
-def test_the_metric_of_a_part_is_described() -> None:
-    metric = metric_of("reward/part/length", LANGUAGE)
-    assert (metric.title, metric.unit) == ("reward length", "reward per response")
-    assert metric.show(0.123456) == "0.1235"

@@ -8,9 +8,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from klrl.__main__ import compose
-from klrl.base.errors import ConfigError
-from klrl.config.checks import to_config
 from klrl.language.rollout import REF_STATES
 from klrl.runs.resume import stored_config
 from klrl.train.learner import Coefficients
@@ -187,31 +184,3 @@ def test_a_run_that_ran_out_of_memory_goes_on_in_parts(exits) -> None:
     assert exits("resume=run", "frames=64", "learner.micro_batch=1")[0] == 0
     assert len(rows_of(Path("run"))) > before
     assert stored_config(Path("run")).learner.micro_batch == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["learner.micro_batch=3"], "learner.micro_batch=3: a minibatch has 2 prompts"),
-        (["learner.micro_batch=0"], "learner.micro_batch=0"),
-        (["learner.dtype=mixed", "actor.lora.r=2"], "learner.dtype=mixed: with actor.lora.r=2"),
-        (
-            ["learner.dtype=mixed", "actor.dtype=float64"],
-            "learner.dtype=mixed: actor.dtype=float64",
-        ),
-        (["learner.dtype=float32", "actor.dtype=bfloat16"], "learner.dtype=float32: actor.dtype="),
-        (["learner.dtype=bfloat16"], "learner.dtype=bfloat16"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_does_not_go_together_is_refused(exits, words, line) -> None:
-    code, _, err = exits(*words)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert line in err
-
-
-@pytest.mark.parametrize("word", ["learner.micro_batch=2", "learner.dtype=mixed"])
-def test_control_refuses_them(word: str) -> None:
-
-    with pytest.raises(ConfigError, match=f"{word}: language only"):
-        to_config(compose(["env=pendulum", word]))

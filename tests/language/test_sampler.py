@@ -216,16 +216,6 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
         settled()
 
 
-def test_layers_that_tell_keys_by_slot_get_copies() -> None:
-    model, (ids, mask) = network(), prompts()
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    model.config.sliding_window = 64
-    sampler = CacheSampler(model, SpecialTokens((EOS,), PAD))
-    assert sampler.way == "copied"
-    line = str(sampler.self_check(ids, mask, GROUP))
-    assert line.endswith("ok; not shared: its layers tell keys apart by slot (sliding_attention)")
-
-
 def test_the_wrapper_leaves_the_models_generation_config_alone() -> None:
     """Its settings would change the distribution; afterwards they are there again."""
     model, (ids, mask) = network(), prompts()

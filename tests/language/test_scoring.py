@@ -245,14 +245,6 @@ def test_a_forbidden_token_adds_nothing() -> None:
     assert logits.grad.isfinite().all()
 
 
-@families
-def test_the_self_check_shares_where_it_can(family) -> None:
-    layout = self_check(network(family), rollout(), GROUP)
-    assert layout.shared
-    assert layout.reason.startswith("scored in one row per prompt, nats off plain log-probs: ")
-    assert layout.reason.endswith("(at most 0.0001) ok")
-
-
 def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     model, batch = network(), rollout()
     model.config.layer_types = ["full_attention", "sliding_attention"]
