@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torchrl.envs import check_env_specs
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
-from klrl.config import CNNActorConfig, EnvConfig
+from klrl.config import ActorConfig, CNNActorConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
 from klrl.control.copies import VectorGymEnv
@@ -151,9 +153,7 @@ def test_an_excluded_action_has_no_probability(where: str) -> None:
     """In the rollout, in the reference, in the TorchRL transforms' KL, and in the mode."""
     torch.manual_seed(0)
     mask = "info" if where == "info" else "auto"
-    config = EnvConfig(
-        f"{T}/Masked-v0", {"where": where}, 4, True, 1.0, action_mask=mask, name="gym"
-    )
+    config = replace(gym(f"{T}/Masked-v0", 4, where=where), action_mask=mask)
     env = make_env(config, seed=0)
     agent = agent_for(env)
     _, reference = apart(agent.actor, 0.5)
@@ -201,11 +201,10 @@ def test_a_mask_that_allows_nothing_ends_the_run_in_a_line() -> None:
 @pytest.mark.parametrize("where", ["observation", "info", "several"])
 def test_no_excluded_action_is_ever_given(where: str) -> None:
     """Not by the check before a run, nor by the native loop; the environment would raise."""
-    kwargs = ["env.kwargs.strict=true", f"env.kwargs.where={where}"]
     mask = "info" if where == "info" else "auto"
-    config = compose("env=gym", f"env.id={T}/Masked-v0", *kwargs, f"env.action_mask={mask}")
-    check_env(config.env, config.actor, frozenset())
-    env = make_env(config.env, seed=0, num_envs=4)
+    config = replace(gym(f"{T}/Masked-v0", 4, strict=True, where=where), action_mask=mask)
+    check_env(config, ActorConfig([8], "tanh", False, name="categorical"), frozenset())
+    env = make_env(config, seed=0)
     batch = native_rollout(env, agent_for(env), 200, CPU).collect()
     allowed = batch["observation"][..., -env.layout.masked :]
     assert 0 < float(allowed.float().mean()) < 1

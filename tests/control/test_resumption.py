@@ -46,24 +46,7 @@ class EndsAt(Callback):
             raise KeyboardInterrupt
 
 
-class Dice(gymnasium.Env):
-    """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._step = 0
-        return np.array([random.gauss(0, 1)], np.float32), {}
-
-    def step(self, action):
-        self._step += 1
-        seen = np.array([np.random.standard_normal()], np.float32)
-        return seen, random.random(), self._step == 8, False, {}
-
-
-DICE = ("env=custom", f"env.target={__name__}:Dice", "actor=mlp")
+DICE = ("env=custom", "env.target=tests.control.toys:Dice", "actor=mlp")
 
 
 def stir() -> None:

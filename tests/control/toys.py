@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import gymnasium
@@ -171,6 +172,23 @@ class Masked(gymnasium.Env):
         self._step += 1
         observation, info = self._answer()
         return observation, reward, self._step == self.steps or not allowed, False, info
+
+
+class Dice(gymnasium.Env):
+    """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.array([random.gauss(0, 1)], np.float32), {}
+
+    def step(self, action):
+        self._step += 1
+        seen = np.array([np.random.standard_normal()], np.float32)
+        return seen, random.random(), self._step == 8, False, {}
 
 
 def register() -> None:
