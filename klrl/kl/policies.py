@@ -136,6 +136,7 @@ def refuse_nested_policy(name: str, model: Any) -> None:
     tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
     where those of the sampling policy stand, and every KL is 0.
     """
+    model = model.module if isinstance(model, FrozenPolicy) else model
     if not isinstance(model, ProbabilisticTensorDictSequential):
         return
     last = list(model.module.children())[-1]
