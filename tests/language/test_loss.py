@@ -115,8 +115,6 @@ def test_what_padding_holds_reaches_nothing() -> None:
 @pytest.mark.parametrize(
     ("placement", "estimator", "words"),
     [
-        ("somewhere", "k1", "placement=somewhere"),
-        ("reward", "k9", "estimator=k9"),
         ("reward", "k3", "gradient is wrong"),
         ("split", "k1", "needs the exact KL"),
     ],

@@ -48,7 +48,6 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
         "scored in on",
         "sampled - re",
         "KL(policy||r",
-        "temperature ",
         "responses th",
         "positions wh",
     ]
