@@ -63,7 +63,7 @@ lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(READY) ## ruff: mend what can be mended
+format: $(READY) ## ruff: fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

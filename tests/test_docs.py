@@ -169,3 +169,19 @@ def called(tree: ast.AST) -> list[str]:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_row_of_reliability_names_tests_that_are_there() -> None:
+    """Each word behind ``-k`` is a part of a test's name in the file before it."""
+    page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+\.py)(?: -m slow)?(?: -k ([^`]+))?`", page)
+    assert len(named) > 40
+    folder, lost = Path(), []
+    for file, words in named:
+        folder = Path(file).parent if "/" in file else folder
+        path = ROOT / "tests" / (file if (ROOT / "tests" / file).exists() else folder / file)
+        if path.name == "test_messages.py":  # its tests are named by the lines of messages/
+            continue
+        names = " ".join(re.findall(r"def (test_\w+)", path.read_text("utf-8")))
+        lost += [(file, word) for word in words.strip('"').split(" or ") if word not in names]
+    assert lost == []

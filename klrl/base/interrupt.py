@@ -88,8 +88,9 @@ class StopRequest:
         if before is None or signum in _URGENT:
             self.signum = signum
         if before is None:
+            warn("")  # below ^C and the live line
             warn(
-                "\nstopping after this iteration, with a checkpoint; a second Ctrl-C or SIGTERM "
+                "stopping after this iteration, with a checkpoint; a second Ctrl-C or SIGTERM "
                 "stops at once"
             )
 

@@ -125,8 +125,14 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """A preset sets what a choice lacks, as in ``experiment=sort_digits collector=vector``."""
+    """A YAML sets what a choice lacks, as in ``experiment=sort_digits collector=vector``."""
     kind, name, group, key = match.groups()
+    if kind == group:
+        meant = nearest(key, [each.name for each in settings().values() if each.group == group])
+        return ConfigError(
+            f"{kind}={name}: its YAML sets {group}.{key}, which its schema does not have"
+            f"{meant or '; drop it'}"
+        )
     given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
     chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
     larger = [each for each in overrides if each.startswith("experiment=")]

@@ -38,8 +38,8 @@ def _declared(*functions: Callable[[Tensor], Tensor]) -> dict[str, Callable[[Ten
     named = {function.__name__: function for function in functions}
     for name in sorted(named.keys() ^ SAMPLED.keys()):
         raise ConfigError(
-            f"kl.estimator={name}: needs a function in klrl/kl/estimators.py, and its gradient in "
-            "SAMPLED of klrl/config/placement.py"
+            f"kl.estimator={name}: needs a function in ESTIMATORS of klrl/kl/estimators.py, and "
+            "its gradient in SAMPLED of klrl/config/placement.py"
         )
     return named
 

@@ -44,8 +44,9 @@ def passed_on(
             to_append(folder / STOP_FILE).close()
         pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
         which = "the queue's" if by_queue else len(pids)
+        warn("")
         warn(
-            f"\nstopping {which} jobs after their iteration, with checkpoints; a second "
+            f"stopping {which} jobs after their iteration, with checkpoints; a second "
             "Ctrl-C or SIGTERM stops at once"
         )
         for pid in pids:

@@ -20,7 +20,9 @@ def k4(log_ratio: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("functions", "lacking"), [((k1, k2), "k3"), ((k1, k2, k3, k4), "k4")])
 def test_an_estimator_is_a_function_and_its_gradient_or_refused_by_name(functions, lacking) -> None:
-    with pytest.raises(ConfigError, match=f"^kl.estimator={lacking}: needs a function in"):
+    with pytest.raises(
+        ConfigError, match=f"^kl.estimator={lacking}: needs a function in ESTIMATORS"
+    ):
         _declared(*functions)
 
 

@@ -137,6 +137,21 @@ def test_a_notice_stops_in_good_order_however_often_it_comes(signum: int, capsys
     assert capsys.readouterr().err.count("stopping") == 1
 
 
+def test_the_word_of_a_stop_begins_a_line_of_its_own(capsys, tmp_path) -> None:
+    """A terminal shows ^C behind the line of the progress."""
+    from klrl.base.interrupt import StopRequest
+    from klrl.sweep.stop import passed_on
+
+    with StopRequest():
+        signal.raise_signal(signal.SIGINT)
+    run = capsys.readouterr().err
+    with passed_on(tmp_path, list):
+        signal.raise_signal(signal.SIGINT)
+    for err in (run, capsys.readouterr().err):
+        blank, line = err.splitlines()
+        assert (blank, line.split()[0]) == ("", "stopping")
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
 def test_what_nohup_ignores_or_a_launcher_handles_is_left_alone(handler) -> None:
     from klrl.base.interrupt import StopRequest
