@@ -31,7 +31,7 @@ from klrl.config import (
 )
 from klrl.config.choices import ALL_CHOICES, NAME
 from klrl.config.rules import rules_of
-from klrl.config.stored import check_plain
+from klrl.config.stored import check_plain, typed_group
 
 
 class NoValueError(ConfigError):
@@ -123,6 +123,20 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
                 "list"
             )
     return parts
+
+
+def typed_choice(group: str, settings: Any) -> Any:
+    """A group of settings, as a manifest holds them, typed and checked as those of a command."""
+    node = settings.get(group) if isinstance(settings, Mapping) else None
+    check_plain(f"{group}: its stored settings", node)
+    cfg = OmegaConf.structured(RootConfig)
+    try:
+        cfg[group] = typed_group(group, node)
+        return to_settings(cfg, [group])[group]
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{group}: its stored settings are broken: {first_line(error)}"
+        ) from error
 
 
 def _group_node(cfg: DictConfig, group: str) -> DictConfig:
