@@ -181,7 +181,8 @@ def _check_fields(path: str, value: Any) -> None:
             raise ConfigError(f"{key}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
             home = f.metadata.get("home", "")
-            parts = [_own_part(f"{key}[{i}]", each, home) for i, each in enumerate(setting)]
+            named = ["" if each is None else each for each in setting]
+            parts = [_own_part(f"{key}[{i}]", each, home) for i, each in enumerate(named)]
             setattr(value, f.name, parts)
         elif f.metadata.get("own"):
             setattr(value, f.name, _own_part(key, setting))
