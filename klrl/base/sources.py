@@ -78,6 +78,12 @@ def asked_for() -> frozenset[str]:
     return frozenset(name[0].lower().replace("-", "_") for name in names if name)
 
 
+def of_klrl(top: str) -> bool:
+    """Whether a top-level module is klrl, or an installed package that klrl asks for."""
+    places = _places(top) if top in asked_for() else []
+    return top == "klrl" or bool(places and _installed(places[0]))
+
+
 def _places(top: str, folders: Sequence[str] = ()) -> list[Path]:
     """The file of a top-level module, or the folders of a package; empty for others."""
     spec = find(top, folders)

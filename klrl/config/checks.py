@@ -31,7 +31,7 @@ from klrl.config import (
 )
 from klrl.config.choices import ALL_CHOICES, NAME
 from klrl.config.rules import rules_of
-from klrl.config.stored import check_plain
+from klrl.config.stored import check_plain, typed_group
 
 
 class NoValueError(ConfigError):
@@ -125,6 +125,20 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
     return parts
 
 
+def typed_choice(group: str, settings: Any) -> Any:
+    """A group of settings, as a manifest holds them, typed and checked as those of a command."""
+    node = settings.get(group) if isinstance(settings, Mapping) else None
+    check_plain(f"{group}: its stored settings", node)
+    cfg = OmegaConf.structured(RootConfig)
+    try:
+        cfg[group] = typed_group(group, node)
+        return to_settings(cfg, [group])[group]
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{group}: its stored settings are broken: {first_line(error)}"
+        ) from error
+
+
 def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     node = cfg.get(group)
     if node is None:
@@ -167,7 +181,8 @@ def _check_fields(path: str, value: Any) -> None:
             raise ConfigError(f"{key}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
             home = f.metadata.get("home", "")
-            parts = [_own_part(f"{key}[{i}]", each, home) for i, each in enumerate(setting)]
+            named = ["" if each is None else each for each in setting]
+            parts = [_own_part(f"{key}[{i}]", each, home) for i, each in enumerate(named)]
             setattr(value, f.name, parts)
         elif f.metadata.get("own"):
             setattr(value, f.name, _own_part(key, setting))

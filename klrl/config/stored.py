@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME, choice_of
 from klrl.config.schemas.root import RootConfig
 
@@ -31,22 +30,12 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
     cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(dict(settings)))
     assert isinstance(cfg, DictConfig)
     for group in CHOICES:
-        cfg[group] = _typed(group, settings.get(group))
+        cfg[group] = typed_group(group, settings.get(group))
     return cfg
 
 
-def typed_choice(group: str, settings: Any) -> Any:
-    """A group of settings, as a manifest holds them, in the schema of the choice that it names."""
-    try:
-        node = settings.get(group) if isinstance(settings, Mapping) else None
-        return OmegaConf.to_object(_typed(group, node))
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"{group}: its stored settings are broken: {first_line(error)}"
-        ) from error
-
-
-def _typed(group: str, node: Any) -> Any:
+def typed_group(group: str, node: Any) -> Any:
+    """A group of settings in the schema of the choice that it names; errors as of :func:`typed`."""
     if not isinstance(node, Mapping) or NAME not in node:
         raise ConfigError(f"{group}: its stored settings name no choice")
     schema = choice_of(group, str(node[NAME])).schema

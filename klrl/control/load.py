@@ -14,10 +14,10 @@ from torchrl.envs import EnvBase
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import Config, CustomEnvConfig, JobConfig
+from klrl.config.checks import typed_choice
 from klrl.config.own import complete_part, restore
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
-from klrl.config.stored import typed_choice
 from klrl.control.actor import Agent, make_agent
 from klrl.control.env import make_env
 from klrl.control.preflight import check_env, control_config, make_checked, policy_kind

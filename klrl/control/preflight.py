@@ -302,7 +302,7 @@ def _check_id(env_id: str) -> None:
         hint = f"did you mean {close[0]}?" if close else "see gymnasium.registry for the known ids"
         reason = first_line(error).split(" Did you mean")[0].rstrip(".")
         raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or no name at all
         extra = EXTRAS.get(module)
         remedy = "install it or fix its name" if extra is None else _install(extra)
         raise ConfigError(f"env.id={env_id}: {error}; {remedy}") from error

@@ -16,7 +16,7 @@ from klrl.config import (
     CheckpointReferenceConfig,
     LanguageConfig,
 )
-from klrl.config.stored import typed_choice
+from klrl.config.checks import typed_choice
 from klrl.kl.reference import Loaded
 from klrl.language.base_place import with_model
 from klrl.language.causal_lm import model_device

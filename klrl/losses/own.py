@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLossConfig
-from klrl.config.own import make_own, require, told
+from klrl.config.own import make_own, require, told, unsaved
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss, example
@@ -30,13 +32,21 @@ def custom(
         "divergence": divergence,
         "reward_scale": reward_scale,
     }
-    loss: PolicyLoss = require("loss", config, make_own("loss", config, given), PolicyLoss, _WHAT)
+
+    def made() -> PolicyLoss:
+        return require("loss", config, make_own("loss", config, given), PolicyLoss, _WHAT)
+
+    loss = made()
     if not hasattr(loss, "config"):
         raise ConfigError(
             f"loss.target={config.target}: its __init__ does not call PolicyLoss's; add "
             "super().__init__(**given)"
         )
-    _try(config, loss)
+    with torch.random.fork_rng(devices=[]):
+        trial = made()  # what the trial changes in it is no part of the run
+    before = unsaved(SimpleNamespace(**vars(trial)))  # no checkpoint has a loss's state_dict
+    _try(config, trial)
+    loss.forgets = unsaved(SimpleNamespace(**vars(trial))) != before
     return loss
 
 

@@ -108,6 +108,7 @@ class PolicyLoss(ABC):
     max_alpha: float = 1.0  # how many times as long a step may become
     dtarg: float = math.inf  # of KL(old||new), nats per unit
     dtarg_end: float | None = None  # at the end of the run, linearly from dtarg
+    forgets = False  # has state, which no checkpoint holds
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +39,7 @@ _PACKAGES = (
 #: Entries of the manifest that are read, and what they are.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
-    **dict.fromkeys(("status", "started", "klrl", "resume", "id"), (str, "text")),
+    **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "text")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
@@ -313,18 +313,34 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+#: What is changed within a submodule is not asked: its settings may run programs, too.
+_STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+
+
 def _git_commit() -> str | None:
     """The commit of the working directory, with a + if files were changed; None outside git."""
     try:
         commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        return commit + ("+" if _git(*_STATUS) else "")
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
 
 
 def _git(*argv: str) -> str:
-    # The repository may come from elsewhere: of its settings these two run programs.
-    off = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
-    command = ["git", *off, *argv]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+    # The repository may come from elsewhere: of its settings these run programs. As words of the
+    # command line, names with a = would be other names.
+    off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
+    for scope in ("--local", "--worktree"):
+        words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")
+        for name in filter(None, _run("git", *words, check=False).split("\0")):
+            off[name] = "false" if name.endswith(".required") else ""
+    variables = {"GIT_CONFIG_COUNT": str(len(off))}
+    for i, (name, value) in enumerate(off.items()):
+        variables |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
+    return _run("git", "--no-optional-locks", *argv, more=variables)
+
+
+def _run(*command: str, check: bool = True, more: Mapping[str, str] | None = None) -> str:
+    env = {**os.environ, **(more or {})}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=check, timeout=5)
     return done.stdout.strip()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from klrl.base.files import make_folder
+from klrl.base.files import make_folder, refuse_link
 from klrl.config import LoggerConfig, choice_of, factory
 from klrl.domains import Domain
 from klrl.runs.guard import Guard
@@ -101,7 +101,8 @@ def _in_folder(
     # TorchRL's cannot take back the rows that a resumed run trains again: its files are made anew
     # from metrics.jsonl, which was cut at the checkpoint.
     def begin() -> _TorchRLLogger:
-        make_folder(opened.folder / make.part)
+        for each in make_folder(opened.folder / make.part).rglob("*"):
+            refuse_link(each)
         if opened.rows is not None:
             for old in (opened.folder / make.part).glob(written):
                 old.unlink()

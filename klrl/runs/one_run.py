@@ -37,7 +37,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
             raise another_run(f"{setting}: {path}", theirs, own)
     for path in rows:
         for number, line in enumerate(read_plain(path).split(b"\n"), 1):
-            if (named := run_of(line, own)) != own:
+            if (named := run_of(line, own, own)) != own:
                 raise another_run(f"{setting}: line {number} of {path}", named, own)
 
 

@@ -108,10 +108,12 @@ def each_row(
         row = parse_row(line)
         if row is None:
             bad += [number] * (number < len(lines))
-        elif run_of(line, run) != run or (row.get("iteration") or last + 1) <= last:
+            continue
+        at = row.get("iteration")
+        if run_of(line, run) != run or (at is not None and not at > last):  # NaN is no later one
             other.append(number)
         else:
-            last = row.get("iteration") or last
+            last = last if at is None else at
             yield row
     tell_lines(path, bad, say)
     tell_lines(path, other, say, "another run's, or behind a later one")
@@ -123,11 +125,11 @@ def parse_row(line: bytes) -> Row | None:
     return row if all(map(_is_value, row.values())) else None
 
 
-def run_of(line: bytes, run: str | None) -> Any:
-    """The run that a line names; ``run``, which is expected, where it names none."""
+def run_of(line: bytes, run: str | None, unnamed: str | None = None) -> Any:
+    """The run that a line names, where ``run`` is expected; ``unnamed`` where it names none."""
     if run is None or f'"{run}"'.encode() in line[:64]:  # without parsing what may be long
         return run
-    return (_parse(line) or {}).get(RUN, run)
+    return (_parse(line) or {}).get(RUN, unnamed)
 
 
 def _is_value(value: Any) -> bool:

@@ -322,6 +322,7 @@ class Training:
         parts = {
             "controller": self.controller.forgets,
             "advantage": getattr(self.parts.estimate_advantage, "forgets", False),
+            "loss": self.parts.learner.loss.forgets,
             "loss.own_beta_rule": self.parts.learner.beta_rule.forgets,
         }
         if lost := [setting for setting, forgets in parts.items() if forgets]:

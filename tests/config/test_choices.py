@@ -30,12 +30,12 @@ from klrl.config import (
     schemas,
     sweep,
 )
-from klrl.config.checks import check_config, to_config
+from klrl.config.checks import check_config, to_config, typed_choice
 from klrl.config.choices import resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
-from klrl.config.stored import typed, typed_choice
+from klrl.config.stored import typed
 
 EVERY = [(group, name) for group, choices in ALL_CHOICES.items() for name in choices]
 

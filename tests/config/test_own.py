@@ -194,3 +194,8 @@ def test_cfg_job_tells_what_the_dataclass_says(module: str, capsys) -> None:
     text = capsys.readouterr().out
     assert "    target: 2.0  # nats per step\n    factor: 0.5\n    shape: line\n" in text
     assert "  source: " in text
+
+
+def test_an_empty_place_among_the_wrappers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env.wrappers\[0\]"):
+        job_config(["env=pendulum", "env.wrappers=[null]"])

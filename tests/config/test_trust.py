@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import shutil
 import sys
@@ -165,6 +166,56 @@ def test_a_manifest_describes_a_reference(foreign, marker: Path, capsys) -> None
     assert exits(f"resume={run}", "frames=128") == 2
     assert "gone: actor.target would import and call evil:make" in capsys.readouterr().err
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("${oc.env:KLRL_SECRET}", "actor: its stored settings: ${oc.env:KLRL_SECRET} is no plain"),
+        ("tan", "actor.activation=tan: "),
+    ],
+)
+def test_a_described_reference_is_checked_as_settings_are(
+    foreign, capsys, monkeypatch, value: str, said: str
+) -> None:
+    """The variable was read and told, in a traceback."""
+    monkeypatch.setenv("KLRL_SECRET", "hunter2")
+    run = foreign(reference={"name": "checkpoint", "path": "gone", "which": "last"})
+    manifest = json.loads((run / "manifest.json").read_text("utf-8"))
+    actor = yaml.safe_load((run / ".hydra/config.yaml").read_text("utf-8"))["actor"]
+    manifest["reference"] = {"actor": {**actor, "activation": value}, "normalize": True}
+    (run / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert exits(f"resume={run}", "frames=128") == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_module_that_klrl_asks_for_is_known_only_where_it_is_installed(
+    foreign, marker: Path, monkeypatch, capsys
+) -> None:
+    """``python -m klrl evaluate .`` has the run's folder on the path."""
+    run = foreign(env={"id": "evil:Evil-v0"})
+    monkeypatch.setattr("klrl.base.sources.asked_for", lambda: frozenset({"evil"}))
+    monkeypatch.syspath_prepend(str(run))
+    assert exits("evaluate", str(run), "--episodes", "1") == 2
+    assert f"env.id would import and call evil:Evil-v0 from {run}" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+def test_compiled_code_is_refused_by_its_place(foreign, marker: Path, capsys) -> None:
+    """It was told as "from Python itself"."""
+    run = foreign(controller={"name": "custom", "target": "evil:make"})
+    foreign(controller={"path": str(run), "args": {}, "source": None, "version": None})
+    py_compile.compile(str(run / "evil.py"), str(run / "evil.pyc"))
+    (run / "evil.py").unlink()
+    assert exits("evaluate", str(run), "--episodes", "1") == 2
+    assert f"call evil:make from {run / 'evil.pyc'}, and no run" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("named", ["..evil:Evil-v0", ".:Evil-v0"])
+def test_an_id_that_no_module_can_have_is_refused(foreign, capsys, named: str) -> None:
+    assert exits("evaluate", str(foreign(env={"id": named})), "--episodes", "1") == 2
+    assert f"env.id={named}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("door", DOORS)

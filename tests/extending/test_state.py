@@ -21,6 +21,7 @@ from collections import deque
 from klrl.control.advantage import gae
 from klrl.kl.controllers import FixedKLController
 from klrl.losses.beta import BetaRule
+from klrl.losses.policy import PolicyLoss
 
 
 class Saves:
@@ -100,6 +101,23 @@ class Rule(BetaRule):
     def update(self, kl):
         self.seen += 1
         return self.seen
+
+
+class Steady(PolicyLoss):
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.seen = 0
+    def gain(self, scored, advantage, beta):
+        return (scored.log_prob - scored.old_log_prob).exp() * advantage
+
+
+class Annealed(Steady):
+    def gain(self, scored, advantage, beta):
+        self.seen += 1
+        return super().gain(scored, advantage, beta) / self.seen
+
+
+class Saving(Saves, Annealed): pass
 """
 CASES = [
     *(("controller", name, "exact") for name in ("Constant", "Saved")),
@@ -107,6 +125,8 @@ CASES = [
     *(("advantage", name, "exact") for name in ("Plain", "Remembers", "plain")),
     *(("advantage", name, "anew") for name in ("Forgetful", "closure")),
     ("loss.own_beta_rule", "Rule", "anew"),
+    ("loss", "Steady", "exact"),
+    *(("loss", name, "anew") for name in ("Annealed", "Saving")),
 ]
 
 

@@ -25,6 +25,7 @@ BROKEN = {
     "argv": ({"argv": 3}, "is broken (argv 3 is no list)"),
     "resumed": ({"resumed": 4}, "is broken (resumed 4 is no list)"),
     "side_failures": ({"side_failures": "x"}, "is broken (side_failures 'x' is no list)"),
+    "domains": ({"domain": ["control"]}, "is broken (domain ['control'] is no text)"),
 }
 
 

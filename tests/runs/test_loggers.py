@@ -73,6 +73,20 @@ def test_rows_are_read_back_by_csv_and_by_tensorboard(settings, tmp_path) -> Non
     assert json.loads(text) == {"kl": {"coef": 0.1}}
 
 
+@pytest.mark.parametrize("link", ["scalars", "scalars/kl"])
+def test_a_folder_within_theirs_that_is_a_link_is_refused(settings, tmp_path, capsys, link) -> None:
+    """Files were deleted and written there, of a run from elsewhere too."""
+    (precious := tmp_path / "precious").mkdir()
+    (precious / "mine.csv").write_text("mine")
+    place = tmp_path / "csv" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(precious)
+    with open_loggers(settings("logger=csv").logger, opened(tmp_path, ROWS)) as loggers:
+        assert not loggers
+    assert f"{place}: is a link" in capsys.readouterr().err
+    assert [each.read_text() for each in precious.rglob("*")] == ["mine"]
+
+
 def test_a_resumed_run_writes_them_anew_from_the_rows_that_it_keeps(settings, tmp_path) -> None:
     config = settings("logger=csv", "logger.also=[tensorboard]").logger
     mine = [tmp_path / "csv" / "mine.csv", tmp_path / "tensorboard" / "notes.txt"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from tests.runs.commands import exits, manifest_of, rows_of
 from tests.runs.saves import CPU, Held, entry, save, small, steps
 
 METRICS = Path("run/metrics.jsonl")
+#: Iterations that come after no other.
+NUMBERS = {"row 0 again": b'"iteration": 0', "row NaN": b'"iteration": NaN'}
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -82,6 +85,9 @@ def test_rows_that_were_changed_before_the_checkpoint_are_told(tmp_path, capsys)
         ("foreign", 20, "21, 22, 23, 24, 25, ..."),
         ("doubled", 20, "21, 22, 23, 24, 25, ..."),
         ("reversed", 1, "2, 3, 4, 5, 6, ..."),
+        ("unnamed", 10, "11, 12, 13, 14, 15, ..."),
+        ("row 0 again", 20, "21, 22"),
+        ("row NaN", 20, "21, 22"),
     ],
 )
 def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
@@ -91,14 +97,22 @@ def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
     path = folder / "metrics.jsonl"
     own = path.read_bytes().splitlines(keepends=True)
     foreign = [line.replace(b"a1", b"b2") for line in own]
-    content = {"foreign": own + foreign, "doubled": own * 2, "reversed": own[::-1]}[what]
+    end = {name: re.sub(rb'"iteration": \d+', to, own[-1]) for name, to in NUMBERS.items()}
+    content = {
+        "foreign": own + foreign,
+        "doubled": own * 2,
+        "reversed": own[::-1],
+        "unnamed": own[:10] + [line.replace(b'"run": "a1", ', b"") for line in own[10:]],
+        **{name: [*own, line, line] for name, line in end.items()},
+    }[what]
     path.write_bytes(b"".join(content))
     (run,) = find_runs([str(tmp_path)]).runs
     assert run.rows == left
     told = f"{path}: left out: lines {word}: another run's, or behind a later one\n"
     assert capsys.readouterr().err == told
     (listed,) = entries(tmp_path)
-    assert "metrics.jsonl: rows near its end" in listed.note
+    if what in ("foreign", "doubled", "reversed"):
+        assert "metrics.jsonl: rows near its end" in listed.note
 
 
 def test_the_id_of_a_row_is_no_number(tmp_path) -> None:

@@ -143,15 +143,21 @@ def test_evaluate_prints_one_json_object(capsys) -> None:
     assert json.loads(capsys.readouterr().out) == first
 
 
-def test_the_commit_is_told_without_running_what_the_repository_names() -> None:
-    """``core.fsmonitor`` of a repository from elsewhere ran by ``git status``."""
+@pytest.mark.parametrize("named", ["core.fsmonitor", "filter.f=g.clean", "filter.f.process"])
+def test_the_commit_is_told_without_running_what_the_repository_names(named: str) -> None:
+    """``git status`` would run these of a repository from elsewhere."""
     hook = Path("hook.sh").resolve()
     hook.write_text("#!/bin/sh\ntouch ran\n")
     hook.chmod(0o700)
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), (*who, "commit", "-qm", "x", "--allow-empty")):
+    for words in (("init", "-q"), ("add", "hook.sh"), (*who, "commit", "-qm", "x")):
         subprocess.run(["git", *words], check=True)
-    subprocess.run(["git", "config", "core.fsmonitor", str(hook)], check=True)
+    subprocess.run(["git", "config", named, str(hook)], check=True)
+    if named != "core.fsmonitor":
+        driver = named.rpartition(".")[0]
+        subprocess.run(["git", "config", f"{driver}.required", "true"], check=True)
+        Path(".git/info/attributes").write_text(f"* {driver.replace('.', '=')}\n")
+    hook.touch()  # git looks into it again
     commit = _git_commit()
     assert commit is not None
     assert len(commit) == 40

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from klrl.base.sources import asked_for
+from klrl.base.sources import of_klrl
 from klrl.config.choices import CHOICES
 from klrl.config.fields import OwnPart
 from klrl.config.jobs import JobConfig
@@ -59,9 +59,8 @@ def named_code(env: Any) -> Iterator[tuple[str, str, Any]]:
             module, _, function = name.partition(":")
             if function and not is_reward_model(module, function):
                 yield "env.reward", name, None
-    elif ":" in env.id and not isinstance(env, OwnPart):
-        klrls = {"klrl", *asked_for()}
-        yield from [("env.id", env.id, env.kwargs)] if top_level(env.id) not in klrls else ()
+    elif ":" in env.id and not isinstance(env, OwnPart) and not of_klrl(top_level(env.id)):
+        yield "env.id", env.id, env.kwargs
 
 
 def top_level(target: str) -> str:

@@ -73,7 +73,7 @@ def check_known(run: Path, parts: Parts, env: Any = None) -> None:
         for code in [c for c in asked if not {_digest(c), _place(run, found)} & known]:
             raise ConfigError(
                 f"{run}: {code.setting} would import and call {code.call:.200} from "
-                f"{code.folder or 'Python itself'}, and {why}; read it, then add trust={run}"
+                f"{code.folder}, and {why}; read it, then add trust={run}"
             )
     folders = {code.setting: code.folder for code in found}
     for setting, part in listed:
@@ -88,9 +88,9 @@ def _codes(parts: Parts, env: Any = None) -> list[_Code]:
     found = []
     for setting, target, args in [*calls, *(named_code(env) if env else ())]:
         top = top_level(target)
-        if find(top, folders) is not None:
-            at = "", ""
-            with suppress(ImportError):  # it is in C, as the module posix
+        if (spec := find(top, folders)) is not None:
+            at = str(spec.origin), ""
+            with suppress(ImportError):  # it is compiled, as the module posix
                 source = source_of(top, folders)
                 at = source.folder, source.digest or f"version {source.version}"
             found.append(_Code(setting, f"{target} with {args}" if args else target, *at))
