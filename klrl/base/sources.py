@@ -21,6 +21,8 @@ _DIGITS = 12
 #: Folders of a package whose files are no part of it.
 _PACKAGES = {"site-packages", "dist-packages"}
 _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
+#: ``module.inner:Name``; its group is the top-level module.
+_ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,10 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(file: Path) -> set[str]:
-    """The top-level modules that a file imports by full name; relative ones are in its package."""
+    """The top-level modules that a file imports by full name; relative ones are in its package.
+
+    Texts like ``module:Name`` are imports too: Gymnasium's ``entry_point``.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
@@ -156,6 +161,8 @@ def _imported(file: Path) -> set[str]:
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Constant) and (named := _ENTRY_POINT.fullmatch(str(node.value))):
+            names.add(named[1])
     return names
 
 

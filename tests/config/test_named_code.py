@@ -117,6 +117,18 @@ def test_an_installed_package_that_no_index_names(tmp_path: Path, monkeypatch, h
     assert before[0].version == (None if metadata is None else "0.1.0")
 
 
+def test_what_a_registration_names_in_a_text_counts(tmp_path: Path, monkeypatch) -> None:
+    """Gymnasium imports ``entry_point="dynamics.pole:Mine"`` when it makes the environment."""
+    register = 'import gymnasium\ngymnasium.register("Mine-v0", entry_point="dynamics.pole:Mine")\n'
+    (tmp_path / "registered.py").write_text(register, encoding="utf-8")
+    (tmp_path / "dynamics").mkdir()
+    (tmp_path / "dynamics" / "pole.py").write_text("FACTOR = 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = source_of("registered")
+    (tmp_path / "dynamics" / "pole.py").write_text("FACTOR = 5\n", encoding="utf-8")
+    assert source_of("registered") != before
+
+
 SAME = [
     # words, their hash before the sources of ids and rewards counted
     (("env=pendulum",), "81cd79821026"),
