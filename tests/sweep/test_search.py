@@ -12,6 +12,7 @@ import pytest
 import klrl.train.loop
 from klrl.__main__ import main
 from klrl.base.errors import Interrupted, NonFiniteError
+from klrl.runs.folder import run_id
 from klrl.sweep.search import space_of
 from tests.conftest import QUICK
 
@@ -39,7 +40,8 @@ def runs(monkeypatch) -> list[tuple[float, int]]:
     def start(config, files, **kwargs):
         began.append((config.kl.coef, config.seed))
         files.open(config)
-        row = {"frames": config.frames, "time/iteration": 0.0, "eval/return": score(config)}
+        row = {"run": run_id(files.path), "frames": config.frames, "time/iteration": 0.0}
+        row["eval/return"] = score(config)
         files.metrics.write_text(json.dumps(row) + "\n", encoding="utf-8")
         files.close("finished", frames=config.frames)
 
