@@ -43,6 +43,7 @@ class _Pool(Backend):
         self._waiting: dict[str, Job] = {}  # without an outcome
         self._suspects: set[str] = set()
         self._outcomes: Generator[Outcome] | None = None  # of the jobs that run together
+        self._together: set[str] = set()
         self._began = 0.0
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
@@ -66,7 +67,7 @@ class _Pool(Backend):
             self._outcomes = None
         except TerminatedWorkerError:
             self._outcomes = None
-            left = list(self._waiting.values())
+            left = [job for name, job in self._waiting.items() if name in self._together]
             for job in [job for job in left if self._runs(job)] or left:
                 del self._waiting[job.name]
                 self._suspects.discard(job.name)
@@ -82,6 +83,7 @@ class _Pool(Backend):
         self._began = time.time()
         # A list: joblib reads it while outcomes are removed from ``_waiting``.
         together = list(self._waiting.values()) if suspect is None else [suspect]
+        self._together = {job.name for job in together}
         outcomes: Generator[Outcome] = pool([delayed(run_for)(os.getpid(), j) for j in together])
         return outcomes
 

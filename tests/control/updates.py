@@ -42,4 +42,4 @@ def learn(settings, mode: str, *words: str) -> tuple[torch.Tensor, dict, list[st
     experiment.parts.learner.steps.say = told.append
     learned = experiment.parts.learner.update(batch, 0.0, 0.3)
     assert told[-1].startswith("update: ")
-    return experiment.parts.learner.steps.optimizer.flat.clone(), vars(learned), told
+    return experiment.parts.learner.steps.optimizer.flat.clone(), learned, told
