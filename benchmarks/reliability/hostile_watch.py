@@ -16,7 +16,9 @@ TAG = "KLRL_PLANTED"
 _ODD_MODULES = re.compile(r"/(antigravity|this|evil\w*)\.py$")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: What klrl itself asks of other programs: the commit of the caller's tree.
-_PROGRAMS = re.compile(r"^git -c core.fsmonitor=false .*(rev-parse HEAD|status --porcelain)")
+_PROGRAMS = re.compile(
+    r"^git (--no-optional-locks (rev-parse HEAD|status --porcelain)|config --(local|worktree) )"
+)
 _DEVICES = ("/dev/null", "/dev/tty", "/dev/shm", "/proc/self")
 #: Event -> places of the paths among its arguments, and of their folders' descriptors.
 _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {

@@ -60,8 +60,12 @@ class Dimension:
     def holds(self, override: str) -> bool:
         """Whether an override of a stored study is one that this setting can have."""
         key, _, value = override.partition("=")
-        known = value in self.choices if self.ends is None else math.isfinite(float(value))
-        return key == self.key and known
+        if key != self.key or self.ends is None:
+            return key == self.key and value in self.choices
+        try:
+            return math.isfinite(float(value))
+        except ValueError:
+            return False
 
     @property
     def middle(self) -> str:

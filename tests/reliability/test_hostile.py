@@ -18,7 +18,6 @@ from benchmarks.reliability.hostile_cases import bomb, cases
 from benchmarks.reliability.hostile_watch import Watch
 
 ROOT = Path(__file__).parents[2]
-_OFF = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
 QUICK = [case.name for case in cases() if case.quick and not case.slow]
 
 pytestmark = pytest.mark.integration
@@ -86,7 +85,12 @@ ACTS = {
     "exec": (lambda: exec(compile("x = 1", "planted/evil.py", "exec")), "exec"),
     "a shell": (lambda: os.system("true"), "os.system"),
     "a process": (lambda: subprocess.run(["true"], check=True), "subprocess.Popen"),
-    "git": (lambda: subprocess.run(["git", *_OFF, "rev-parse", "HEAD"], capture_output=True), None),
+    "git": (
+        lambda: subprocess.run(
+            ["git", "--no-optional-locks", "rev-parse", "HEAD"], capture_output=True
+        ),
+        None,
+    ),
     "a pickle": (lambda: pickle.loads(bomb()), "pickle.find_class"),
     "a write": (lambda: Path("victim/new").write_text("x"), "open"),
     "a write through a link": (_write_through, "open"),
