@@ -91,12 +91,12 @@ WORKLOADS = {
 def base_model_of(workload: Workload) -> Path:
     """The folder of the model that both start from; trained first for prompts with shots."""
     if workload.task == "instructions":
-        from klrl.language.smollm import smollm
+        from klrl.language.model.smollm import smollm
 
         return smollm()
     from benchmarks.sort_digits_base import build, recipe_for
-    from klrl.language.cached import cached
-    from klrl.language.sort_digits import BASE_MODEL
+    from klrl.language.data.sort_digits import BASE_MODEL
+    from klrl.language.model.smollm import cached
 
     if not workload.shots:
         return BASE_MODEL
@@ -107,8 +107,8 @@ def base_model_of(workload: Workload) -> Path:
 def write_prompts(file: Path, workload: Workload, seed: int, count: int) -> None:
     """The prompts that klrl's experiment draws with ``seed=...``, in its order."""
     from klrl.base.seeds import derived_seed
-    from klrl.language.instructions import Instructions
-    from klrl.language.sort_digits import SortDigits
+    from klrl.language.data.instructions import Instructions
+    from klrl.language.data.sort_digits import SortDigits
 
     drawn = derived_seed(seed, "prompts")
     if workload.task == "instructions":

@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.results import ROOT, environment
 from benchmarks.rounds import last_words
 from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job
-from klrl.language.sort_digits import BASE_MODEL
+from klrl.language.data.sort_digits import BASE_MODEL
 
 Row = dict[str, float]
 Rows = dict[str, list[Row]]

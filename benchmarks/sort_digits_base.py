@@ -32,11 +32,11 @@ from transformers import (
 )
 
 from klrl.base.files import replace_file
+from klrl.base.streams import no_progress_bar
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
-from klrl.language.model_files import no_progress_bar
-from klrl.language.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
-from klrl.language.sort_digits import DIGITS, SortDigits, exact
+from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
+from klrl.language.data.sort_digits import DIGITS, SortDigits, exact
 from klrl.runs.progress import duration
 
 #: ChatML. The assistant's tokens, EOS included, are marked as generation.

@@ -8,6 +8,7 @@ TorchRL's own loops. Nothing here imports torch before it is needed.
 from importlib import import_module
 from typing import Any
 
+from klrl.base.imports import look_up
 from klrl.base.moved import install
 
 __all__ = [
@@ -39,12 +40,9 @@ install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for on first use."""
-    if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
     if name in ("kl", "losses"):
         return import_module(f"klrl.{name}")
-    raise AttributeError(f"module 'klrl' has no attribute {name!r}")
+    return look_up(__name__, _WHERE, name)
 
 
 def __dir__() -> list[str]:

@@ -282,7 +282,7 @@ def load_policy(
 
     Returns:
         For control a ``ProbabilisticTensorDictSequential``, from observation to action, with its
-        observation normaliser. For language a :class:`klrl.language.model.CausalLM`: the
+        observation normaliser. For language a :class:`klrl.language.model.pretrained.CausalLM`: the
         ``transformers`` model (a ``PeftModel`` with LoRA) and its tokenizer.
 
     Raises:

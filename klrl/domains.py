@@ -108,11 +108,11 @@ LANGUAGE = Domain(
     digits=4,
     plays=512,
     functions={
-        "preflight": "klrl.language.preflight:check_job",
-        "parts": "klrl.language.parts:LanguageParts",
-        "load": "klrl.language.load:trained_causal_lm",
-        "on_task": "klrl.language.preflight:language_on_task",
-        "evaluate": "klrl.language.evaluate:evaluate_trained",
+        "preflight": "klrl.language.run.preflight:check_job",
+        "parts": "klrl.language.run.parts:LanguageParts",
+        "load": "klrl.language.run.load:trained_causal_lm",
+        "on_task": "klrl.language.run.preflight:language_on_task",
+        "evaluate": "klrl.language.run.evaluate:evaluate_trained",
     },
 )
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}

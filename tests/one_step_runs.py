@@ -23,18 +23,18 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-import klrl.language.load  # noqa: F401  it takes make_policy while it is imported: not a patched one
+import klrl.language.run.load  # noqa: F401  it takes make_policy while it is imported: not a patched one
 from klrl.config import CONTROL, LANGUAGE, JobConfig
 from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical, Params
 from klrl.control.networks import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
-from klrl.language import batch as layout
-from klrl.language.causal_lm import ValueHead
-from klrl.language.checks import Layouts
-from klrl.language.policy import Policy
-from klrl.language.rollout import STATES
-from klrl.language.scoring import Layout
+from klrl.language.data import batch as layout
+from klrl.language.model.causal_lm import ValueHead
+from klrl.language.run.checks import Layouts
+from klrl.language.run.policy import Policy
+from klrl.language.run.rollout import STATES
+from klrl.language.run.scoring import Layout
 from klrl.losses.policy import LossTerms
 from klrl.train.loop import Training
 from tests.one_step import (
@@ -340,8 +340,8 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
         "make_sampler": lambda *_: None,
         "preflight_checks": lambda *_, **__: (Layouts(packed, packed), []),
     }
-    make_policy = patch("klrl.language.policy.make_policy", lambda *_, **__: policy)
-    with make_policy, patch.multiple("klrl.language.parts", **instead):
+    make_policy = patch("klrl.language.run.policy.make_policy", lambda *_, **__: policy)
+    with make_policy, patch.multiple("klrl.language.run.parts", **instead):
         return Training(config)
 
 

@@ -23,7 +23,7 @@ from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.throughput import summarise
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
-from klrl.language.tasks import make_task
+from klrl.language.data.tasks import make_task
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
 

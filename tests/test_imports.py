@@ -29,7 +29,7 @@ FLOORS = (
     {"base"},
     {"config", ""},  # "" is klrl/__init__.py
     {"domains", "kl"},
-    {"runs", "transforms"},
+    {"runs", "envs", "objectives"},
     {"losses"},
     {"train"},
     {"control", "language"},
@@ -92,6 +92,22 @@ def upward(graph: dict[str, set[str]]) -> list[str]:
     ]
 
 
+#: Folders of ``language`` by floor, from the ground up.
+LANGUAGE = ("data", "model", "run")
+#: What the runner takes of the TorchRL face; all else of it is for TorchRL's own loops.
+FACE = {
+    "control.kl": {
+        "constrained.KLDivergenceTransform",
+        "constrained.RewardAdjustmentTransform",
+        "kl.retrieve.KLComputation",
+        "kl.retrieve.RetrieveLogProb",
+        "rlhf.KLRewardTransform",
+    },
+    "control.vector": {"base.NextTransform"},
+    "language.run.checks": {"kl.tokens.MARKS_ASSISTANT"},
+}
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Modules that reach themselves over imports, a list each."""
     left = {name: set(others) for name, others in graph.items()}
@@ -134,11 +150,47 @@ def test_a_circle_within_a_room_is_seen() -> None:
     assert circles(graph) == [["klrl.kl.estimators", "klrl.kl.measure"]]
 
 
+def test_languages_folders_are_floors() -> None:
+    graph = arrows()
+    folder = {
+        name: name.split(".")[2] for name in MODULES if name.count(".") > 2 and ".language." in name
+    }
+    for name, others in graph.items():
+        for other in others & folder.keys() if name in folder else ():
+            assert LANGUAGE.index(folder[other]) <= LANGUAGE.index(folder[name]), (name, other)
+
+
+def test_the_torchrl_face_imports_kl_alone() -> None:
+    face = {
+        name: others
+        for name, others in arrows().items()
+        if ".envs" in name or ".objectives" in name
+    }
+    rooms = {other.split(".")[1] for others in face.values() for other in others}
+    assert rooms == {"base", "envs", "kl", "objectives"}
+
+
+def test_what_the_runner_takes_of_the_torchrl_face() -> None:
+    found: dict[str, set[str]] = {}
+    for name, source in MODULES.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("klrl.envs."):
+                where = (
+                    str(node.module)
+                    .removeprefix("klrl.envs.")
+                    .removeprefix("llm.")
+                    .removeprefix("transforms.")
+                )
+                taken = found.setdefault(name.removeprefix("klrl."), set())
+                taken |= {f"{where}.{alias.name}" for alias in node.names}
+    assert {name: taken for name, taken in found.items() if not name.startswith("envs")} == FACE
+
+
 def test_same_names_in_both_domains() -> None:
-    """Who knows ``control/record.py`` knows ``language/record.py``."""
+    """Who knows ``control/record.py`` knows ``language/run/record.py``."""
     control, language = (
-        {path.stem for path in (PACKAGE / domain).glob("*.py")}
-        for domain in ("control", "language")
+        {path.stem for path in (PACKAGE / where).glob("*.py")}
+        for where in ("control", "language/run")
     )
     both = {"advantage", "evaluate", "kl", "load", "parts", "preflight", "record"}
     both |= {"checks", "rollout", "update"}

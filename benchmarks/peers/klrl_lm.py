@@ -55,7 +55,7 @@ def make_words(args: argparse.Namespace) -> list[str]:
 
 def train(task: str, words: Sequence[str], clock: Clock) -> tuple[list[float], list[float], int]:
     """Run; reward and response length of each iteration, and what was asked in the first."""
-    from klrl.language.batch import response_mask
+    from klrl.language.data.batch import response_mask
 
     config = make_config(words, clock)
     rewards: list[float] = []

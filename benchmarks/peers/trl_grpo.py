@@ -94,7 +94,7 @@ def exact(said: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]
 
 def followed(said: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """klrl's own, which imports nothing that this environment lacks."""
-    from klrl.language.instructions import followed_share
+    from klrl.language.data.instructions import followed_share
 
     return followed_share((), said, rows)
 

@@ -154,9 +154,9 @@ def import_all() -> None:
     import klrl.cli.export
     import klrl.cli.plan
     import klrl.cli.verify
-    import klrl.language.export
-    import klrl.language.parts
-    import klrl.language.verify
+    import klrl.language.run.export
+    import klrl.language.run.parts
+    import klrl.language.run.verify
     import klrl.report.bits
     import klrl.sweep.plan
     import klrl.sweep.run

@@ -13,22 +13,22 @@ from tensordict import TensorDictBase
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
-from klrl.language.batch import (
+from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
     on_response,
     response_mask,
 )
-from klrl.language.causal_lm import head
-from klrl.language.evaluate import places
-from klrl.language.kl import EXACT, annotate
-from klrl.language.load import language_config, trained_policy
-from klrl.language.plain import packed_states
-from klrl.language.policy import Policy, make_policy
-from klrl.language.rollout import STATES, decoding_of, respond, texts_of
-from klrl.language.sampler import CacheSampler
-from klrl.language.tasks import make_task
-from klrl.language.vocabulary import NextTokens
+from klrl.language.data.tasks import make_task
+from klrl.language.model.causal_lm import head
+from klrl.language.model.plain import packed_states
+from klrl.language.model.vocabulary import NextTokens
+from klrl.language.run.evaluate import places
+from klrl.language.run.kl import EXACT, annotate
+from klrl.language.run.load import language_config, trained_policy
+from klrl.language.run.policy import Policy, make_policy
+from klrl.language.run.rollout import STATES, decoding_of, respond, texts_of
+from klrl.language.run.sampler import CacheSampler
 from klrl.report.runs import Run
 from klrl.report.statistics import Array
 from klrl.train.evaluate import Starts

@@ -5,13 +5,25 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from klrl.base.errors import ConfigError, with_line
+
+
+def look_up(module: str, where: Mapping[str, str], name: str) -> Any:
+    """What a module's ``__getattr__`` returns: a name of another module, imported on first use.
+
+    Raises:
+        AttributeError: the module has no such name.
+    """
+    if name not in where:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(where[name]), name)
 
 
 @contextmanager

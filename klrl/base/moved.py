@@ -24,7 +24,7 @@ COMMANDS = {
 }
 
 #: Names that klrl's pages use -> the modules.
-PUBLIC = {"klrl.kl.llm": "klrl.transforms.llm"}
+PUBLIC = {"klrl.kl.llm": "klrl.envs.llm.transforms.kl"}
 
 
 class Moved(MetaPathFinder, Loader):

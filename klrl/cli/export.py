@@ -15,7 +15,7 @@ def export_command(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     check_language_run(args.run)
 
-    from klrl.language.export import export_run
+    from klrl.language.run.export import export_run
 
     folder = expanded(args.folder)
     if args.folder.startswith("~") and folder == Path(args.folder):

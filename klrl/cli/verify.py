@@ -12,7 +12,7 @@ from klrl.cli.language_run import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 if TYPE_CHECKING:
-    from klrl.language.verify import Verdict
+    from klrl.language.run.verify import Verdict
 
 
 def verify_command(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def verify_command(argv: list[str]) -> int:
     check_device_name(args.device)
     check_device(args.device)
 
-    from klrl.language.verify import verify_run
+    from klrl.language.run.verify import verify_run
 
     verdict = verify_run(args.run, args.device, args.model)
     print(json.dumps(as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))

@@ -63,7 +63,9 @@ def _both(schema: type[ChoiceConfig], factory: str, **more: Any) -> Choice:
 
 def _each(schema: type[ChoiceConfig], factory: str) -> Choice:
     """The same name in the same file of both domains, as ``kl:legacy``."""
-    return Choice(schema, {domain: f"klrl.{domain}.{factory}" for domain in (CONTROL, LANGUAGE)})
+    return Choice(
+        schema, {CONTROL: f"klrl.control.{factory}", LANGUAGE: f"klrl.language.run.{factory}"}
+    )
 
 
 def _sweep(schema: type[ChoiceConfig], factory: str, extra: str = "") -> Choice:
@@ -77,9 +79,9 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "env": {
         "gym": _control(control.EnvConfig, "env:gym"),
         "custom": _control(control.CustomEnvConfig, "env:custom"),
-        "sort_digits": _language(language.SortDigitsConfig, "tasks:sort_digits"),
-        "instructions": _language(language.InstructionsConfig, "tasks:instructions"),
-        "text": _language(language.TextConfig, "tasks:text"),
+        "sort_digits": _language(language.SortDigitsConfig, "data.tasks:sort_digits"),
+        "instructions": _language(language.InstructionsConfig, "data.tasks:instructions"),
+        "text": _language(language.TextConfig, "data.tasks:text"),
     },
     # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
     "actor": {
@@ -89,7 +91,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         "categorical": _control(control.ActorConfig, "actor:categorical_agent"),
         "cnn": _control(control.CNNActorConfig, "actor:fitting_agent"),
         "custom": _control(control.CustomActorConfig, "own:custom_agent"),
-        "causal_lm": _language(language.CausalLMConfig, "policy:make_policy"),
+        "causal_lm": _language(language.CausalLMConfig, "run.policy:make_policy"),
     },
     # (config) -> ReferenceRule
     "reference": {
@@ -118,7 +120,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "advantage": {
         "gae": _each(learning.AdvantageConfig, "advantage:gae"),
         "custom": _control(learning.CustomAdvantageConfig, "advantage:custom"),
-        "group": _language(learning.GroupConfig, "advantage:group"),
+        "group": _language(learning.GroupConfig, "run.advantage:group"),
     },
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
     "loss": {
@@ -135,11 +137,11 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "optim": {
         "adam": Choice(
             learning.OptimConfig,
-            {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.update:adam"},
+            {CONTROL: "klrl.control.step:adam", LANGUAGE: "klrl.language.run.update:adam"},
         ),
         "adamw": Choice(
             learning.AdamWConfig,
-            {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.update:adamw"},
+            {CONTROL: "klrl.control.step:adamw", LANGUAGE: "klrl.language.run.update:adamw"},
         ),
     },
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
@@ -155,7 +157,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
         ),
         "sampler": _language(
             language.SamplerConfig,
-            "rollout:PromptRollout",
+            "run.rollout:PromptRollout",
             free=("samples_every", "samples_count"),
         ),
     },

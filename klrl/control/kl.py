@@ -13,14 +13,14 @@ from torchrl.envs import Compose
 
 from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
 from klrl.control.distributions import Family
+from klrl.envs.llm.transforms.kl.retrieve import KLComputation, RetrieveLogProb
+from klrl.envs.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
+from klrl.envs.transforms.rlhf import KLRewardTransform
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.own import chosen_divergence, chosen_estimator
 from klrl.kl.reference import FrozenPolicy
-from klrl.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
-from klrl.transforms.legacy import KLRewardTransform
-from klrl.transforms.retrieve import KLComputation, RetrieveLogProb
 
 #: What else stands below "next" in every control batch.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"

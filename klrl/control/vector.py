@@ -31,7 +31,7 @@ from torchrl.envs import (
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
-from klrl.transforms.base import NextTransform
+from klrl.envs.transforms.base import NextTransform
 
 
 @dataclass(frozen=True)

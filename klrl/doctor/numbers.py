@@ -12,7 +12,7 @@ from torch import Tensor
 
 from klrl.doctor.lines import Line
 from klrl.kl.estimators import ESTIMATORS, exact_kl
-from klrl.losses.functional import reference_kl
+from klrl.objectives.functional import reference_kl
 
 #: Actions of the policies, and how far pi_ref and pi_old are from pi_theta.
 _ACTIONS, _REF, _OLD = 50, 1.0, 0.3

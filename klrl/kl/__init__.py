@@ -1,11 +1,12 @@
 """KL to a reference policy: estimators, references, controllers, and the transforms over them.
 
 What a page names stands here and is imported on first use: this package alone imports neither
-TorchRL's environments nor ray nor transformers. The transforms live in :mod:`klrl.transforms`.
+TorchRL's environments nor ray nor transformers. The transforms live in :mod:`klrl.envs`.
 """
 
-from importlib import import_module
 from typing import Any
+
+from klrl.base.imports import look_up
 
 _WHERE = {
     "AdaptiveKLController": "klrl.kl.controllers",
@@ -13,17 +14,17 @@ _WHERE = {
     "FixedKLController": "klrl.kl.controllers",
     "FrozenPolicy": "klrl.kl.reference",
     "HeldKLController": "klrl.kl.controllers",
-    "KLComputation": "klrl.transforms.computation",
-    "KLConstrainedTransform": "klrl.transforms.constrained",
-    "KLDivergenceTransform": "klrl.transforms.constrained",
-    "KLRewardTransform": "klrl.transforms.legacy",
-    "RayRetrieveKL": "klrl.transforms.retrieve_kl",
-    "ReferenceModelLogProbTransform": "klrl.transforms.constrained",
-    "RetrieveKL": "klrl.transforms.retrieve_kl",
-    "RetrieveLogProb": "klrl.transforms.retrieve",
-    "RewardAdjustmentTransform": "klrl.transforms.constrained",
+    "KLComputation": "klrl.envs.llm.transforms.kl.computation",
+    "KLConstrainedTransform": "klrl.envs.transforms.constrained",
+    "KLDivergenceTransform": "klrl.envs.transforms.constrained",
+    "KLRewardTransform": "klrl.envs.transforms.rlhf",
+    "RayRetrieveKL": "klrl.envs.llm.transforms.kl.retrieve_kl",
+    "ReferenceModelLogProbTransform": "klrl.envs.transforms.constrained",
+    "RetrieveKL": "klrl.envs.llm.transforms.kl.retrieve_kl",
+    "RetrieveLogProb": "klrl.envs.llm.transforms.kl.retrieve",
+    "RewardAdjustmentTransform": "klrl.envs.transforms.constrained",
     "ScheduledKLController": "klrl.kl.controllers",
-    "SendToWorkers": "klrl.transforms.workers",
+    "SendToWorkers": "klrl.envs.transforms.workers",
     "estimate_kl": "klrl.kl.estimators",
     "exact_kl": "klrl.kl.estimators",
     "freeze": "klrl.kl.reference",
@@ -33,10 +34,7 @@ __all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for on first use."""
-    if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return look_up(__name__, _WHERE, name)
 
 
 def __dir__() -> list[str]:

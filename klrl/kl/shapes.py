@@ -4,7 +4,7 @@ A TorchRL reward is [*B, 1] (one policy, or a team's one reward) or [*B, N, 1] (
 batch shape is [*B] or [*B, N]. What a policy gives begins with that shape. Whatever follows is
 summed, since log-probs and KLs of independent parts add: the agents of a team with one reward, the
 action's dimensions where its distribution has no event dimension (a plain ``Normal``). Anything
-else is refused. Every subtraction in klrl.transforms is of tensors that went through here.
+else is refused. Every subtraction in klrl.envs is of tensors that went through here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Language policies."""
+"""Language policies: their data, the model, the run."""

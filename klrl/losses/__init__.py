@@ -1,16 +1,19 @@
 """The trust region between the policy that sampled and the policy that learns.
 
-The LossModules are imported when they are asked for: they bring TorchRL's objectives along.
+The LossModules live in :mod:`klrl.objectives`, and are imported on first use: they bring TorchRL's
+objectives along.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from klrl.base.imports import look_up
 from klrl.losses.beta import BetaRule, DoublingBeta, ForwardBeta, make_beta_rule
 from klrl.losses.policy import PolicyLoss
 
 if TYPE_CHECKING:
-    from klrl.losses.modules import BetaHook, ClipPPOLoss, KLPENPPOLoss
+    from klrl.objectives.ppo import BetaHook, ClipPPOLoss, KLPENPPOLoss
 
+_WHERE = dict.fromkeys(("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"), "klrl.objectives.ppo")
 __all__ = [
     "BetaHook",
     "BetaRule",
@@ -24,9 +27,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The LossModules, on first use."""
-    if name in ("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"):
-        from klrl.losses import modules
-
-        return getattr(modules, name)
-    raise AttributeError(f"module 'klrl.losses' has no attribute {name!r}")
+    return look_up(__name__, _WHERE, name)

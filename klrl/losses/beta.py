@@ -6,12 +6,12 @@ d is the mean KL(old||new) over the whole rollout after the update, in nats per 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 
 from klrl.config import KLPENConfig
 from klrl.config.own import make_own, require
 from klrl.kl.controllers import tried
+from klrl.objectives.functional import factor, moves_beta
 
 
 class BetaRule:
@@ -82,23 +82,6 @@ class ForwardBeta(DoublingBeta):
         """Move beta by a minibatch's KL."""
         self.beta *= self.factor(kl)
         return self.beta
-
-
-def moves_beta(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; one that is not is ignored, with a warning."""
-    if math.isfinite(kl):
-        return True
-    warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)
-    return False
-
-
-def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:
-    """The factor on beta: increment above 1.5 dtarg, decrement below dtarg / 1.5, else 1."""
-    if kl > 1.5 * dtarg:
-        return increment
-    if kl < dtarg / 1.5:
-        return decrement
-    return 1.0
 
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:

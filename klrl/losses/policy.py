@@ -19,8 +19,8 @@ from klrl.config import ClipConfig, KLPENConfig, LossConfig
 from klrl.kl.charge import penalized
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
-from klrl.losses import functional as terms
 from klrl.losses.beta import BetaRule, make_beta_rule
+from klrl.objectives import functional as terms
 from klrl.runs.metrics import METRICS
 
 

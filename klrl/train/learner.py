@@ -1,7 +1,7 @@
 """One update: epochs of minibatches over a rollout, then beta and the line search.
 
 The algorithm knows no domain: what a rollout, a minibatch and a gradient step are is in
-:class:`Steps`, which :mod:`klrl.control.update` and :mod:`klrl.language.update` implement.
+:class:`Steps`, which :mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The algorithm: :meth:`Training.train`. What its steps do for a domain is in its parts:
-:mod:`klrl.control.parts`, :mod:`klrl.language.parts`.
+:mod:`klrl.control.parts`, :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _OF_MODULES = {
 ALLOWED = {
     ("base/streams.py", "os.open"): (2, "/dev/null in place of a closed stream"),
     ("base/streams.py", "open"): (1, "a descriptor that is open"),
-    ("language/export.py", "shutil.copyfile"): (2, "into the new folder of replacing()"),
+    ("language/run/export.py", "shutil.copyfile"): (2, "into the new folder of replacing()"),
 }
 
 

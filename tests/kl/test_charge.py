@@ -35,7 +35,7 @@ from klrl.control.kl import make_reference_kl
 from klrl.kl import charge
 from klrl.kl.controllers import DualKLController
 from klrl.kl.measure import mean_kl
-from klrl.losses.functional import reference_kl
+from klrl.objectives.functional import reference_kl
 
 PACKAGE = Path(klrl.__file__).parent
 PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))

@@ -8,7 +8,7 @@ import torch
 from klrl.kl import estimate_kl, masked_mean
 from klrl.kl.charge import sampled_kl, to_go
 from klrl.kl.estimators import sequence_mean
-from klrl.losses import functional
+from klrl.objectives import functional
 
 VALUE = torch.tensor([[1.0, 2.0, 100.0], [3.0, 100.0, 100.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from klrl.kl.charge import to_go as to_go_sum
-from klrl.language.baselines import (
+from klrl.language.data.batch import response_mask
+from klrl.language.model.causal_lm import ValueHead
+from klrl.language.run.advantage import (
     group_advantage,
     group_centred,
     group_normalized,
     leave_one_out,
     token_gae,
 )
-from klrl.language.batch import response_mask
-from klrl.language.causal_lm import ValueHead
-from klrl.language.scoring import Layout
+from klrl.language.run.scoring import Layout
 from tests.language.toys import FAMILIES, GROUP, network, rollout
 
 SCORES = [1.0, 0.0, 0.5, 2.0, 2.0, -1.0]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.shipped import answers
 from benchmarks.shipped.answers import base_answers, trained_answers
-from klrl.language.batch import response_mask
+from klrl.language.data.batch import response_mask
 from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training

@@ -18,9 +18,9 @@ from benchmarks.sort_digits_base import (
     make_tokenizer,
     sampled_accuracy,
 )
-from klrl.language.model import load_causal_lm
-from klrl.language.prompts import Prompt, PromptBatch, PromptStream, left_pad
-from klrl.language.sort_digits import BASE_MODEL, SortDigits
+from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, left_pad
+from klrl.language.data.sort_digits import BASE_MODEL, SortDigits
+from klrl.language.model.pretrained import load_causal_lm
 from tests.transforms import llm_toys as toys
 
 #: A second's work: four updates of a model of a few thousand parameters.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from klrl.__main__ import main
-from klrl.language.load import trained_policy
+from klrl.language.run.load import trained_policy
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 

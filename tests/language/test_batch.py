@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.domains import LANGUAGE
-from klrl.language import checks as preflight
-from klrl.language.batch import (
+from klrl.language.data.batch import (
     ASSISTANT,
     ATTENTION,
     LOG_PROBS,
@@ -22,10 +21,11 @@ from klrl.language.batch import (
     set_scores,
     take_prompts,
 )
-from klrl.language.parts import LanguageParts
-from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.scoring import Layout
-from klrl.language.vocabulary import exact_token_kl, response_log_probs
+from klrl.language.model.vocabulary import exact_token_kl, response_log_probs
+from klrl.language.run import checks as preflight
+from klrl.language.run.parts import LanguageParts
+from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.run.scoring import Layout
 from klrl.train.preflight import kl_at_start
 from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer

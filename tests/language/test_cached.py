@@ -9,7 +9,7 @@ import pytest
 
 from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
-from klrl.language.cached import cached
+from klrl.language.model.smollm import cached
 
 
 def build(folder: Path) -> None:

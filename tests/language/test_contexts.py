@@ -11,10 +11,10 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from klrl.base.context import context_of
 from klrl.config import TextConfig
-from klrl.language.model import load_causal_lm
-from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.tasks import make_task
-from klrl.language.wrapper_sampler import WrapperSampler
+from klrl.language.data.tasks import make_task
+from klrl.language.model.pretrained import load_causal_lm
+from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import EOS, PAD, network, prompts
 from tests.transforms.llm_toys import tokenizer
 

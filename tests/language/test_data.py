@@ -11,9 +11,9 @@ import pytest
 
 from klrl.base.errors import ConfigError
 from klrl.config import TextConfig
-from klrl.language.data import hold_out, read_prompts
-from klrl.language.prompts import Prompt, PromptStream
-from klrl.language.tasks import text
+from klrl.language.data.files import hold_out, read_prompts
+from klrl.language.data.prompts import Prompt, PromptStream
+from klrl.language.data.tasks import text
 from tests.language.test_refusals import text_job
 from tests.transforms import llm_toys as toys
 
@@ -90,7 +90,7 @@ def test_what_describes_a_data_set_is_none_of_its_data() -> None:
 @pytest.mark.parametrize(("file", "content"), [("d.parquet", "PAR1"), ("d.json", "[]")])
 def test_what_only_datasets_reads_is_refused_without_it(monkeypatch, file, content) -> None:
     Path(file).write_text(content)
-    monkeypatch.setattr("klrl.language.data.find_spec", lambda name: None)
+    monkeypatch.setattr("klrl.language.data.files.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"{file}: .* datasets is not .*klrl\[data\]"):
         read_prompts(file)
 

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from klrl.base.errors import ConfigError
-from klrl.language import checks as preflight
-from klrl.language.batch import make_batch
-from klrl.language.model import load_causal_lm
-from klrl.language.policy import Policy
-from klrl.language.rewards import response_texts
-from klrl.language.sampler import CacheSampler, Decoding
-from klrl.language.wrapper_sampler import WrapperSampler
+from klrl.language.data.batch import make_batch
+from klrl.language.data.rewards import response_texts
+from klrl.language.model.pretrained import load_causal_lm
+from klrl.language.run import checks as preflight
+from klrl.language.run.policy import Policy
+from klrl.language.run.sampler import CacheSampler, Decoding
+from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import prompts
 from tests.transforms import llm_toys as toys
 

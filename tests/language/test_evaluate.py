@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klrl.language.evaluate import evaluate_policy, places
+from klrl.language.run.evaluate import evaluate_policy, places
 from klrl.runs.metrics import TIMES
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING, IN_RUN, Starts, evaluate_run

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import klrl
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.language.export import export_run
+from klrl.language.run.export import export_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
@@ -105,8 +105,8 @@ def test_adapters_on_one_of_two_tied_weights_are_not_merged(job, layer: str) -> 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_name_the_converted_model_by_its_folder(job, model: str, monkeypatch) -> None:
     """``smollm2`` is klrl's name; peft would look for it on the hub."""
-    monkeypatch.setattr("klrl.language.smollm.smollm", lambda: Path(model))
-    monkeypatch.setattr("klrl.language.smollm.check_installed", lambda: None)
+    monkeypatch.setattr("klrl.language.model.smollm.smollm", lambda: Path(model))
+    monkeypatch.setattr("klrl.language.model.smollm.check_installed", lambda: None)
     config = job("actor.model=smollm2", "actor.lora.r=2", "reference=adapter_off", "frames=16")
     Training(config).train(RunFolder(Path("run")))
     export_run("run", Path("out"))

@@ -13,16 +13,17 @@ import pytest
 import torch
 from transformers import RwkvForCausalLM
 
-from klrl.language import model_files, scoring, wrapper_sampler
-from klrl.language.batch import make_batch, response_mask
-from klrl.language.causal_lm import OwnHead, backbone, head
-from klrl.language.decoders import SharedCache
-from klrl.language.mixed import compute_in_bfloat16
-from klrl.language.model import load_causal_lm
-from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.scoring import self_check
-from klrl.language.vocabulary import response_log_probs
-from klrl.language.wrapper_sampler import WrapperSampler
+from klrl.language.data.batch import make_batch, response_mask
+from klrl.language.model import files as model_files
+from klrl.language.model.causal_lm import OwnHead, backbone, head
+from klrl.language.model.decoders import SharedCache
+from klrl.language.model.mixed import compute_in_bfloat16
+from klrl.language.model.pretrained import load_causal_lm
+from klrl.language.model.vocabulary import response_log_probs
+from klrl.language.run import scoring, wrapper_sampler
+from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.run.scoring import self_check
+from klrl.language.run.wrapper_sampler import WrapperSampler
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import evaluate_run
 from tests.language.families import tiny, truth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from klrl.language.instructions import (
+from klrl.language.data.instructions import (
     MOST_WORDS,
     TOPICS,
     Instructions,

@@ -12,9 +12,8 @@ from torch import nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
-from klrl.language.lora import adapter_off, add_lora
-from klrl.language.model import load_causal_lm
-from klrl.transforms.token_log_probs import token_log_probs
+from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
+from klrl.language.model.pretrained import adapter_off, add_lora, load_causal_lm
 from tests.transforms import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])
@@ -172,7 +171,7 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
 
 
 def test_peft_still_reads_a_deprecated_property() -> None:
-    """When this fails, klrl/language/lora.py has nothing to silence any more."""
+    """When this fails, klrl/language/model/pretrained.py has nothing to silence any more."""
     config = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):
         peft.get_peft_model(toys.network(), config)

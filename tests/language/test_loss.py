@@ -9,9 +9,9 @@ from tensordict import TensorDict
 from klrl.config.placement import check_placement
 from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
-from klrl.language.batch import on_response, response_mask, take_prompts
-from klrl.language.scoring import Layout
-from klrl.language.vocabulary import Against, token_measures
+from klrl.language.data.batch import on_response, response_mask, take_prompts
+from klrl.language.model.vocabulary import Against, token_measures
+from klrl.language.run.scoring import Layout
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
 COEF = 0.3

@@ -12,9 +12,9 @@ from klrl.config.placement import check_placement
 from klrl.kl.charge import sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
 from klrl.kl.estimators import estimate_kl
-from klrl.language.baselines import group_advantage
-from klrl.losses.functional import sequence
+from klrl.language.run.advantage import group_advantage
 from klrl.losses.policy import ClipLoss, KLPENLoss, Scored
+from klrl.objectives.functional import sequence
 from tests.losses.test_functional import CLIP, KLPEN
 
 COEF = 0.3

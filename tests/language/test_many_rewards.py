@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from klrl.base.errors import ConfigError, RewardError
-from klrl.language.prompts import Prompt
-from klrl.language.rewards import Drawn, Reward, find_reward
-from klrl.language.weighted_rewards import WeightedRewards
+from klrl.language.data.prompts import Prompt
+from klrl.language.data.rewards import Drawn, Reward, find_reward
+from klrl.language.data.tasks import WeightedRewards
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.runs.commands import rows_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from klrl.language.rollout import REF_STATES
+from klrl.language.run.rollout import REF_STATES
 from klrl.runs.resume import stored_config
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training

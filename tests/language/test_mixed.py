@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.sort_digits_base import make_model, make_tokenizer
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.kl.reference import freeze
-from klrl.language.checks import SHOWN_FLOOR
-from klrl.language.rescore import rounding
+from klrl.language.run.checks import SHOWN_FLOOR
+from klrl.language.run.rollout import rounding
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.language.conftest import QUICK_MODEL

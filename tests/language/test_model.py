@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError
-from klrl.language.model import load_causal_lm, prompt_limit
-from klrl.language.model_files import find_model
+from klrl.language.model.files import find_model
+from klrl.language.model.pretrained import load_causal_lm, prompt_limit
 from tests.language.families import tiny
 from tests.transforms import llm_toys as toys
 
@@ -143,7 +143,7 @@ def test_the_hub_is_asked_for_weights_and_settings_alone(monkeypatch: pytest.Mon
         asked.update(kwargs, name=name)
         return "fetched"
 
-    monkeypatch.setattr("klrl.language.model_files.snapshot_download", download)
+    monkeypatch.setattr("klrl.language.model.files.snapshot_download", download)
     assert find_model("me/tiny") == Path("fetched")
     assert asked["name"] == "me/tiny"
     allowed = " ".join(asked["allow_patterns"])  # type: ignore[arg-type]
@@ -352,7 +352,7 @@ def test_a_path_that_is_none_never_reaches_the_hub(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "klrl.language.model_files.snapshot_download", lambda *_, **__: pytest.fail("asked")
+        "klrl.language.model.files.snapshot_download", lambda *_, **__: pytest.fail("asked")
     )
     with pytest.raises(ConfigError, match=f"actor.model={model}: no such folder"):
         find_model(model)

@@ -9,7 +9,7 @@ import torch
 
 from klrl.config import LANGUAGE, factory
 from klrl.config.compose import job_config
-from klrl.language.baselines import group_advantage
+from klrl.language.run.advantage import group_advantage
 from klrl.losses.policy import Scored
 
 GROUP, LENGTHS, SCORES = 4, (3, 1, 5, 2, 4, 4, 2, 1), (1.0, 0.0, 0.5, 2.0, 0.3, 0.3, -1.0, 0.8)

@@ -10,7 +10,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from klrl.base.errors import ConfigError
-from klrl.language.prompts import (
+from klrl.language.data.prompts import (
     Prompt,
     PromptStream,
     ShuffledEpochs,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from klrl.__main__ import main
-from klrl.language.verify import verify_run
+from klrl.language.run.verify import verify_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import resumed_config
 from klrl.train.loop import Training, start

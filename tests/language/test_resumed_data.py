@@ -11,8 +11,8 @@ import pytest
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config import SortDigitsConfig, TextConfig
-from klrl.language.prompts import PromptStream
-from klrl.language.tasks import make_task, text
+from klrl.language.data.prompts import PromptStream
+from klrl.language.data.tasks import make_task, text
 from tests.language.test_refusals import text_job
 from tests.runs.commands import manifest_of
 from tests.transforms import llm_toys as toys

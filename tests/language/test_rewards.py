@@ -17,8 +17,8 @@ from klrl.__main__ import compose
 from klrl.base.errors import ConfigError, RewardError
 from klrl.config.checks import to_config
 from klrl.doctor.user_code import load
-from klrl.language.prompts import Prompt
-from klrl.language.rewards import Drawn, Reward, find_reward, response_texts
+from klrl.language.data.prompts import Prompt
+from klrl.language.data.rewards import Drawn, Reward, find_reward, response_texts
 from tests.transforms import llm_toys as toys
 
 PROMPTS = [Prompt(str(i), {"answer": str(i), "digits": str(i)}, f"line {i}") for i in range(5)]

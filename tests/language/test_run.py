@@ -17,7 +17,7 @@ import klrl
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
-from klrl.language.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
@@ -339,7 +339,7 @@ def test_a_reward_function_that_fails_loses_nothing(exits, body: str, line: str)
 
 
 def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monkeypatch) -> None:
-    from klrl.language import checks
+    from klrl.language.run import checks
 
     check = checks.self_check
 

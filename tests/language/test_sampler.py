@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from klrl.language import decoders as module
-from klrl.language.batch import make_batch
-from klrl.language.prompts import Prompt, encode, left_pad
-from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.wrapper_sampler import WrapperSampler
+from klrl.language.data.batch import make_batch
+from klrl.language.data.prompts import Prompt, encode, left_pad
+from klrl.language.model import decoders as module
+from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import EOS, FAMILIES, GROUP, PAD, network, prompts, rows, truth
 from tests.transforms.llm_toys import chats, tokenizer
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from klrl.language import scoring, vocabulary
-from klrl.language.batch import response_mask, take_prompts
-from klrl.language.causal_lm import head, sharing_refused
-from klrl.language.plain import packed_states
-from klrl.language.scoring import Layout, self_check, shared_states
-from klrl.language.vocabulary import (
+from klrl.language.data.batch import response_mask, take_prompts
+from klrl.language.model import vocabulary
+from klrl.language.model.causal_lm import head, sharing_refused
+from klrl.language.model.plain import packed_states
+from klrl.language.model.vocabulary import (
     Against,
     NextTokens,
     exact_token_kl,
@@ -21,6 +20,8 @@ from klrl.language.vocabulary import (
     token_entropy,
     token_measures,
 )
+from klrl.language.run import scoring
+from klrl.language.run.scoring import Layout, self_check, shared_states
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
 PACKED, SHARED = Layout(GROUP, False), Layout(GROUP, True)

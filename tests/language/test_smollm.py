@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
-from klrl.language import smollm
+from klrl.language.model import smollm
 
 
 @pytest.mark.parametrize(

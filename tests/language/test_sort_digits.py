@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from klrl.language.prompts import Prompt, PromptStream, encode
-from klrl.language.sort_digits import BASE_MODEL, SortDigits, exact, proxy, split_of
-from klrl.language.tokenizer import load_tokenizer
+from klrl.language.data.prompts import Prompt, PromptStream, encode
+from klrl.language.data.sort_digits import BASE_MODEL, SortDigits, exact, proxy, split_of
+from klrl.language.model.pretrained import load_tokenizer
 
 TOKENIZER = load_tokenizer(BASE_MODEL, chat=True, setting="")
 #: <|im_start|> user \n 5 3 1 <|im_end|> \n <|im_start|> assistant \n, by their place in the list.

@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from klrl.language.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
-from klrl.language.causal_lm import head
-from klrl.language.kl import EXACT
-from klrl.language.rescore import rescore
-from klrl.language.rollout import STATES
-from klrl.language.scoring import Layout
-from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
+from klrl.language.model.causal_lm import head
+from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.language.run.kl import EXACT
+from klrl.language.run.rollout import STATES, rescore
+from klrl.language.run.scoring import Layout
 from klrl.train.loop import Training
 from tests.language.toys import GROUP, network, rollout, truth
 

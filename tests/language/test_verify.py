@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.cli.verify import as_json
-from klrl.language.load import language_config
-from klrl.language.verify import Measure, Sources, Verdict, bounds_of, verify_run
+from klrl.language.run.load import language_config
+from klrl.language.run.verify import Measure, Sources, Verdict, bounds_of, verify_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run

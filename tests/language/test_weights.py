@@ -15,8 +15,8 @@ from benchmarks.sort_digits_base import build
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
-from klrl.language.load import base_digest
-from klrl.language.lora import add_lora
+from klrl.language.model.pretrained import add_lora
+from klrl.language.run.load import base_digest
 from tests.language.conftest import QUICK, QUICK_MODEL
 from tests.transforms.llm_toys import network
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from klrl.language.batch import Responses, make_batch
+from klrl.language.data.batch import Responses, make_batch
 from tests.transforms.llm_toys import FAMILIES, network
 
 __all__ = ["EOS", "FAMILIES", "GROUP", "PAD", "network", "prompts", "rollout", "rows", "truth"]

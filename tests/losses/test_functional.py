@@ -15,8 +15,8 @@ from klrl.control.env import make_env
 from klrl.control.score import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta
-from klrl.losses.functional import critic_loss
 from klrl.losses.policy import ClipLoss, KLPENLoss
+from klrl.objectives.functional import critic_loss
 from tests.agents import agent_of, gym, moved
 
 SHARED = {

@@ -12,8 +12,8 @@ import torch
 
 from klrl.control.distributions import Categorical
 from klrl.control.score import score
-from klrl.losses.functional import reference_kl
 from klrl.losses.policy import ClipLoss, KLPENLoss
+from klrl.objectives.functional import reference_kl
 from tests.conftest import QUICK
 from tests.losses.test_functional import CLIP, KLPEN
 from tests.losses.test_policy import numbers

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from klrl.losses import functional as terms
 from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored
+from klrl.objectives import functional as terms
 from klrl.runs.metrics import METRICS, Metric
 from tests.losses.test_functional import CLIP, KLPEN
 

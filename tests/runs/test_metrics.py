@@ -22,11 +22,10 @@ from klrl.control.record import rewards_of as control_rewards
 from klrl.control.reward_norm import RewardNormalizer
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, ReferenceKL
-from klrl.language.batch import Responses, make_batch
-from klrl.language.kl import CHARGED
-from klrl.language.record import rewards_of as language_rewards
-from klrl.language.rescore import rounding
-from klrl.language.rollout import GOLD
+from klrl.language.data.batch import Responses, make_batch
+from klrl.language.run.kl import CHARGED
+from klrl.language.run.record import rewards_of as language_rewards
+from klrl.language.run.rollout import GOLD, rounding
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder

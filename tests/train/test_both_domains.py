@@ -13,12 +13,12 @@ from torch import Tensor
 from klrl.config import LANGUAGE, LearnerConfig, OptimConfig
 from klrl.control.distributions import Categorical
 from klrl.control.score import score
-from klrl.language.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
-from klrl.language.causal_lm import ValueHead
-from klrl.language.rollout import REF_STATES, STATES
-from klrl.language.scoring import Layout
-from klrl.language.update import LanguageSteps
-from klrl.language.vocabulary import NextTokens, response_log_probs
+from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
+from klrl.language.model.causal_lm import ValueHead
+from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.language.run.rollout import REF_STATES, STATES
+from klrl.language.run.scoring import Layout
+from klrl.language.run.update import LanguageSteps
 from klrl.losses.policy import ClipLoss, KLPENLoss, PolicyLoss
 from klrl.train.learner import Coefficients
 from tests.language.toys import GROUP, network, rollout

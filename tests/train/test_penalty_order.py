@@ -14,9 +14,9 @@ from torch.distributions import Normal
 
 from klrl.config import GroupConfig
 from klrl.kl.charge import ReferenceKL
-from klrl.language.advantage import group
-from klrl.language.batch import LOG_PROBS, REF_LOG_PROBS, on_full, response_mask, set_scores
-from klrl.language.kl import EXACT, charge
+from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, on_full, response_mask, set_scores
+from klrl.language.run.advantage import group
+from klrl.language.run.kl import EXACT, charge
 from klrl.train.loop import Training
 from tests.language.toys import GROUP, rollout
 

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from torchrl.data.llm import History
 from torchrl.modules.llm.policies import ChatHistory
 
+from klrl.envs.llm.transforms.kl.reward import KLRewardTransform
 from klrl.kl import KLComputation, RayRetrieveKL, RetrieveKL, RetrieveLogProb
-from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import (
     TEMPLATE,
     chats,
@@ -269,6 +269,6 @@ def test_reward_transforms_keys_and_models() -> None:
 
 @pytest.mark.integration
 def test_importing_the_transforms_does_not_load_transformers() -> None:
-    code = "import sys, klrl.kl, klrl.transforms.llm; print('transformers.models' in sys.modules)"
+    code = "import sys, klrl.kl, klrl.kl.llm; print('transformers.models' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

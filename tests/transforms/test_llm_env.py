@@ -15,8 +15,8 @@ from torchrl.envs.llm import ChatEnv
 from torchrl.envs.llm.chat import DatasetChatEnv
 from torchrl.modules.llm import TransformersWrapper
 
+from klrl.envs.llm.transforms.kl.reward import KLRewardTransform
 from klrl.kl import RetrieveKL
-from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import alone, network, rendered, tokenizer, wrapper
 from tests.transforms.test_control_family import case
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
 
-from klrl.transforms.llm import KLRewardTransform
+from klrl.envs.llm.transforms.kl.reward import KLRewardTransform
 from tests.transforms.llm_toys import alone, network, tokenizer, wrapper
 from tests.transforms.test_llm_truth import by_hand, padded, token_rows
 

@@ -9,7 +9,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import Compose, Transform, TransformedEnv, check_env_specs
 from torchrl.envs.llm import ChatEnv
 
-from klrl.transforms.llm import KLRewardTransform
+from klrl.envs.llm.transforms.kl.reward import KLRewardTransform
 from tests.transforms.heads import TenSteps
 from tests.transforms.llm_toys import network, tokenizer, wrapper
 from tests.transforms.test_llm_env import Score, reset, sampler

@@ -39,7 +39,7 @@ def error_of_their_forward(model, data: TensorDict, **kwargs) -> float:
 def test_gpt2_cannot_be_scored() -> None:
     """The mask is passed by position, where GPT-2 takes its cache.
 
-    Workaround: klrl/transforms/token_log_probs.py passes it by name.
+    Workaround: klrl/envs/llm/transforms/kl/token_log_probs.py passes it by name.
     """
     data = padded(token_rows(), "left", 0)
     with pytest.raises(AttributeError, match="get_seq_length"):
@@ -48,14 +48,14 @@ def test_gpt2_cannot_be_scored() -> None:
 
 
 def test_the_temperature_is_ignored_when_scoring() -> None:
-    """Workaround: klrl/transforms/token_log_probs.py divides the logits."""
+    """Workaround: klrl/envs/llm/transforms/kl/token_log_probs.py divides the logits."""
     data = padded(token_rows(), "left", 0)
     error = error_of_their_forward(network(), data, generate_kwargs={"temperature": 0.5})
     assert error < 1e-4  # the truth at temperature 1
 
 
 def test_dropout_stays_on_when_scoring() -> None:
-    """Workaround: klrl/transforms/token_log_probs.py scores in evaluation mode."""
+    """Workaround: klrl/envs/llm/transforms/kl/token_log_probs.py scores in evaluation mode."""
     model, data = network().train(), padded(token_rows(), "right", 0)
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -67,7 +67,7 @@ def test_dropout_stays_on_when_scoring() -> None:
 
 
 def test_the_samplers_first_log_prob_is_forced_to_zero_and_the_rest_is_raw() -> None:
-    """Workaround: klrl/transforms/llm.py, _without_forced_zero."""
+    """Workaround: klrl/envs/llm/transforms/kl/reward.py, _without_forced_zero."""
     model = network()
     policy = wrapper(
         model, "tokens", generate=True, generate_kwargs={"max_new_tokens": 4, "do_sample": True}
@@ -82,7 +82,7 @@ def test_the_samplers_first_log_prob_is_forced_to_zero_and_the_rest_is_raw() -> 
 
 
 def test_the_tokenizers_name_overrides_its_template() -> None:
-    """Workaround: klrl/transforms/tokens.py, template_of."""
+    """Workaround: klrl/envs/llm/transforms/kl/tokens.py, template_of."""
     from tests.transforms.llm_toys import TEMPLATE
 
     other = TEMPLATE.replace("<|im_start|>", "one ")
@@ -98,7 +98,7 @@ def test_the_tokenizers_name_overrides_its_template() -> None:
 
 
 def test_a_new_version_writes_into_the_policys_tokenizer_kwargs() -> None:
-    """Workaround: klrl/transforms/retrieve_kl.py hands copies over."""
+    """Workaround: klrl/envs/llm/transforms/kl/retrieve_kl.py hands copies over."""
     policy = wrapper(network(), generate=True)
     policy.get_new_version(generate=False, pad_output=False)
     assert policy.tokenizer_kwargs["padding"] is False

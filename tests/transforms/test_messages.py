@@ -19,6 +19,8 @@ from torchrl.data.llm import History
 from torchrl.modules import IndependentNormal
 from torchrl.modules.llm.policies import ChatHistory
 
+from klrl.envs.llm.transforms.kl import reward as llm
+from klrl.envs.llm.transforms.kl.computation import matching_rows
 from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,
@@ -29,8 +31,6 @@ from klrl.kl import (
     RetrieveLogProb,
     RewardAdjustmentTransform,
 )
-from klrl.transforms import llm
-from klrl.transforms.computation import matching_rows
 from tests.transforms.llm_toys import network, pair, wrapper
 from tests.transforms.test_llm_computation import GEN, REF, dense, log_probs, nested
 from tests.transforms.test_llm_documented import Engine

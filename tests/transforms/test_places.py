@@ -167,7 +167,7 @@ def test_parts_see_the_environment_before_them(kind: str) -> None:
 
 
 def test_torchrl_still_loses_the_place_of_a_nested_transform() -> None:
-    """When this fails, :class:`klrl.transforms.base.InPlace` may go."""
+    """When this fails, :class:`klrl.envs.transforms.base.InPlace` may go."""
     inner = RewardSum()
     around = TransformedEnv(case("pendulum")[0], Compose(Compose(inner)))
     assert around.transform[0][0] is inner

@@ -21,11 +21,11 @@ from torchrl.modules import (
     TanhNormal,
 )
 
+from klrl.envs.transforms.sampled import sampled_log_prob
 from klrl.kl import (
     KLRewardTransform,
     RetrieveKL,
 )
-from klrl.transforms.sampled import sampled_log_prob
 from tests.agents import apart
 from tests.transforms.heads import TwoHeads, composite, two_headed_actor
 from tests.transforms.test_control_family import case

@@ -12,9 +12,9 @@ from tensordict import TensorDict, set_list_to_stack
 from torchrl.envs import RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
+from klrl.envs.llm.transforms.kl.reward import KLRewardTransform, RayKLRewardTransform
+from klrl.envs.llm.transforms.kl.served import start_ray
 from klrl.kl import RayRetrieveKL, RetrieveKL
-from klrl.transforms.llm import KLRewardTransform, RayKLRewardTransform
-from klrl.transforms.served import start_ray
 from tests.transforms.llm_toys import conversation, network, tokenizer, wrapper
 from tests.transforms.test_control_family import case
 from tests.transforms.test_llm_env import Score, Script, reset

@@ -1,0 +1,1 @@
+"""KL transforms in TorchRL's own layout: ``torchrl.envs`` becomes ``klrl.envs``."""

@@ -1,0 +1,1 @@
+"""Transforms for environments of language models."""

@@ -1,0 +1,11 @@
+"""As :mod:`klrl.envs.llm.transforms.kl`, where TorchRL exports them too."""
+
+from typing import Any
+
+from klrl.envs.llm.transforms import kl
+
+__all__ = kl.__all__
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(kl, name)

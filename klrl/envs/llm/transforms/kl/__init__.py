@@ -1,0 +1,19 @@
+"""The transforms of the page ``torchrl.envs.llm.transforms.kl``, imported on first use."""
+
+from typing import Any
+
+from klrl.base.imports import look_up
+
+_WHERE = {
+    "KLComputation": "klrl.envs.llm.transforms.kl.computation",
+    "KLRewardTransform": "klrl.envs.llm.transforms.kl.reward",
+    "RayKLRewardTransform": "klrl.envs.llm.transforms.kl.reward",
+    "RayRetrieveKL": "klrl.envs.llm.transforms.kl.retrieve_kl",
+    "RetrieveKL": "klrl.envs.llm.transforms.kl.retrieve_kl",
+    "RetrieveLogProb": "klrl.envs.llm.transforms.kl.retrieve",
+}
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    return look_up(__name__, _WHERE, name)

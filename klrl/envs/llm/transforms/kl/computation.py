@@ -1,0 +1,344 @@
+"""From two log-probs to a KL and a charged reward: per action, or per token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+
+from klrl.envs.llm.transforms.kl.rows import (
+    check_side,
+    either,
+    for_rows,
+    is_ragged,
+    lengths,
+    read_value,
+    set_rows,
+    to_rows,
+)
+from klrl.envs.llm.transforms.kl.tokens import ATTENTION_KEY, response_mask
+from klrl.envs.llm.transforms.kl.wrappers import full_key, mask_key
+from klrl.envs.transforms.base import (
+    NextTransform,
+    refuse_second_charge,
+    reward_key_of,
+    reward_like,
+    reward_of,
+    siblings,
+)
+from klrl.kl.charge import shaped
+from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
+from klrl.kl.estimators import Estimator, estimate_kl, function_of
+from klrl.kl.policies import Key, as_key
+from klrl.kl.shapes import like_reward
+
+
+class KLComputation(KeepsCoefficient, NextTransform):
+    """Compare two log-probs, and charge their KL to the reward.
+
+    reward <- reward - coef * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
+
+    Log-probs are read below "next", else at the root. The KL goes to ``("next", kl_key)``, in nats
+    and without the coefficient.
+
+    - One action per step: log-probs in the reward's batch shape, per agent or per team
+      (:mod:`klrl.kl.shapes`); KL and reward [..., 1].
+    - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
+      A scalar score goes to the last charged token. The charged tokens are those that
+      ``RetrieveLogProb`` marked, else ("masks", "all_assistant_mask"), else the attention mask
+      minus the prompt; all others have KL 0. A missing reward counts as 0.
+
+    Args:
+        gen_log_probs_full_key: log pi(a|s).
+        ref_log_probs_full_key: log pi_ref(a|s).
+        kl_key: where the KL goes.
+        add_to_reward: whether the reward is charged.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        coeff: the other spelling of ``coef``, TorchRL's.
+        padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
+        estimator: k1, k2, k3 or a function of the log-ratio.
+        raw_reward_key: where the uncharged reward is kept; None keeps none.
+        reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
+        per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
+            and of an action's dimensions. None: as the RetrieveLogProb says that is next to
+            this transform in a Compose; without one, tokens.
+
+    Raises:
+        ValueError: equal keys, an unknown estimator, a coefficient that is no number >= 0;
+            log-probs, masks and rewards that do not fit each other; log-probs of tokens under a key
+            that does not end in "full"; an environment with several rewards, and no ``reward_key``.
+        KeyError: a log-prob is missing.
+        RuntimeError: the batch was charged already.
+    """
+
+    def __init__(
+        self,
+        gen_log_probs_full_key: Key = ("log_probs", "full"),
+        ref_log_probs_full_key: Key = ("ref_log_probs", "full"),
+        *,
+        kl_key: Key = "kl_penalty",
+        add_to_reward: bool = True,
+        coef: float | Tensor = ONE,
+        coeff: float | Tensor | None = None,
+        padding_side: str = "left",
+        estimator: Estimator = "k1",
+        raw_reward_key: Key | None = None,
+        reward_key: Key | None = None,
+        per_token: bool | None = None,
+    ) -> None:
+        self.per_token = per_token
+        self._reward_key = reward_key and as_key(reward_key)
+        self.gen_key, self.ref_key = as_key(gen_log_probs_full_key), as_key(ref_log_probs_full_key)
+        if self.gen_key == self.ref_key:
+            raise ValueError(f"both log-probs are read from {self.gen_key}: give two keys")
+        function_of(estimator)
+        self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
+        written = [key for key in (self.kl_key, self.raw_key) if key is not None]
+        super().__init__(
+            in_keys=[self.gen_key, self.ref_key], out_keys=[*written, self._reward_key or "reward"]
+        )
+        self.written = written
+        self.add_to_reward = add_to_reward
+        self.padding_side = check_side(padding_side)
+        self.estimator = estimator
+        self.keep_coefficient(one_spelling(coef, coeff))
+
+    coef: Tensor
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply to a batch, in place; log-probs of tokens may be at the root, without "next"."""
+        if tensordict.get("next", None) is None:
+            log_prob = either(tensordict, tensordict, self.gen_key)
+            if log_prob is not None and self._of_tokens(log_prob, tensordict):
+                return self._step(tensordict, tensordict)
+        return super().forward(tensordict)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        log_prob, ref_log_prob = (
+            self._log_prob(tensordict, next_tensordict, key) for key in (self.gen_key, self.ref_key)
+        )
+        refuse_second_charge(next_tensordict, self.raw_key)
+        if self._of_tokens(log_prob, tensordict):
+            return self._charge_tokens(tensordict, next_tensordict, log_prob, ref_log_prob)
+        reward = reward_of(next_tensordict, self.reward_key)
+        log_prob, ref_log_prob = (
+            like_reward(f"the log-prob at {key}", value, reward, tensordict.ndim)
+            for key, value in ((self.gen_key, log_prob), (self.ref_key, ref_log_prob))
+        )
+        kl = estimate_kl(log_prob, ref_log_prob, self.estimator).view_as(reward)
+        next_tensordict.set(self.kl_key, kl)
+        if self.raw_key is not None:
+            next_tensordict.set(self.raw_key, reward)
+        if self.add_to_reward:
+            next_tensordict.set(self.reward_key, shaped(reward, kl, self.coef))
+        return next_tensordict
+
+    def _charge_tokens(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, gen: Any, ref: Any
+    ) -> TensorDictBase:
+        for key, name in ((self.gen_key, "gen"), (self.ref_key, "ref")):
+            full_key(key, f"{name}_log_probs_full_key")
+        ragged = is_ragged(gen)
+        rows = matching_rows(gen, ref, self.gen_key, self.ref_key)
+        masks = charged_tokens(tensordict, next_tensordict, rows[0], [self.gen_key, self.ref_key])
+        kl = token_kl(*rows, masks, self.estimator)
+        reward = either(next_tensordict, next_tensordict, self.reward_key)
+        next_tensordict = for_rows(next_tensordict, ragged)
+        set_rows(next_tensordict, self.kl_key, kl)
+        if self.raw_key is not None and reward is not None:
+            next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
+        if self.add_to_reward:
+            rewards = token_rewards(reward, kl, masks, self.padding_side)
+            charged = shaped_rows(rewards, kl, self.coef)
+            set_rows(next_tensordict, self.reward_key, charged)
+        return next_tensordict
+
+    def _log_prob(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, key: Key
+    ) -> Any:
+        log_prob = either(next_tensordict, tensordict, key)
+        if log_prob is None:
+            raise KeyError(
+                f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before"
+            )
+        return log_prob
+
+    @property
+    def reward_key(self) -> Key:
+        """The environment's reward key; "reward" without an environment, or where it has none."""
+        return reward_key_of(self, self._reward_key)
+
+    def _of_tokens(self, log_prob: Any, tensordict: TensorDictBase) -> bool:
+        """Whether log-probs have a token axis after the batch dimensions."""
+        if is_ragged(log_prob) or log_prob.ndim <= tensordict.ndim:
+            return is_ragged(log_prob)
+        return self._says_per_token() is not False
+
+    def _says_per_token(self) -> bool | None:
+        """``per_token``, else what scores the log-probs next to this transform; None: unknown."""
+        if self.per_token is not None:
+            return self.per_token
+        scorers = [part for part in siblings(self) if self.gen_key in part.out_keys]
+        return next((getattr(part, "is_language", None) for part in reversed(scorers)), None)
+
+    def _in_language_env(self) -> bool:
+        """Whether log-probs are per token: as is said, by their spec, or by the environment."""
+        said = self._says_per_token()
+        if said is not None:
+            return said
+        spec = self.parent.full_observation_spec
+        if self.gen_key in spec.keys(include_nested=True):
+            return -1 in spec[self.gen_key].shape
+        return hasattr(self.parent.base_env, "input_mode")
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the KL and the raw reward, shaped like the reward; per-token KLs get a token axis."""
+        per_token = self._in_language_env()
+        for key in self.written:
+            if per_token and key == self.kl_key:
+                observation_spec[key] = per_token_spec(observation_spec)
+            elif self.parent.reward_keys:
+                observation_spec[key] = reward_like(self.parent, self.reward_key)
+        return observation_spec
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        """A charged reward has no bounds, and for tokens a token axis."""
+        if self.add_to_reward:
+            reward_spec[self.reward_key] = (
+                per_token_spec(reward_spec, 1)
+                if self._in_language_env()
+                else reward_like(self.parent, self.reward_key)
+            )
+        return reward_spec
+
+
+def per_token_spec(like: Composite, *last: int) -> Unbounded:
+    """The spec [B, tokens, ...] of any number of tokens."""
+    return Unbounded(shape=torch.Size((*like.shape, -1, *last)), device=like.device)
+
+
+# ------------------------------------------------------------------------------- rows of tokens
+
+
+def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list, list]:
+    """Two sets of log-probs as rows [T_i]."""
+    if is_ragged(gen) != is_ragged(ref):
+        kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
+        raise ValueError(
+            f"pad_output mismatch: {gen_key} is {kinds[0]}, {ref_key} is {kinds[1]}; "
+            "score both models with the same pad_output"
+        )
+    gen_rows, ref_rows = to_rows(gen), to_rows(ref)
+    if len(gen_rows) != len(ref_rows):
+        raise ValueError(
+            f"batch size mismatch: {gen_key} has {len(gen_rows)} samples, "
+            f"{ref_key} has {len(ref_rows)}"
+        )
+    for index, (a, b) in enumerate(zip(gen_rows, ref_rows, strict=True)):
+        if a.shape != b.shape or a.ndim != 1:
+            raise ValueError(
+                f"sample {index}: {gen_key} has shape {tuple(a.shape)}, {ref_key} has shape "
+                f"{tuple(b.shape)}; both must be [tokens]"
+            )
+    return gen_rows, ref_rows
+
+
+def charged_tokens(
+    tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
+) -> list[Tensor] | None:
+    """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
+
+    The first of: the mask that ``RetrieveLogProb`` wrote with its
+    log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
+    there is one.
+    """
+    written = [read_value(next_tensordict, mask_key(key)) for key in keys if key[-1] == "full"]
+    masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
+    for mask in masks[1:]:
+        same = zip(masks[0], mask, strict=True)
+        if any(a.shape != b.shape or not torch.equal(a, b) for a, b in same):
+            raise ValueError(f"{keys[0]} and {keys[1]} were scored on different tokens")
+    if masks:
+        return _check_lengths(rows, masks[0], mask_key(keys[0]))
+    for source in (next_tensordict, tensordict):
+        attention = read_value(source, ATTENTION_KEY)
+        if attention is not None:
+            real = [row.bool() for row in to_rows(attention)]
+            real = _check_lengths(rows, real, ATTENTION_KEY)
+            return response_mask(next_tensordict, tensordict, real) or real
+    return response_mask(
+        next_tensordict, tensordict, [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    )
+
+
+def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
+    if lengths(masks) != lengths(rows):
+        raise ValueError(f"{key} has lengths {lengths(masks)}, the log-probs {lengths(rows)}")
+    return masks
+
+
+def token_kl(
+    gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: Estimator
+) -> list[Tensor]:
+    """KL estimate of every token, [T_i] nats; zero outside the mask, whatever the log-probs."""
+    masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
+    return [
+        estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
+        for a, b, m in zip(gen, ref, masks, strict=True)
+    ]
+
+
+def token_rewards(
+    reward: Any, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+) -> list[Tensor]:
+    """The uncharged reward of every token, [T_i, 1].
+
+    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
+    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept; where it
+    is dense and its log-probs are ragged, ``padding_side`` says what is padding. A missing reward
+    counts as 0.
+    """
+    if reward is None:
+        return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
+    rows = to_rows(reward)
+    if len(rows) != len(kl):
+        raise ValueError(f"batch size mismatch: {len(rows)} rewards, {len(kl)} KLs")
+    longest = max(lengths(kl))
+    placed = []
+    for index, (row, divergence) in enumerate(zip(rows, kl, strict=True)):
+        if row.ndim == 2 and row.shape[-1] == 1 and row.shape[0] > 1 and row.shape[0] == longest:
+            size = divergence.shape[0]
+            row = row[longest - size :] if padding_side == "left" else row[:size]
+        if row.shape == (*divergence.shape, 1):
+            placed.append(row)
+        elif row.numel() == 1:
+            placed.append(_on_last(row, divergence, masks[index] if masks else None, index))
+        else:
+            raise ValueError(
+                f"sample {index}: the reward has shape {tuple(row.shape)}, the KL "
+                f"{tuple(divergence.shape)}; a reward is one score, or one per token with one more "
+                "dimension than the KL"
+            )
+    return placed
+
+
+def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tensor:
+    if mask is None:
+        raise ValueError(
+            f"one score for {kl.shape[0]} tokens, and no mask of the response: give "
+            "('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
+            "('tokens', 'prompt')"
+        )
+    positions = mask.nonzero()
+    if not positions.numel():
+        raise ValueError(f"sample {index} has a score, but no response token to add it to")
+    placed = torch.zeros((*kl.shape, 1), dtype=score.dtype, device=score.device)
+    return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
+
+
+def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coef: Tensor) -> list[Tensor]:
+    """The charged rewards [T_i, 1] of rewards [T_i, 1] and KLs [T_i]."""
+    return [shaped(r, row.unsqueeze(-1), coef) for r, row in zip(rewards, kl, strict=True)]

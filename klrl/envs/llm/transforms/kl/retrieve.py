@@ -1,0 +1,182 @@
+"""RetrieveLogProb: the log-prob of what a policy did, the first part of retrieve-then-compare.
+
+    RetrieveLogProb(policy) -> RetrieveLogProb(reference) -> KLComputation
+
+Three transforms in one TorchRL ``Compose``: attach it to an environment or call it on a batch. They
+work for control actors (one action per step, ``kl=retrieve``) and LLM wrappers (many tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torchrl.data import Binary, Composite, Unbounded
+
+from klrl.envs.llm.transforms.kl import wrappers as _language
+from klrl.envs.llm.transforms.kl.computation import KLComputation
+from klrl.envs.llm.transforms.kl.rows import check_side, for_rows, set_rows
+from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
+from klrl.envs.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
+from klrl.kl.policies import Key, as_key, require_reference, score
+from klrl.kl.reference import evaluating
+
+__all__ = ["KLComputation", "RetrieveLogProb"]
+
+
+class RetrieveLogProb(NextTransform):
+    """Write a policy's log-prob of the batch's actions or tokens.
+
+    Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
+
+    - A control actor scores the action that was taken, exploration noise included, in
+      evaluation mode: shape [...], the reward's batch shape, per agent or per team
+      (:mod:`klrl.kl.shapes`).
+    - An LLM wrapper scores tokens: [B, T], or ragged where its ``pad_output`` is False (a stack of
+      TensorDicts: ``get(key, as_list=True)`` or ``as_padded_tensor=True`` reads it); 0 at padding
+      and at the first token. The mask of the tokens that the policy produced in this step, of the
+      same shape, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
+      conversation have log-probs too, and are not charged again.
+
+    Args:
+        model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
+            its action) are read from the transition.
+        log_probs_full_key: where to write; default ``("log_probs", "full")``, for a wrapper
+            ``(model.log_probs_key, "full")``.
+        assistant_only: wrappers: zero the log-probs of all but assistant tokens. Needs
+            ``input_mode="history"``.
+        tokenizer_kwargs: wrappers in history mode: more arguments of the chat template.
+        detach: keep the result out of the gradient.
+        device: move the model there, for good; the data are moved for the call, and the result
+            back.
+        tokenizer: wrappers: in place of the wrapper's, for the chat template, for text, and to find
+            the padding of dense ids without a mask.
+        padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Ids that
+            came dense keep their layout.
+        temperature: wrappers: at which the tokens were sampled; default that of the wrapper's
+            ``generate_kwargs``, else 1.
+        history_key: wrappers in history mode: the key of the conversation, in place of the model's
+            ``input_key``.
+        reward_key: control actors: the log-prob has this reward's batch shape; None for the
+            environment's, or ``reward`` on a bare batch. Without a reward it is written as the
+            actor gives it.
+
+    Raises:
+        TypeError: the model has no ``log_prob``.
+        ValueError: a wrapper that generates, returns no log-probs, or cannot mark assistant tokens;
+            a key that does not end in "full"; an argument that a control actor does not read; an
+            actor that ends in another policy.
+        KeyError: the batch lacks the model's input or its action.
+    """
+
+    def __init__(
+        self,
+        model: ProbabilisticTensorDictSequential | _language.Wrapper,
+        *,
+        log_probs_full_key: Key | None = None,
+        assistant_only: bool = True,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        detach: bool = True,
+        device: torch.device | str | None = None,
+        tokenizer: Any = None,
+        padding_side: str = "left",
+        temperature: float | None = None,
+        history_key: Key | None = None,
+        reward_key: Key | None = None,
+    ) -> None:
+        self.is_language = _language.is_wrapper(model)
+        if self.is_language:
+            key = log_probs_full_key or (model.log_probs_key, "full")
+            self.key = _language.full_key(key, "log_probs_full_key")
+            _language.check_wrapper(model, "model", assistant_only)
+            if tokenizer_kwargs is not None and model.input_mode != "history":
+                raise ValueError(
+                    f"tokenizer_kwargs is for chat templates: model.input_mode={model.input_mode!r}"
+                )
+        else:
+            if not hasattr(model, "log_prob") or not hasattr(model, "get_dist"):
+                raise TypeError(f"model={type(model).__name__}: needs get_dist and log_prob")
+            require_reference("model", model)
+            for name, value in (
+                ("tokenizer", tokenizer),
+                ("tokenizer_kwargs", tokenizer_kwargs),
+                ("temperature", temperature),
+                ("history_key", history_key),
+            ):
+                if value is not None:
+                    raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
+            self.key = as_key(log_probs_full_key or ("log_probs", "full"))
+        out_keys = [self.key]
+        if self.is_language:
+            self.mask_key = _language.mask_key(self.key)
+            out_keys.append(self.mask_key)
+        super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
+        self._reward_key = reward_key and as_key(reward_key)
+        self.written = out_keys
+        self.pad_output = getattr(model, "pad_output", True)
+        self.model = model if device is None else model.to(device)
+        self.assistant_only, self.detach = assistant_only, detach
+        self.template_kwargs = check_template_kwargs(tokenizer_kwargs)
+        self.tokenizer, self.padding_side = tokenizer, check_side(padding_side)
+        self.temperature, self.history_key = temperature, history_key
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply to a batch, in place; tokens without a "next" are scored at the root."""
+        if self.is_language and tensordict.get("next", None) is None:
+            return self._step(tensordict, tensordict)
+        return super().forward(tensordict)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
+            if self.is_language:
+                return self._score_tokens(tensordict, next_tensordict)
+            with evaluating(self.scorer()):  # as wrappers score
+                log_prob = score(self.scorer(), tensordict)
+        reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
+        name = f"the log-prob for {self.key}"
+        return next_tensordict.set(self.key, as_rewarded(name, log_prob, reward, tensordict.ndim))
+
+    def scorer(self) -> Any:
+        """The model that scores."""
+        return self.model
+
+    def sampling_temperature(self) -> float:
+        """The temperature at which tokens are scored."""
+        if self.temperature is not None:
+            return self.temperature
+        return _language.temperature_of(self.scorer())
+
+    def _score_tokens(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
+    ) -> TensorDictBase:
+        model = self.scorer()
+        encoded = _language.encode(
+            model,
+            tensordict,
+            tokenizer=self.tokenizer,
+            template=self.template_kwargs,
+            assistant_only=self.assistant_only,
+            history_key=self.history_key,
+        )
+        rows = _language.score(model, tensordict, encoded, self.sampling_temperature())
+        (rows, masks), ragged = _language.arrange(
+            [rows, encoded.charged], encoded, self.pad_output, self.padding_side
+        )
+        next_tensordict = for_rows(next_tensordict, ragged)
+        set_rows(next_tensordict, self.key, rows)
+        set_rows(next_tensordict, self.mask_key, masks)
+        return next_tensordict
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the log-prob: in the reward's batch shape, or one per token with its mask."""
+        if not self.is_language:
+            key = reward_key_of(self, self._reward_key)
+            observation_spec[self.key] = log_prob_like(observation_spec, self.parent, key)
+            return observation_spec
+        shape, device = torch.Size((*observation_spec.shape, -1)), observation_spec.device
+        observation_spec[self.mask_key] = Binary(shape=shape, device=device, dtype=torch.bool)
+        observation_spec[self.key] = Unbounded(shape=shape, device=device)
+        return observation_spec

@@ -1,0 +1,301 @@
+"""RetrieveKL: the log-probs of two models and their KL, in one transform.
+
+RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torchrl.envs import Transform
+
+from klrl.envs.llm.transforms.kl import wrappers as _language
+from klrl.envs.llm.transforms.kl.computation import KLComputation
+from klrl.envs.llm.transforms.kl.retrieve import RetrieveLogProb
+from klrl.envs.llm.transforms.kl.served import Served, coefficient
+from klrl.envs.transforms.base import Parts, taking_arguments_of
+from klrl.kl.coefficient import coefficient_of_part
+from klrl.kl.policies import Key
+from klrl.kl.reference import FrozenPolicy
+
+#: The value of ``gen_model`` that stands for the policy of the environment's collector.
+FROM_COLLECTOR = "from_collector"
+
+
+#: Arguments of the part that charges.
+_CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
+#: Those that the parts that score read too.
+_OF_ALL = {"padding_side", "reward_key"}
+
+
+@taking_arguments_of(
+    KLComputation, RetrieveLogProb, without=("per_token", "model", "log_probs_full_key")
+)
+class RetrieveKL(Parts):
+    """KL of a policy to a reference, retrieved from both models and charged to the reward.
+
+    The models are two LLM wrappers, or two control actors. Both score the same tokens at the same
+    temperature, by default that of the policy.
+
+    Args:
+        gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
+            of the collector, read at the first step, with its live weights.
+        ref_model: the reference, set up to score.
+        gen_model_factory: makes ``gen_model``; give one of the two.
+        ref_model_factory: makes ``ref_model``; give one of the two.
+        history_key: of the conversation; a key other than "history" replaces the models' input
+            keys.
+        use_ray_service: the older spelling of ``service_backend="ray"``.
+        service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
+            ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
+        **kwargs: arguments of :class:`~klrl.kl.KLComputation`: ``gen_log_probs_full_key``,
+            ``ref_log_probs_full_key``, ``kl_key``, ``add_to_reward``, ``coef``, ``coeff``,
+            ``estimator``, ``raw_reward_key``; of both :class:`~klrl.kl.RetrieveLogProb`:
+            ``assistant_only``, ``tokenizer_kwargs``, ``detach``, ``device``, ``tokenizer``,
+            ``temperature``; of all three: ``padding_side``, ``reward_key``.
+
+    Raises:
+        ValueError: no model, or both it and its factory; ``generate=True``; ``pad_output`` or
+            ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
+            step.
+        TypeError: an argument that nothing reads.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Build the Ray-backed class where the arguments choose Ray."""
+        if wants_ray(kwargs):
+            return RayRetrieveKL(*args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        gen_model: Any = FROM_COLLECTOR,
+        ref_model: Any = None,
+        *,
+        gen_model_factory: Callable[[], Any] | None = None,
+        ref_model_factory: Callable[[], Any] | None = None,
+        history_key: Key = "history",
+        use_ray_service: bool = False,
+        service_backend: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        computation = KLComputation(**{name: kwargs[name] for name in _CHARGING & kwargs.keys()})
+        gen_model = one_of("gen_model", gen_model, gen_model_factory, default=FROM_COLLECTOR)
+        ref_model = FrozenPolicy.shared(one_of("ref_model", ref_model, ref_model_factory))
+        scoring = {
+            "history_key": None if history_key == "history" else history_key,
+            **{k: v for k, v in kwargs.items() if k in _OF_ALL or k not in _CHARGING},
+        }
+        keys = {"gen": computation.gen_key, "ref": computation.ref_key}
+        super().__init__(*_parts(gen_model, ref_model, keys, scoring), computation)
+
+    @property
+    def computation(self) -> KLComputation:
+        """The part that charges, and holds the coefficient."""
+        return self.part(KLComputation)
+
+    coef = coeff = coefficient_of_part(float)
+
+
+def wants_ray(arguments: dict[str, Any]) -> bool:
+    """Whether a constructor's arguments choose Ray."""
+    use_ray, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
+    if backend not in (None, "direct", "ray"):
+        raise ValueError(f"service_backend={backend!r}: choose 'ray' or 'direct'")
+    if use_ray and backend == "direct":
+        raise ValueError("use_ray_service=True contradicts service_backend='direct'")
+    return bool(use_ray) or backend == "ray"
+
+
+def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: Any = None) -> Any:
+    """The model, or what its factory makes; exactly one of them is given."""
+    check_one_of(name, model, factory, default)
+    return model if factory is None else factory()
+
+
+def check_one_of(name: str, model: Any, factory: Any, default: Any = None) -> None:
+    """Refuse a model with its factory, or neither of them."""
+    if factory is not None and model is not None and model is not default:
+        raise ValueError(f"both {name} and {name}_factory are given: choose one")
+    if factory is None and model is None:
+        raise ValueError(f"neither {name} nor {name}_factory is given")
+
+
+def _parts(
+    gen: Any, ref: Any, keys: dict[str, Any], shared: dict[str, Any]
+) -> tuple[RetrieveLogProb, RetrieveLogProb]:
+    if gen is FROM_COLLECTOR or (isinstance(gen, str) and gen == FROM_COLLECTOR):
+        source = CollectorPolicy(ref, keys["gen"])
+        gen_part: RetrieveLogProb = PolicyLogProb(
+            ref, log_probs_full_key=keys["gen"], source=source, **shared
+        )
+        ref_part: RetrieveLogProb = ReferenceLogProb(
+            ref, log_probs_full_key=keys["ref"], source=source, **shared
+        )
+        return gen_part, ref_part
+    _check_pair(gen, ref, shared.get("assistant_only", True))
+    if _language.is_wrapper(gen) and shared.get("temperature") is None:
+        shared = {**shared, "temperature": _language.temperature_of(gen)}
+    return (
+        RetrieveLogProb(gen, log_probs_full_key=keys["gen"], **shared),
+        RetrieveLogProb(ref, log_probs_full_key=keys["ref"], **shared),
+    )
+
+
+def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
+    kinds = [_language.is_wrapper(model) for model in (gen, ref)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"gen_model={type(gen).__name__} and ref_model={type(ref).__name__}: "
+            "two LLM wrappers or two control actors"
+        )
+    if not kinds[0]:
+        return
+    for name, model in (("gen_model", gen), ("ref_model", ref)):
+        _language.check_wrapper(model, name, assistant_only)
+    if gen.pad_output != ref.pad_output:
+        raise ValueError(
+            f"pad_output mismatch: gen_model.pad_output={gen.pad_output}, "
+            f"ref_model.pad_output={ref.pad_output}; set both alike"
+        )
+    if gen.input_mode != ref.input_mode:
+        raise ValueError(
+            f"gen_model.input_mode={gen.input_mode!r}, ref_model.input_mode={ref.input_mode!r}: "
+            "both must read the same input"
+        )
+    if gen.log_probs_key == ref.log_probs_key:
+        raise ValueError(
+            f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give each its own"
+        )
+
+
+class CollectorPolicy:
+    """The policy of the collector that runs an environment, set up to score."""
+
+    def __init__(self, ref_model: Any, key: Key) -> None:
+        self.ref_model, self.key = ref_model, key
+        self.model: Any = None
+        self._collector: Callable[[], Any] = lambda: None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"ref_model": self.ref_model, "key": self.key}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def resolve(self, transform: Transform) -> Any:
+        """The collector's policy as a scoring model; it shares the live weights."""
+        try:
+            container = transform.container
+        except ValueError:  # what TorchRL raises for a part of a Compose without environment
+            container = None
+        if container is None:
+            raise ValueError(
+                "gen_model='from_collector', but the transform is in no environment: append it to "
+                "the environment of a collector, or give gen_model"
+            )
+        collector = container.collector
+        if collector is None:
+            raise ValueError(
+                "gen_model='from_collector', but no collector runs this environment (or it runs in "
+                "another process): give gen_model or gen_model_factory"
+            )
+        if self._collector() is not collector:
+            self.model = self._scoring(collector.policy)
+            self._collector = weakref.ref(collector)
+        return self.model
+
+    def _scoring(self, policy: Any) -> Any:
+        ref = self.ref_model
+        if not _language.is_wrapper(ref):
+            if not hasattr(policy, "get_dist"):
+                raise TypeError(
+                    f"gen_model='from_collector': the collector's policy {type(policy).__name__} "
+                    "has no get_dist (exploration noise behind it?); give gen_model"
+                )
+            return policy
+        if not hasattr(policy, "get_new_version"):
+            raise ValueError(
+                f"gen_model='from_collector': the collector's policy {type(policy).__name__} is no "
+                "LLM wrapper; give gen_model"
+            )
+        # Copies: TorchRL's get_new_version writes into the policy's own tokenizer_kwargs.
+        generate_kwargs = dict(getattr(policy, "generate_kwargs", None) or {})
+        generate_kwargs.pop("num_return_sequences", None)
+        prefix = self.key[:-1]
+        return policy.get_new_version(
+            generate=False,
+            return_log_probs=True,
+            log_probs_key=prefix[0] if len(prefix) == 1 else prefix,
+            input_mode=ref.input_mode,
+            input_key=ref.in_keys[0],
+            pad_output=ref.pad_output,
+            tokenizer_kwargs=dict(getattr(policy, "tokenizer_kwargs", None) or {}),
+            generate_kwargs=generate_kwargs,
+            num_samples=None,
+            inplace=None,
+        )
+
+
+class PolicyLogProb(RetrieveLogProb):
+    """Scores with the collector's policy, read at the first step."""
+
+    def __init__(self, model: Any, *, source: CollectorPolicy, **kwargs: Any) -> None:
+        super().__init__(model, **kwargs)
+        self.source, self.model = source, None
+
+    def scorer(self) -> Any:
+        """The collector's policy, with its live weights."""
+        return self.source.resolve(self)
+
+
+class ReferenceLogProb(RetrieveLogProb):
+    """Scores with the reference, at the temperature of the collector's policy."""
+
+    def __init__(self, model: Any, *, source: CollectorPolicy, **kwargs: Any) -> None:
+        super().__init__(model, **kwargs)
+        self.source = source
+
+    def sampling_temperature(self) -> float:
+        """The ``temperature`` argument, else that of the collector's policy."""
+        if self.temperature is not None:
+            return self.temperature
+        return _language.temperature_of(self.source.model)
+
+
+@taking_arguments_of(Served, RetrieveKL, without=("build", "arguments", "more"))
+class RayRetrieveKL(Served):
+    """:class:`RetrieveKL` with both models in a Ray actor.
+
+    Args:
+        gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
+        ref_model: the reference; sent by value.
+        **kwargs: of RetrieveKL, whose factories make a model in the actor and whose ``device`` is
+            there, while results return to the data's; of the actor ``num_cpus`` (default 1),
+            ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create it.
+
+    Raises:
+        ValueError: no model, or both it and its factory; "from_collector", whose policy is in
+            another process; ``detach=False``. Errors of a step keep their type.
+        ImportError: Ray is not installed.
+    """
+
+    def __init__(
+        self, gen_model: Any = FROM_COLLECTOR, ref_model: Any = None, **kwargs: Any
+    ) -> None:
+        factory = kwargs.get("gen_model_factory")
+        check_one_of("gen_model", gen_model, factory, default=FROM_COLLECTOR)
+        check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
+        if factory is not None:
+            gen_model = None
+        elif isinstance(gen_model, str) and gen_model == FROM_COLLECTOR:
+            raise ValueError(
+                "gen_model='from_collector' with Ray: the collector's policy lives in another "
+                "process; give gen_model or gen_model_factory"
+            )
+        super().__init__(RetrieveKL, {"gen_model": gen_model, "ref_model": ref_model}, **kwargs)
+
+    coef = coeff = coefficient()

@@ -1,0 +1,146 @@
+"""One Ray actor with the models, shared by the transforms of several environments.
+
+Each environment has the keys and specs; only steps go to the actor. Needs the extra ``klrl[ray]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.envs import Compose, Transform
+
+from klrl.base.ray_start import start_ray
+from klrl.envs.transforms.base import Parts
+
+
+class Service:
+    """The part that runs in the actor: a transform with its models."""
+
+    def __init__(self, build: Callable[..., Transform], arguments: dict[str, Any]) -> None:
+        self.transform = transform = build(**arguments)
+        self.parts = list(transform.transforms) if isinstance(transform, Compose) else [transform]
+        self.out_keys = [key for part in self.parts for key in part.out_keys]
+
+    def shells(self) -> list[Transform]:
+        """The transform's parts without models and tokenizers: their keys and specs."""
+        shells = [part.clone() for part in self.parts]
+        for shell in shells:
+            for name in ("model", "ref_model", "tokenizer", "_tokenizer"):
+                if name in shell._modules or name in shell.__dict__:
+                    setattr(shell, name, None)
+        return shells
+
+    def step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """The entries that the transform writes below "next"."""
+        written = next_tensordict.copy()
+        self.transform._step(tensordict, written)
+        return written.select(*self.out_keys, strict=False)
+
+    def coefficient(self, value: float | None = None) -> float:
+        """Set the coefficient if a value is given; return it."""
+        if value is not None:
+            self.transform.coef = value
+        return float(self.transform.coef)
+
+
+class Served(Parts):
+    """A transform whose models are in a Ray actor.
+
+    Its own parts are shells; a transform that an environment appends to it, as to any Compose, runs
+    here. The actor lives as long as one of its transforms; one of the same ``actor_name`` is
+    reused, whatever its arguments were.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Transform],
+        arguments: dict[str, Any],
+        *,
+        num_cpus: float | None = None,
+        num_gpus: float = 0,
+        actor_name: str | None = None,
+        use_ray_service: bool = True,  # accepted, as service_backend: it is what this class does
+        service_backend: str | None = "ray",
+        **more: Any,
+    ) -> None:
+        arguments = arguments | more
+        if not arguments.get("detach", True):
+            raise ValueError("detach=False: no gradient comes back from another process")
+        cpus = 1 if num_cpus is None else num_cpus
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": num_gpus}
+        if actor_name is not None:
+            options |= {"name": actor_name, "get_if_exists": True}
+        ray = start_ray()
+        actor = ray.remote(Service).options(**options).remote(build, arguments)
+        shells = ray.get(actor.shells.remote())
+        for shell in shells:
+            shell.is_shell = True
+        super().__init__(*shells)
+        self._actor, self._actor_name = actor, actor_name
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self._actor, method).remote(*arguments))
+
+    def _steps(self) -> list[Transform | None]:
+        """The transforms to run in this process, and None where the actor runs its own."""
+        steps: list[Transform | None] = []
+        for part in self.transforms:
+            if not getattr(part, "is_shell", False):
+                steps.append(part)
+            elif None not in steps:
+                steps.append(None)
+        return steps
+
+    def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        last = [part for part in self.transforms if getattr(part, "is_shell", False)][-1]
+        reward_key = getattr(last, "reward_key", "reward")
+        if reward_key != "reward" and getattr(last, "_reward_key", None) is None:
+            raise ValueError(
+                f"the environment's reward is {reward_key}: with Ray it must be 'reward', or given"
+            )
+        sent = [  # copies on the CPU, with no device set: the actor may have another
+            each if each.device is None else each.cpu().clear_device_()
+            for each in (tensordict.exclude("next"), next_tensordict)
+        ]
+        written = self._ask("step", *sent)
+        if next_tensordict.device is not None:
+            written = written.to(next_tensordict.device)
+        return next_tensordict.update(written)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for part in self._steps():
+            run = self._serve if part is None else part._step
+            next_tensordict = run(tensordict, next_tensordict)
+        return next_tensordict
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply to a batch, in place; without a "next" the results go to the root."""
+        for part in self._steps():
+            next_tensordict = tensordict.get("next", None)
+            if part is not None:
+                tensordict = part(tensordict)
+            elif next_tensordict is None:
+                tensordict = self._serve(tensordict, tensordict)
+            else:
+                tensordict = tensordict.set("next", self._serve(tensordict, next_tensordict))
+        return tensordict
+
+    def __repr__(self) -> str:
+        parts = ", ".join(type(part).__name__ for part in self.transforms)
+        return f"{type(self).__name__}(actor={self._actor_name or self._actor}, parts=[{parts}])"
+
+
+def coefficient() -> property:
+    """That of the actor's transform: reward per nat; may be moved."""
+
+    def read(self: Served) -> float:
+        return self._ask("coefficient")
+
+    def move(self: Served, value: float) -> None:
+        self._ask("coefficient", value)
+
+    return property(read, move, doc="Reward per nat, for all transforms of the actor.")

@@ -1,0 +1,209 @@
+"""Turns the conversations, texts or token ids of a TensorDict into the tokens to score.
+
+Every sequence has three masks, all by position:
+- ``attention``: real tokens;
+- ``scored``: tokens whose log-prob is kept, the others are zero;
+- ``charged``: tokens that the policy produced in this step. Earlier turns of a conversation were
+  charged when they were produced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.envs.llm.transforms.kl.rows import either, is_ragged, lengths, read_value, to_rows
+from klrl.kl.policies import Key
+
+ATTENTION_KEY = ("masks", "all_attention_mask")
+ASSISTANT_KEY = ("masks", "all_assistant_mask")
+MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
+#: Arguments of the chat template; RetrieveLogProb needs tokens and the assistant mask back.
+TEMPLATE_DEFAULTS = {
+    "return_assistant_tokens_mask": True,
+    "tokenize": True,
+    "return_dict": True,
+    "padding": False,
+    "add_generation_prompt": False,
+}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """B sequences: each field holds B rows [T_i]; ``dense`` where the ids came as [B, T]."""
+
+    ids: list[Tensor]
+    attention: list[Tensor]
+    scored: list[Tensor]
+    charged: list[Tensor]
+    dense: bool
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The chat template's arguments: the defaults, then the user's."""
+    merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
+    for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
+        if not merged[name]:
+            raise ValueError(f"tokenizer_kwargs[{name!r}]={merged[name]}: must be True")
+    if merged.get("return_tensors", "pt") != "pt":
+        raise ValueError(f"tokenizer_kwargs['return_tensors']={merged['return_tensors']}: use 'pt'")
+    return merged
+
+
+def template_of(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The chat template to render with: the wrapper's own, else the tokenizer's.
+
+    Without this, TorchRL would replace the tokenizer's template by one of its own where the
+    tokenizer's name contains "qwen", "llama", "falcon" or "deepseek". It still may where the
+    tokenizer's template cannot mark the assistant's tokens.
+    """
+    for name in ("chat_template", "chat_template_name"):
+        if getattr(model, name, None) is not None:
+            return {name: getattr(model, name)}
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, str) and MARKS_ASSISTANT.search(template):
+        return {"chat_template": template}
+    return {}
+
+
+def encode_history(
+    history: Any, prompt: Any, tokenizer: Any, template: Mapping[str, Any], assistant_only: bool
+) -> Encoded:
+    """Render B conversations, ``History`` [B, turns], with the chat template.
+
+    ``prompt`` holds the earlier turns; without it all turns are charged. ``assistant_only`` keeps
+    the log-probs of assistant tokens alone.
+    """
+    ids, assistant = _render(history, tokenizer, template)
+    real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    if not assistant_only:
+        starts = [0] * len(ids)
+        if prompt is not None:
+            prompts, _ = _render(prompt, tokenizer, {**template, "add_generation_prompt": True})
+            starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]
+        return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+    empty = [index for index, row in enumerate(assistant) if not row.any()]
+    if empty:
+        raise ValueError(
+            f"samples {empty} have no assistant token: add an assistant message, mark it in the "
+            "chat template with {% generation %}, or set assistant_only=False"
+        )
+    charged = assistant
+    if prompt is not None:
+        # By count, not by prefix: a template may render an earlier turn in another way.
+        earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
+        charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
+    return Encoded(ids, real, assistant, charged, False)
+
+
+def _render(history: Any, tokenizer: Any, template: Mapping[str, Any]) -> tuple[list, list]:
+    rendered = history.apply_chat_template(tokenizer=tokenizer, **template)
+    ids = to_rows(read_value(rendered, "input_ids"))
+    assistant = to_rows(read_value(rendered, "assistant_masks"))
+    attention = [row.bool() for row in to_rows(read_value(rendered, "attention_mask"))]
+    ids = [row[mask] for row, mask in zip(ids, attention, strict=True)]
+    return ids, [row[mask].bool() for row, mask in zip(assistant, attention, strict=True)]
+
+
+def encode_text(
+    texts: list[str], prompts: list[str] | None, tokenizer: Any, kwargs: Any
+) -> Encoded:
+    """Tokenise B texts; the tokens after each prompt are charged, or all without a prompt."""
+    kept = {key: value for key, value in kwargs.items() if key not in _PADDING_KWARGS}
+
+    def encode(strings: list[str]) -> list[Tensor]:
+        return [torch.tensor(row) for row in tokenizer(list(strings), **kept)["input_ids"]]
+
+    ids = encode(texts)
+    real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    starts = [0] * len(ids)
+    if prompts is not None:
+        starts = [_common_prefix(*pair) for pair in zip(encode(prompts), ids, strict=True)]
+    return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+
+
+_PADDING_KWARGS = ("padding", "padding_side", "return_tensors")
+
+
+def encode_tokens(
+    tensordict: TensorDictBase, key: Key, attention_key: Key, tokenizer: Any
+) -> Encoded:
+    """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
+
+    ``attention_key`` is read where ("masks", "all_attention_mask") is missing; without either, the
+    tokenizer's pad and EOS tokens mark the padding of dense ids.
+    """
+    value = read_value(tensordict, key)
+    if value is None:
+        raise KeyError(
+            f"no token ids at {key}: the batch holds {sorted(map(str, tensordict.keys()))}"
+        )
+    ids, ragged = to_rows(value), is_ragged(value)
+    attention = _mask_rows(tensordict, ATTENTION_KEY, ids)
+    if attention is None:
+        attention = _mask_rows(tensordict, attention_key, ids)
+    if attention is None:
+        attention = [_not_padding(row, tokenizer, ragged) for row in ids]
+    prompt_key = (*key[:-1], "prompt") if isinstance(key, tuple) else None
+    charged = response_mask(tensordict, tensordict, attention, prompt_key)
+    return Encoded(ids, attention, attention, charged or attention, not ragged)
+
+
+def response_mask(
+    first: TensorDictBase,
+    second: TensorDictBase,
+    attention: list[Tensor],
+    prompt_key: Key | None = ("tokens", "prompt"),
+) -> list[Tensor] | None:
+    """The tokens that the policy produced: the assistant mask, else attention minus the prompt.
+
+    Read from ``first``, else from ``second``; None where neither has a mask or a prompt.
+    """
+    for source in (first, second):
+        assistant = _mask_rows(source, ASSISTANT_KEY, attention)
+        if assistant is not None:
+            return [a & real for a, real in zip(assistant, attention, strict=True)]
+    prompt = either(first, second, prompt_key) if prompt_key is not None else None
+    if prompt is None:
+        return None
+    return [_after(*pair) for pair in zip(attention, lengths(to_rows(prompt)), strict=True)]
+
+
+def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[Tensor] | None:
+    value = read_value(tensordict, key)
+    if value is None:
+        return None
+    rows = [row.bool() for row in to_rows(value)]
+    if lengths(rows) != lengths(ids):
+        raise ValueError(f"{key} has lengths {lengths(rows)}, its tokens {lengths(ids)}")
+    return rows
+
+
+def _not_padding(row: Tensor, tokenizer: Any, ragged: bool) -> Tensor:
+    """Real tokens of ids without a mask: all but the runs of pads at both ends."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    real = torch.ones_like(row, dtype=torch.bool)
+    if ragged or pad is None or not (row != pad).any():
+        return real
+    inside = (row != pad).nonzero().squeeze(-1)
+    # Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
+    last = int(inside[-1]) + int(pad == getattr(tokenizer, "eos_token_id", None))
+    positions = torch.arange(row.numel(), device=row.device)
+    return (positions >= inside[0]) & (positions <= last)
+
+
+def _after(mask: Tensor, count: int) -> Tensor:
+    """The mask from position ``count`` on."""
+    return mask & (torch.arange(mask.numel(), device=mask.device) >= count)
+
+
+def _common_prefix(first: Tensor, second: Tensor) -> int:
+    size = min(first.numel(), second.numel())
+    different = (first[:size] != second[:size]).nonzero()
+    return int(different[0]) if different.numel() else size

@@ -1,0 +1,170 @@
+"""Reads an LLM wrapper of TorchRL: its input mode, its keys, its tokens and their log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDictBase, set_list_to_stack
+from torch import Tensor, nn
+
+from klrl.envs.llm.transforms.kl.rows import lengths, pad_rows, read_value, to_rows
+from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
+from klrl.envs.llm.transforms.kl.tokens import (
+    ATTENTION_KEY,
+    Encoded,
+    encode_history,
+    encode_text,
+    encode_tokens,
+    template_of,
+)
+from klrl.kl.policies import Key, as_key
+
+#: A ``torchrl.modules.llm`` wrapper, known by its attributes: importing its class costs seconds.
+Wrapper: TypeAlias = Any
+
+
+def is_wrapper(model: Any) -> bool:
+    """Whether a model is an LLM wrapper rather than a control actor."""
+    return hasattr(model, "log_probs_key") and hasattr(model, "input_mode")
+
+
+def full_key(key: Key, name: str) -> Key:
+    """A key of token log-probs: a tuple that ends in "full"."""
+    key = as_key(key)
+    if not isinstance(key, tuple) or key[-1] != "full":
+        raise ValueError(f"{name}={key}: log-probs of tokens need a tuple that ends in 'full'")
+    return key
+
+
+def mask_key(key: Key) -> Key:
+    """Where the mask of the charged tokens goes: ("log_probs", "full") -> "log_probs_mask".
+
+    Not below "log_probs", which in an environment is a TensorClass with fields of its own.
+    """
+    return as_key((*key[:-2], f"{key[-2]}_mask"))
+
+
+def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
+    """Refuse a wrapper that generates, returns no log-probs, or cannot mark assistant tokens."""
+    if not getattr(model, "return_log_probs", True):
+        raise ValueError(f"{name}.return_log_probs=False: wrap it with return_log_probs=True")
+    if getattr(model, "generate", False):
+        raise ValueError(f"{name}.generate=True: wrap it with generate=False, to score tokens")
+    if assistant_only and model.input_mode != "history":
+        raise ValueError(
+            f"{name}.input_mode={model.input_mode!r}: assistant tokens are known only in "
+            "input_mode='history'; set assistant_only=False"
+        )
+
+
+def temperature_of(model: Wrapper) -> float:
+    """The temperature in the wrapper's generate_kwargs, 1 where there is none."""
+    temperature = (getattr(model, "generate_kwargs", None) or {}).get("temperature")
+    return 1.0 if temperature is None else float(temperature)
+
+
+def encode(
+    model: Wrapper,
+    tensordict: TensorDictBase,
+    *,
+    tokenizer: Any,
+    template: Mapping[str, Any],
+    assistant_only: bool,
+    history_key: Key | None = None,
+) -> Encoded:
+    """The tokens and masks of a wrapper's input [B], by its input mode and keys.
+
+    ``tokenizer`` and ``history_key`` replace the wrapper's; ``template``: arguments of the chat
+    template, in history mode.
+    """
+    if tensordict.ndim != 1:
+        raise RuntimeError(
+            f"batch size {tuple(tensordict.batch_size)}: token log-probs need one dimension; "
+            "pass tensordict.reshape(-1)"
+        )
+    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    key = as_key(model.in_keys[0])
+    if model.input_mode == "tokens":
+        attention_key = getattr(model, "attention_mask_key", "attention_mask")
+        return encode_tokens(tensordict, key, attention_key, tokenizer)
+    if history_key is not None:
+        key = as_key((history_key, "full"))
+    full = _entry(tensordict, key)
+    if full is None:
+        raise KeyError(f"no {model.input_mode} at {key} to score")
+    prompt = _entry(tensordict, (*key[:-1], "prompt")) if isinstance(key, tuple) else None
+    if model.input_mode == "text":
+        return encode_text(full, prompt, tokenizer, getattr(model, "tokenizer_kwargs", {}))
+    rendering = {**template_of(model, tokenizer), **template}
+    if "chat_template" in template or "chat_template_name" in template:
+        rendering = dict(template)
+    with set_list_to_stack(True):
+        return encode_history(full, prompt, tokenizer, rendering, assistant_only)
+
+
+def _entry(tensordict: TensorDictBase, key: Key) -> Any:
+    """A conversation or a list of texts, or None."""
+    parts = key if isinstance(key, tuple) else (key,)
+    entry: Any = tensordict
+    for part in parts:
+        entry = entry.get(part, None) if entry is not None else None
+    if hasattr(entry, "apply_chat_template") or entry is None:
+        return entry
+    return entry.tolist() if hasattr(entry, "tolist") else entry
+
+
+def score(
+    model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
+) -> list[Tensor]:
+    """Log-probs [T_i] of the encoded tokens, nats; zero where a token is not ``scored``."""
+    network = getattr(model, "model", None)
+    if isinstance(network, nn.Module):
+        rows = token_log_probs(network, encoded.ids, encoded.attention, temperature)
+    else:
+        rows = _score_by_its_own_forward(model, tensordict, encoded, temperature)
+    return [row.masked_fill(~kept, 0.0) for row, kept in zip(rows, encoded.scored, strict=True)]
+
+
+def _score_by_its_own_forward(
+    model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
+) -> list[Tensor]:
+    """Score with a wrapper around an engine (vLLM, SGLang), whose network is not callable here."""
+    if temperature != 1.0:
+        raise ValueError(
+            f"temperature={temperature}: {type(model).__name__} scores only at 1; set temperature=1"
+        )
+    output = model(tensordict.copy())
+    value = read_value(output, as_key((model.log_probs_key, "full")))
+    if value is None:
+        raise KeyError(f"{type(model).__name__} wrote no {(model.log_probs_key, 'full')}")
+    rows = to_rows(value)
+    mask = read_value(output, ATTENTION_KEY)
+    if mask is not None and lengths(to_rows(mask)) == lengths(rows):
+        rows = [row[kept.bool()] for row, kept in zip(rows, to_rows(mask), strict=True)]
+    if lengths(rows) != [int(mask.sum()) for mask in encoded.attention]:
+        raise ValueError(
+            f"{type(model).__name__} scored {lengths(rows)} tokens, its input holds "
+            f"{[int(mask.sum()) for mask in encoded.attention]}"
+        )
+    return [
+        torch.zeros(mask.shape, dtype=row.dtype).masked_scatter(mask, row)
+        for row, mask in zip(rows, encoded.attention, strict=True)
+    ]
+
+
+def arrange(
+    rows: list[list[Tensor]], encoded: Encoded, pad_output: bool, side: str
+) -> tuple[list[list[Tensor]], bool]:
+    """Per-token rows in the wrapper's output format, and whether they are ragged.
+
+    With ``pad_output``, dense ids keep their layout and ragged ones are padded on ``side``; without
+    it, padding is removed.
+    """
+    if not pad_output:
+        return [
+            [row[mask] for row, mask in zip(field, encoded.attention, strict=True)]
+            for field in rows
+        ], True
+    return (rows if encoded.dense else [pad_rows(field, side) for field in rows]), False

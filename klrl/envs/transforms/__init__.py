@@ -1,0 +1,19 @@
+"""KL transforms for control, and :class:`SendToWorkers`; imported on first use."""
+
+from typing import Any
+
+from klrl.base.imports import look_up
+
+_WHERE = {
+    "KLConstrainedTransform": "klrl.envs.transforms.constrained",
+    "KLDivergenceTransform": "klrl.envs.transforms.constrained",
+    "KLRewardTransform": "klrl.envs.transforms.rlhf",
+    "ReferenceModelLogProbTransform": "klrl.envs.transforms.constrained",
+    "RewardAdjustmentTransform": "klrl.envs.transforms.constrained",
+    "SendToWorkers": "klrl.envs.transforms.workers",
+}
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    return look_up(__name__, _WHERE, name)

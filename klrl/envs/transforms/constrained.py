@@ -1,0 +1,318 @@
+"""The transforms that TorchRL announced and never wrote, usable alone or composed.
+
+    ReferenceModelLogProbTransform   log pi_ref(a|s) of the action that was taken
+    KLDivergenceTransform            KL(pi || pi_ref), sampled or in closed form
+    RewardAdjustmentTransform        reward - coef * KL
+    KLConstrainedTransform           the three in a row
+
+Shapes: log-probs [...], KL and reward [..., 1], per agent or per team (:mod:`klrl.kl.shapes`);
+nats, and reward per nat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import CompositeDistribution, ProbabilisticTensorDictSequential
+from torch import Tensor
+from torchrl.data import Composite
+
+from klrl.envs.transforms.base import (
+    ChargedReward,
+    NextTransform,
+    Parts,
+    as_rewarded,
+    log_prob_like,
+    one_key,
+    reward_key_of,
+    reward_like,
+    reward_of,
+)
+from klrl.envs.transforms.sampled import (
+    check_on_unsampled,
+    kl_of_sampled,
+    not_sampled,
+    parameters_or_one,
+    sampled_log_prob,
+    unsampled,
+)
+from klrl.kl.coefficient import ONE, coefficient_of_part, one_spelling
+from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
+from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, require_reference, score
+from klrl.kl.reference import FrozenPolicy
+from klrl.kl.shapes import like_reward
+
+
+class ReferenceModelLogProbTransform(NextTransform):
+    """Write log pi_ref(a|s) of the action that was taken to ``("next", ref_log_prob_key)``.
+
+    The action is never resampled or overwritten.
+
+    Args:
+        frozen_model: the reference; copied and frozen, so that training cannot move it. A
+            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
+        ref_log_prob_key: where to write, shape [...].
+        reward_key: the log-prob has this reward's batch shape; None for the environment's, or
+            ``reward`` on a bare batch. Without a reward it is written as the model gives it.
+
+    Raises:
+        TypeError: the model has no ``get_dist``.
+        ValueError: the model ends in another policy; a log-prob that does not fit the reward.
+    """
+
+    def __init__(
+        self,
+        frozen_model: ProbabilisticTensorDictSequential,
+        *,
+        ref_log_prob_key: Key = "ref_log_prob",
+        reward_key: Key | None = None,
+    ) -> None:
+        self._reward_key = reward_key and as_key(reward_key)
+        if not hasattr(frozen_model, "get_dist"):
+            raise TypeError(f"frozen_model={type(frozen_model).__name__}: needs get_dist")
+        require_reference("frozen_model", frozen_model)
+        self.key = as_key(ref_log_prob_key)
+        super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
+        self.written = [self.key]
+        self.frozen_model = FrozenPolicy.copy_of(frozen_model)
+        self.log_prob_keys: list[Key] | None = None  # where the policy that samples writes them
+
+    @torch.no_grad()
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
+        log_prob = score(self.frozen_model, tensordict, self.log_prob_keys)
+        log_prob = as_rewarded("the reference's log-prob", log_prob, reward, tensordict.ndim)
+        return next_tensordict.set(self.key, log_prob)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the log-prob, in the reward's batch shape."""
+        key = reward_key_of(self, self._reward_key)
+        observation_spec[self.key] = log_prob_like(observation_spec, self.parent, key)
+        return observation_spec
+
+
+class KLDivergenceTransform(NextTransform):
+    """Write KL(pi || pi_ref) to ``("next", kl_key)``, [..., 1].
+
+    k1, k2, k3 compare ``log_prob_key`` with ``("next", ref_log_prob_key)``. ``exact`` compares
+    distributions: pi's from the parameters that the policy wrote into the transition, pi_ref's
+    from the reference at the same observation.
+
+    Args:
+        reference: the reference, for ``exact`` only; not copied, asked in evaluation mode.
+        estimator: k1, k2, k3 or exact.
+        log_prob_key: log pi(a|s), as the policy wrote it; a list for several heads, which add.
+        ref_log_prob_key: log pi_ref(a|s).
+        kl_key: where to write.
+        reward_key: the KL has this reward's shape; None for the environment's, or ``reward`` on a
+            bare batch.
+        on_unsampled: a step whose action the policy did not sample: its KL is NaN (``nan``,
+            ``skip``) or 0 (``zero``), with a warning, or an error (``raise``).
+
+    Raises:
+        ValueError: an unknown estimator or ``on_unsampled``, ``exact`` without a reference, a
+            reference that ends in another policy; a KL that does not fit the reward.
+        KeyError: the data lack ``ref_log_prob_key``, the reward, or for ``exact`` the parameters.
+        RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
+    """
+
+    def __init__(
+        self,
+        reference: ProbabilisticTensorDictSequential | None = None,
+        *,
+        estimator: str = "k1",
+        log_prob_key: Key | list[Key] = "action_log_prob",
+        ref_log_prob_key: Key = "ref_log_prob",
+        kl_key: Key = "kl_penalty",
+        reward_key: Key | None = None,
+        on_unsampled: str = "nan",
+    ) -> None:
+        self._reward_key = reward_key and as_key(reward_key)
+        self.on_unsampled = check_on_unsampled(on_unsampled)
+        if estimator not in (*ESTIMATORS, "exact"):
+            raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
+        if estimator == "exact" and reference is None:
+            raise ValueError("estimator=exact: needs the reference's distribution; give reference")
+        require_reference("reference", reference)
+        keys = log_prob_key if isinstance(log_prob_key, list) else [log_prob_key]
+        self.log_prob_keys = [as_key(key) for key in keys]
+        self.ref_key, self.kl_key = as_key(ref_log_prob_key), as_key(kl_key)
+        super().__init__(in_keys=[*self.log_prob_keys, self.ref_key], out_keys=[self.kl_key])
+        self.written = [self.kl_key]
+        self.estimator, self.reference = estimator, FrozenPolicy.shared(reference)
+
+    @torch.no_grad()
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = reward_of(next_tensordict, reward_key_of(self, self._reward_key))
+        if self.reference is not None and self.estimator == "exact":
+            kl = self._exact(self.reference, tensordict, reward)
+        else:
+            ref_log_prob = next_tensordict.get(self.ref_key, None)
+            if ref_log_prob is None:
+                raise KeyError(
+                    f"no log-probs at {('next', self.ref_key)}: "
+                    "put ReferenceModelLogProbTransform before"
+                )
+            name = f"the log-prob at {self.ref_key}"
+            ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
+            log_prob = sampled_log_prob(
+                tensordict, self.log_prob_keys, reward, self.reference, self.on_unsampled
+            )
+            kl = estimate_kl(log_prob, ref_log_prob, self.estimator)
+            kl = kl_of_sampled(kl, log_prob, self.on_unsampled)
+        return next_tensordict.set(self.kl_key, kl.view_as(reward))
+
+    def _exact(
+        self,
+        reference: ProbabilisticTensorDictSequential,
+        tensordict: TensorDictBase,
+        reward: Tensor,
+    ) -> Tensor:
+        """The closed form in the reward's batch shape; unsampled actions as the log-prob's."""
+        keys = [as_key(key) for key in reference.dist_params_keys]
+        if not has_all(tensordict, keys):
+            if has_all(tensordict, self.log_prob_keys):
+                raise KeyError(
+                    f"no {keys} in the data: estimator=exact compares distributions; keep the "
+                    "parameters that the policy writes"
+                )
+            nothing = torch.ones_like(reward, dtype=torch.bool)
+            return self._unsampled(tensordict, nothing, reward)
+        where = not_sampled(tensordict, self.log_prob_keys, reward, reference)
+        device = next(reference.parameters()).device
+        ref_dist = reference.get_dist(tensordict.copy().to(device))
+        dist = reference.build_dist_from_params(
+            parameters_or_one(tensordict, keys, where).to(device)
+        )
+        name = "the exact KL"
+        if isinstance(dist, CompositeDistribution):
+            name += " of a composite, summed over agents where k1 is not,"
+        kl = like_reward(name, exact_kl(dist, ref_dist), reward, tensordict.ndim)
+        kl = kl.to(reward.device)
+        return self._unsampled(tensordict, where, kl) if where.any() else kl
+
+    def _unsampled(self, tensordict: TensorDictBase, where: Tensor, kl: Tensor) -> Tensor:
+        kl = unsampled(tensordict, self.log_prob_keys[0], where, kl, self.on_unsampled)
+        return kl_of_sampled(kl, kl, self.on_unsampled)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the KL, shaped like the reward."""
+        key = reward_key_of(self, self._reward_key)
+        observation_spec[self.kl_key] = reward_like(self.parent, key)
+        return observation_spec
+
+
+class RewardAdjustmentTransform(ChargedReward):
+    """reward <- reward - coef * KL, with KL from ``("next", kl_key)``.
+
+    Args:
+        coef: reward per nat; :attr:`coef` may be moved later.
+        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        kl_key: the KL, shaped like the reward, or per agent where the reward is the team's.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+        coeff: the other spelling of ``coef``.
+        on_unsampled: ``skip`` leaves the reward as it is where the KL is NaN.
+
+    Raises:
+        ValueError: more than one in- or out-key; a coefficient that is no number >= 0; a KL that
+            does not fit the reward.
+        KeyError: no KL, or no reward.
+        RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
+    """
+
+    def __init__(
+        self,
+        coef: float | Tensor = ONE,
+        in_keys: Key | Sequence[Key] | None = None,
+        out_keys: Key | Sequence[Key] | None = None,
+        *,
+        kl_key: Key = "kl_penalty",
+        raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
+        on_unsampled: str = "nan",
+    ) -> None:
+        self.kl_key = as_key(kl_key)
+        super().__init__(
+            coef,
+            in_keys,
+            out_keys,
+            raw_reward_key,
+            [self.kl_key],
+            coeff,
+            on_unsampled=on_unsampled,
+        )
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = reward_of(next_tensordict, self.reward_key)
+        kl = next_tensordict.get(self.kl_key, None)
+        if kl is None:
+            raise KeyError(f"no KL at {('next', self.kl_key)}: put KLDivergenceTransform before")
+        kl = like_reward(f"the KL at {self.kl_key}", kl, reward, tensordict.ndim)
+        return self.charge(next_tensordict, reward, kl.view_as(reward))
+
+
+class KLConstrainedTransform(Parts):
+    """reward <- reward - coef * KL(pi || pi_ref): the three transforms above in a row.
+
+    Args:
+        frozen_model: the reference; copied and frozen.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        estimator: k1, k2, k3 or exact (see docs/kl.md: in the reward only k1 is unbiased).
+        in_keys: the key of the reward to read; default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        log_prob_key: log pi(a|s), as the policy wrote it; default where ``frozen_model`` does.
+        ref_log_prob_key: where log pi_ref(a|s) goes.
+        kl_key: where the KL goes, without coef.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+        on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
+            is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
+            uncharged (``zero``), or an error (``raise``). All but the last warn.
+        coeff: the other spelling of ``coef``.
+
+    Raises:
+        ValueError: as the three raise, and a coefficient that is no number >= 0.
+    """
+
+    def __init__(
+        self,
+        frozen_model: ProbabilisticTensorDictSequential,
+        coef: float | Tensor = ONE,
+        *,
+        estimator: str = "k1",
+        in_keys: Key | Sequence[Key] | None = None,
+        out_keys: Key | Sequence[Key] | None = None,
+        log_prob_key: Key | list[Key] | None = None,
+        ref_log_prob_key: Key = "ref_log_prob",
+        kl_key: Key = "kl_penalty",
+        raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
+        on_unsampled: str = "nan",
+    ) -> None:
+        reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        reference = ReferenceModelLogProbTransform(
+            frozen_model, ref_log_prob_key=ref_log_prob_key, reward_key=reward_key
+        )
+        divergence = KLDivergenceTransform(
+            reference.frozen_model,
+            estimator=estimator,
+            log_prob_key=log_prob_key or log_prob_keys(frozen_model),
+            ref_log_prob_key=ref_log_prob_key,
+            kl_key=kl_key,
+            reward_key=reward_key,
+            on_unsampled=on_unsampled,
+        )
+        reference.log_prob_keys = divergence.log_prob_keys
+        adjustment = RewardAdjustmentTransform(
+            one_spelling(coef, coeff),
+            in_keys,
+            out_keys,
+            kl_key=kl_key,
+            raw_reward_key=raw_reward_key,
+            on_unsampled=on_unsampled,
+        )
+        super().__init__(reference, divergence, adjustment)
+
+    coef = coeff = coefficient_of_part()

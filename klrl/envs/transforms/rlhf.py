@@ -1,0 +1,152 @@
+"""``kl=legacy``: TorchRL's former control transform, the sampled log-ratio in the reward.
+
+Documented in TorchRL 0.6 to 0.10 and removed in 0.11. Its documentation subtracts the KL, its code
+added it; klrl implements the documented formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor, nn
+from torchrl.data import Composite
+
+from klrl.envs.transforms.base import ChargedReward, log_prob_like, reward_of
+from klrl.envs.transforms.sampled import kl_of_sampled, sampled_log_prob
+from klrl.kl.coefficient import ONE
+from klrl.kl.estimators import k1
+from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score
+from klrl.kl.reference import FrozenPolicy
+from klrl.kl.saturated import beside
+from klrl.kl.shapes import like_reward
+
+
+class KLRewardTransform(ChargedReward):
+    """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 the actor as it is now.
+
+    log pi is what the policy wrote while it sampled; log pi_0 is that of a frozen copy, evaluated
+    at the same action. Shapes: log-probs [...], reward [..., 1], both per agent or per team; nats.
+
+    Args:
+        actor: a probabilistic actor with ``get_dist`` and parameters; copied, unless it is a
+            :class:`~klrl.kl.reference.FrozenPolicy`.
+        coef: reward per nat; :attr:`coef` may be moved later.
+        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        out_keys: the key of the reward to write; default ``in_keys``.
+        requires_grad: whether the copy's parameters are differentiable; then they are the
+            transform's parameters.
+        action_key: the key of the action; default what the actor writes.
+        kl_key: where to write the KL without coef, [..., 1]; None writes none.
+        ref_log_prob_key: where to write log pi_0; None writes none.
+        raw_reward_key: where to keep the reward that was read; None keeps none.
+        coeff: the other spelling of ``coef``.
+        on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
+            is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
+            uncharged (``zero``), or an error (``raise``). All but the last warn.
+
+    Raises:
+        ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; an actor
+            that has no parameters or no log-probs, ends in another policy, or has a buffer that
+            requires gradients; log-probs and rewards that do not fit (:mod:`klrl.kl.shapes`).
+        TypeError: an actor without ``get_dist``.
+        RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
+            ParallelEnv was not sent the log-prob.
+    """
+
+    def __init__(
+        self,
+        actor: ProbabilisticTensorDictSequential,
+        coef: float | Tensor = ONE,
+        in_keys: Key | Sequence[Key] | None = None,
+        out_keys: Key | Sequence[Key] | None = None,
+        requires_grad: bool = False,
+        *,
+        action_key: Key | None = None,
+        kl_key: Key | None = None,
+        ref_log_prob_key: Key | None = None,
+        raw_reward_key: Key | None = None,
+        coeff: float | Tensor | None = None,
+        on_unsampled: str = "nan",
+    ) -> None:
+        if not hasattr(actor, "get_dist"):
+            raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
+        if next(actor.parameters(), None) is None:
+            raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
+        require_reference("actor", actor)
+        trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
+        if trained:
+            raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
+        super().__init__(
+            coef,
+            in_keys,
+            out_keys,
+            raw_reward_key,
+            actor.in_keys,
+            coeff,
+            on_unsampled=on_unsampled,
+        )
+        self.reference = FrozenPolicy.copy_of(actor, requires_grad=requires_grad)
+        self.requires_grad = requires_grad
+        self.action_key = as_key(action_key or actor.dist_sample_keys[0])
+        self.log_prob_keys = log_prob_keys(actor)
+        self.kl_key, self.ref_log_prob_key = kl_key, ref_log_prob_key
+        self.written += [key for key in (kl_key, ref_log_prob_key) if key is not None]
+
+    @property
+    def frozen_params(self) -> TensorDict:
+        """The reference's parameters and buffers, as TorchRL's transform of that name gave them."""
+        return self.reference.frozen_params
+
+    @property
+    def functional_actor(self) -> nn.Module:
+        """The policy that ``frozen_params.to_module(...)`` runs; it holds them already."""
+        return self.reference.module
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        reward = reward_of(next_tensordict, self.reward_key)
+        tensordict = self._renamed(tensordict)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
+            ref_log_prob = score(self.reference, tensordict)
+        name = "the reference's log-prob"
+        ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
+        # The reference reads the parameters of the policy where both score the same action.
+        same = self.action_key == self.reference.dist_sample_keys[0]
+        scorer = self.reference if same else None
+        log_prob = sampled_log_prob(
+            tensordict, self.log_prob_keys, reward, scorer, self.on_unsampled
+        )
+        kl = kl_of_sampled(k1(log_prob - ref_log_prob), log_prob, self.on_unsampled)
+        kl = kl.view_as(reward)
+        next_tensordict = self.charge(next_tensordict, reward, kl)
+        for key, value in ((self.kl_key, kl), (self.ref_log_prob_key, ref_log_prob)):
+            if key is not None:
+                next_tensordict.set(key, value)
+        return next_tensordict
+
+    def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """A copy with the action under the reference's key, where it is under another."""
+        own = as_key(self.reference.dist_sample_keys[0])
+        if self.action_key != own:
+            tensordict = tensordict.copy().exclude(beside(own))
+            tensordict.set(own, tensordict.get(self.action_key))
+            u = tensordict.get(beside(self.action_key), None)
+            if u is not None:
+                tensordict.set(beside(own), u)
+        return tensordict
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """The charged reward, in place of the reward or next to it; the KL; log pi_0."""
+        output_spec = super().transform_output_spec(output_spec)
+        observation_spec = output_spec["full_observation_spec"]
+        if self.kl_key is not None:
+            is_reward = self.out_key in self.parent.reward_keys
+            charged = output_spec["full_reward_spec"] if is_reward else observation_spec
+            observation_spec[self.kl_key] = charged[self.out_key].clone()
+        if self.ref_log_prob_key is not None:
+            observation_spec[self.ref_log_prob_key] = log_prob_like(
+                observation_spec, self.parent, self.reward_key
+            )
+        return output_spec

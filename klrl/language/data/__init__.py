@@ -1,0 +1,1 @@
+"""Prompts, tasks and rewards, and the batch of a rollout."""

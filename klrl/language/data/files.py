@@ -1,0 +1,278 @@
+"""Prompts from files and folders, by split: JSON lines as they are, the rest by ``datasets``.
+
+Nothing is downloaded: ``env.data`` is a path on this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import expanded
+from klrl.language.data.prompts import (
+    CONTENT,
+    Prompt,
+    parse_row,
+    read_jsonl,
+)
+
+#: Data files in a folder.
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+#: What ``datasets`` writes beside the data of ``save_to_disk``.
+_SAVED = ("dataset_dict.json", "state.json")
+#: Files that describe data, among those of them.
+_DESCRIBING = {*_SAVED, "dataset_info.json", "dataset_infos.json"}
+
+
+def read_prompts(
+    path: str | Path,
+    setting: str = "env.data",
+    split: str = "train",
+    *,
+    asked_by: str | None = None,
+) -> list[Prompt]:
+    """Read the prompts of a data set.
+
+    A row has ``prompt`` (a text, or a conversation) or ``messages`` (a conversation), and fields of
+    the user's own, see :func:`klrl.language.data.prompts.read_jsonl`.
+
+    Args:
+        path: a file of JSON lines, of a JSON list (``.json``), or parquet; a folder of such files;
+            or one of ``Dataset.save_to_disk``.
+        setting: that names it, for messages.
+        split: of a folder whose files (or data sets) are called by splits, see :func:`_called`;
+            others are read whole.
+        asked_by: the setting that asks for this split, so that data without splits are refused;
+            None: nobody does.
+    """
+    folder, where = expanded(path), f"{setting}={path}"
+    chosen = _Split(split, where, asked_by)
+    if not folder.is_dir():
+        prompts = _read_file(path, setting)
+        chosen.check(set())
+        return prompts
+    if any((folder / name).is_file() for name in _SAVED):
+
+        def of_split(datasets: Any) -> Any:
+            saved = datasets.load_from_disk(str(folder))
+            chosen.check(set(saved) if isinstance(saved, dict) else set())
+            return saved[split] if isinstance(saved, dict) else saved
+
+        return _prompts(_table(where, of_split), where)
+    found = (file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
+    files = sorted(file for file in found if file.name not in _DESCRIBING)
+    if not files:
+        raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
+    files = _of_split(files, folder, chosen)
+    return [prompt for file in files for prompt in _read_file(file, setting)]
+
+
+def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
+    """Split off prompts for evaluation, at random but the same for every seed.
+
+    Args:
+        prompts: at least two.
+        share: of them, between 0 and 1; at least one goes, and one stays.
+
+    Returns:
+        Those to train on, and those held out, both in their order.
+    """
+    if len(prompts) < 2:
+        raise ConfigError(
+            f"env.eval_share={share:g}: there is one prompt, and one prompt cannot be split; set 0"
+        )
+    count = min(max(round(share * len(prompts)), 1), len(prompts) - 1)
+    held = set(np.random.default_rng(0).permutation(len(prompts))[:count].tolist())
+    train = [prompt for index, prompt in enumerate(prompts) if index not in held]
+    return train, [prompts[index] for index in sorted(held)]
+
+
+def rows_digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of the rows of some data, in their order; how a file writes them does not count."""
+    sha = hashlib.sha256()
+    for prompt in prompts:
+        # repr: of what parquet has and JSON has not, as dates and bytes.
+        sha.update(json.dumps(prompt.row, sort_keys=True, default=repr).encode() + b"\n")
+    return sha.hexdigest()
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def _read_file(path: str | Path, setting: str) -> list[Prompt]:
+    file, where = expanded(path), f"{setting}={path}"
+    if not file.is_file() or not (file.suffix == ".parquet" or _is_list(file)):
+        return read_jsonl(path, setting)
+    read = "from_parquet" if file.suffix == ".parquet" else "from_json"
+    with tempfile.TemporaryDirectory() as cache:
+        how = {"cache_dir": cache, "keep_in_memory": True}
+        table = _table(where, lambda datasets: getattr(datasets.Dataset, read)(str(file), **how))
+    return _prompts(table, where)
+
+
+def _is_list(file: Path) -> bool:
+    """Whether a ``.json`` is one JSON list; others are JSON lines."""
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as content:
+        return content.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _prompts(rows: Sequence[Mapping[str, Any]], where: str) -> list[Prompt]:
+    if not rows:
+        raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
+    return [
+        parse_row(_without_gaps(row), f"{where} row {number}") for number, row in enumerate(rows, 1)
+    ]
+
+
+def _without_gaps(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as it was before a table filled in null for what it lacks."""
+    filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
+    for name in CONTENT:
+        if isinstance(filled.get(name), list):
+            filled[name] = [
+                {k: v for k, v in turn.items() if v is not None} if isinstance(turn, dict) else turn
+                for turn in filled[name]
+            ]
+    return filled
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A split of some data; arguments as of :func:`read_prompts`, ``where`` names the data."""
+
+    name: str
+    where: str
+    asked_by: str | None
+
+    @property
+    def setting(self) -> str:
+        """As a message names it."""
+        return f"{self.asked_by or 'env.split'}={self.name}"
+
+    def check(self, there: set[str]) -> None:
+        """Refuse the split where it is not among these; no splits at all only if asked for."""
+        setting = self.setting
+        if there and self.name not in there:
+            names = ", ".join(sorted(there))
+            raise ConfigError(f"{setting}: {self.where} has no such split; choose one of {names}")
+        if not there and self.asked_by is not None:
+            raise ConfigError(
+                f"{setting}: {self.where} has no splits; drop it, or give a folder of files that "
+                "are called by splits"
+            )
+
+
+def _of_split(files: Sequence[Path], folder: Path, split: _Split) -> list[Path]:
+    """The files of a split; all, where none is called by one."""
+    called = {file: _called(file.relative_to(folder), split) for file in files}
+    split.check({each.split for each in called.values() if each})
+    if not any(called.values()):
+        return list(files)
+    chosen = {file: each for file, each in called.items() if each and each.split == split.name}
+    parts = {each.part: file for file, each in reversed(chosen.items())}
+    if len(parts) > 1:
+        names = sorted(file.relative_to(folder).as_posix() for file in parts.values())
+        raise ConfigError(
+            f"{split.setting}: {split.where} has it in {', '.join(names[:-1])} and {names[-1]}; "
+            "give a folder or a file that has it once"
+        )
+    return list(chosen)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """What a file is called by: its split, and the part of the data whose split it is."""
+
+    split: str
+    part: str
+
+
+#: Names of splits, as words of a file's name.
+_SPLITS = frozenset(
+    [
+        *("train", "training", "test", "testing", "validation", "valid", "val", "dev"),
+        *("eval", "evaluation"),
+    ]
+)
+#: ``train_sft-00000-of-00002``, as the ``datasets`` library writes it.
+_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+_NO_WORD = re.compile(r"[-._ \d]+")
+
+
+def _called(file: Path, split: _Split) -> _Called | None:
+    """The split of a file, by its name or its folders'; None where these name none.
+
+    ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
+    that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
+    ``train/a.jsonl``.
+    """
+    shard = _SHARD.fullmatch(file.stem)
+    whole = shard[1] if shard else file.stem
+    words = [word for word in _NO_WORD.split(whole) if word in _SPLITS]
+    if whole == split.name or (shard and words):
+        return _Called(whole, str(file.with_name(whole)))
+    if len(set(words)) > 1:
+        raise ConfigError(
+            f"{split.where}: {file.as_posix()} is called by two splits, {' and '.join(words)}; "
+            "rename it"
+        )
+    if words:
+        numbered = re.fullmatch(rf"(.*{words[0]})[-._ ]?\d+", whole)
+        return _Called(words[0], str(file.with_name(numbered[1] if numbered else whole)))
+    for folder in file.parents:
+        if folder.name in _SPLITS or folder.name == split.name:
+            return _Called(folder.name, str(folder))
+    return None
+
+
+# ----------------------------------------------------------------------------- through datasets
+
+
+def _table(where: str, read: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """The rows of what ``read(datasets)`` gives."""
+    if find_spec("datasets") is None:
+        raise ConfigError(
+            f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "
+            "JSON lines"
+        )
+    import datasets
+
+    try:
+        with _quiet(datasets):
+            rows: list[dict[str, Any]] = read(datasets).to_list()
+    except ConfigError:
+        raise
+    except Exception as error:  # pyarrow's and datasets' own, which share no base
+        raise ConfigError(
+            f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
+        ) from error
+    return rows
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Neither progress bars nor a log of its own, which would break a run's lines."""
+    shown = not datasets.utils.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if shown:
+            datasets.enable_progress_bars()

@@ -1,0 +1,165 @@
+"""``env.reward=model:FOLDER``: a sequence classifier with one label as reward.
+
+Its logit is the reward. No code of the folder's is run, and only safetensors are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from klrl.base.context import context_of
+from klrl.base.errors import ConfigError, in_one_line
+from klrl.base.files import expanded
+from klrl.base.streams import no_progress_bar
+from klrl.language.data.prompts import Tokenizer
+
+#: Texts that are scored at a time; those of similar lengths together.
+AT_A_TIME = 32
+
+
+class RewardModel:
+    """A reward function of (prompts, responses, rows): the logit of each text.
+
+    The text of a plain prompt is prompt + response; that of a conversation is rendered by the
+    classifier's own chat template, with the response as the assistant's turn.
+
+    Args:
+        folder: written by ``save_pretrained``, with the classifier's tokenizer.
+        setting: for messages.
+    """
+
+    def __init__(self, folder: str | Path, setting: str) -> None:
+        self._folder, self._setting = expanded(folder), setting
+        self._model: Any = None
+        self._config, self._tokenizer = self._read()
+
+    def _read(self) -> tuple[Any, Tokenizer]:
+        """Config and tokenizer; the weights are only looked for."""
+        setting, folder = self._setting, self._folder
+        if not folder.is_dir():
+            raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
+        if not any(folder.glob("*.safetensors")):
+            raise ConfigError(f"{setting}: no *.safetensors in it; save it with save_pretrained")
+        how = {"trust_remote_code": False, "local_files_only": True}
+        try:
+            config = AutoConfig.from_pretrained(folder, **how)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **how)
+        except Exception as error:  # what a broken file raises has no common base
+            raise ConfigError(
+                f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
+                "classifier and its tokenizer, both of save_pretrained"
+            ) from error
+        if config.num_labels != 1:
+            raise ConfigError(
+                f"{setting}: has {config.num_labels} labels; give a sequence classifier with one"
+            )
+        return config, tokenizer
+
+    def prepare(self, chat: bool = False) -> None:
+        """Read the weights.
+
+        Args:
+            chat: whether it will score conversations.
+
+        Raises:
+            ConfigError: they cannot be read, or some are missing; or its tokenizer has no chat
+                template and needs one.
+        """
+        if chat and not self._tokenizer.chat_template:
+            raise ConfigError(
+                f"{self._setting}: its tokenizer has no chat template, and prompts are "
+                "conversations; give it one, or prompts as texts"
+            )
+        if self._model is not None:
+            return
+        try:
+            with no_progress_bar():
+                model, info = AutoModelForSequenceClassification.from_pretrained(
+                    self._folder,
+                    config=self._config,
+                    dtype=torch.float32,  # in bfloat16 logits near 12 come in steps of .06
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+        except Exception as error:  # what a broken file raises has no common base
+            raise ConfigError(
+                f"{self._setting}: its weights cannot be read ({in_one_line(error)}); save it anew"
+            ) from error
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise ConfigError(
+                f"{self._setting}: {len(missing)} weights are not in its files ({missing[0]}, "
+                "...); give a model that was trained as a sequence classifier"
+            )
+        self._model = model.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        responses: Sequence[str],
+        rows: Sequence[Mapping[str, Any]],
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """The logits [B] of B texts, on the CPU.
+
+        Args:
+            prompts: texts or conversations.
+            responses: texts.
+            rows: never read.
+            device: where to compute.
+
+        Raises:
+            ValueError: a text is longer than the classifier takes, or has no token.
+        """
+        self.prepare()
+        self._model.to(device or "cpu")
+        texts = [self._encode(*each) for each in zip(prompts, responses, strict=True)]
+        scores = torch.zeros(len(texts))
+        by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        for start in range(0, len(by_length), AT_A_TIME):
+            chosen = by_length[start : start + AT_A_TIME]
+            scores[chosen] = self._logits([texts[index] for index in chosen])
+        return scores
+
+    def _encode(self, prompt: Any, response: str) -> list[int]:
+        if isinstance(prompt, str):
+            ids = list(self._tokenizer(prompt + response)["input_ids"])
+        else:
+            turns = [*prompt, {"role": "assistant", "content": response}]
+            rendered = self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
+            ids = list(rendered["input_ids"])
+        most = context_of(self._config.get_text_config())
+        if not ids or (most is not None and len(ids) > most):
+            what = f"longer than the {most} tokens that it takes" if ids else "without a token"
+            raise ValueError(f"a text of {len(ids)} tokens is {what}")
+        return ids
+
+    def _logits(self, texts: Sequence[list[int]]) -> Tensor:
+        """The logits [n] of n texts, right-padded."""
+        config = self._model.config.get_text_config()
+        author = config.pad_token_id
+        # Classifiers on causal models take the last token whose id is not the pad's. Where the
+        # author set none, that is the last token of all: so the pad is an id that no text has.
+        used = set().union(*texts)
+        pad = (
+            author if author is not None else next(i for i in range(len(used) + 1) if i not in used)
+        )
+        width = max(map(len, texts))
+        ids = torch.tensor([[*text, *[pad] * (width - len(text))] for text in texts])
+        mask = torch.tensor([[1] * len(text) + [0] * (width - len(text)) for text in texts])
+        device = self._model.device
+        config.pad_token_id = pad
+        try:
+            output = self._model(input_ids=ids.to(device), attention_mask=mask.to(device))
+        finally:
+            config.pad_token_id = author
+        return output.logits[:, 0].float().cpu()

@@ -1,0 +1,383 @@
+"""Reward functions: looked up by name, called on a batch, and checked.
+
+A reward function takes B prompts, B responses and B rows, and returns B numbers::
+
+    def reward(prompts, responses, rows):
+        return [float(row["answer"] in text) for text, row in zip(responses, rows)]
+
+- prompts: as the data has them, texts or lists of {"role", "content"};
+- responses: texts, without the EOS that ended them;
+- rows: all fields of the data file's lines, or a task's own fields.
+
+All of them are copies, which it may change.
+
+Beside these three it may have parameters called as in :data:`EXTRAS`, and gets them by name; one
+with ``**kwargs`` gets all. The built-in ``exact`` and ``proxy`` are such functions, and so is a
+:class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a reward function becomes a
+:class:`~klrl.base.errors.RewardError` of one line that names the sample.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from klrl.base.errors import ConfigError, RewardError, in_one_line
+from klrl.base.imports import import_named
+from klrl.base.time_limit import TookTooLong, within
+from klrl.config.own.parts import is_reward_model
+from klrl.language.data import instructions, sort_digits
+from klrl.language.data.prompts import Prompt, Tokenizer
+
+#: (prompts, responses, rows, and what it asks for by name) -> scores, B of each.
+RewardFunction: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the sampler knows of B responses beside their texts.
+
+    ``truncated``: cut off at ``collector.max_new_tokens``; ids are without padding, with the EOS.
+    """
+
+    truncated: Sequence[bool]
+    prompt_ids: Sequence[list[int]]
+    response_ids: Sequence[list[int]]
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each response, the EOS included."""
+        return [len(ids) for ids in self.response_ids]
+
+    def __getitem__(self, index: int) -> Drawn:
+        """Of one response alone."""
+        one = slice(index, index + 1)
+        return Drawn(self.truncated[one], self.prompt_ids[one], self.response_ids[one], self.device)
+
+
+#: What a reward function may ask for: attributes of :class:`Drawn`.
+EXTRAS = ("truncated", "lengths", "prompt_ids", "response_ids", "device")
+BUILT_IN: Mapping[str, RewardFunction] = {
+    "exact": sort_digits.exact,
+    "proxy": sort_digits.proxy,
+    "followed": instructions.followed,
+    "followed_share": instructions.followed_share,
+}
+
+
+#: The largest reward.
+LARGEST = torch.finfo(torch.float32).max
+#: Failures of a user's function. Ctrl-C is none of them; a call of exit is one.
+FAILURES = (Exception, SystemExit)
+
+
+def find_reward(name: str) -> RewardFunction:
+    """``env.reward``: a built-in, ``package.module:NAME``, ``FILE.py:NAME``, ``model:FOLDER``.
+
+    Modules are searched for on Python's path, then in the current folder.
+
+    Raises:
+        ConfigError: no such module or function, an import that fails, or other arguments; a folder
+            that holds no sequence classifier with one label.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    setting = f"env.reward={name}"
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        *names, last = BUILT_IN
+        raise ConfigError(
+            f"{setting}: choose {', '.join(names)} or {last}, or name a function as "
+            "package.module:NAME or path/file.py:NAME, or a classifier as model:FOLDER"
+        )
+    if is_reward_model(module_name, attribute):
+        from klrl.language.data.reward_model import RewardModel
+
+        return RewardModel(attribute, setting)
+    module = import_named(setting, module_name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigError(f"{setting}: {module_name} has no function {attribute}; fix the name")
+    try:
+        inspect.signature(function).bind([], [], [], **dict.fromkeys(asked_for(function)))
+    except TypeError as error:
+        raise ConfigError(
+            f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
+            f"it these three arguments; beside them it may ask for {', '.join(EXTRAS)}"
+        ) from error
+    except ValueError:
+        pass  # some functions written in C have no signature
+    return function
+
+
+def asked_for(function: RewardFunction) -> tuple[str, ...]:
+    """Which of :data:`EXTRAS` a reward function asks for, by the names of its parameters."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return ()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return EXTRAS
+    by_name = {
+        p.name for p in parameters[3:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    return tuple(name for name in EXTRAS if name in by_name)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """B prompts, B responses to them, and what else is known of these."""
+
+    prompts: Sequence[Prompt]
+    responses: Sequence[str]
+    drawn: Drawn | None = None
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def __getitem__(self, index: int) -> Samples:
+        """One sample alone."""
+        drawn = None if self.drawn is None else self.drawn[index]
+        return Samples([self.prompts[index]], [self.responses[index]], drawn)
+
+
+class Reward:
+    """A reward function with a name, a time limit and checks of what it returns.
+
+    With a time limit the function runs in its own thread while the caller waits: a hang in C code
+    can be abandoned, and Ctrl-C keeps working. An alarm signal would allow neither, works only on
+    the main thread, and is used by some verifiers themselves. Such verifiers need the main thread:
+    ``timeout=None`` calls the function in the caller's thread, without a limit. A function that
+    hangs cannot be ended; its thread dies with the process.
+
+    Args:
+        name: ``env.reward``.
+        timeout: seconds that a call may take; None for no limit.
+        function: default: the function that ``name`` names.
+    """
+
+    def __init__(
+        self, name: str, timeout: float | None, function: RewardFunction | None = None
+    ) -> None:
+        self._name, self._timeout = name, timeout
+        self._function = function or find_reward(name)
+        self._asked = asked_for(self._function)
+        self._read: set[str] | None = set()
+
+    def prepare(self, chat: bool = False) -> None:
+        """Load a reward model's weights, before anything is written.
+
+        Args:
+            chat: whether it will score conversations.
+
+        Raises:
+            ConfigError: they cannot be read, or it cannot score what it will have to.
+        """
+        prepare = getattr(self._function, "prepare", None)
+        if prepare is not None:
+            prepare(chat)
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+    ) -> Tensor:
+        """Score B responses.
+
+        Args:
+            prompts: B prompts, one per response.
+            responses: B texts.
+            drawn: what else the function may ask for.
+
+        Returns:
+            [B] float32 on the CPU, all finite.
+        """
+        samples = Samples(prompts, responses, drawn)
+        try:
+            returned = self._call(samples, self._timeout)
+        except FAILURES as error:
+            raise RewardError(self._failure_message(samples, error)) from error
+        return self._checked(samples, returned)
+
+    def _call(self, samples: Samples, timeout: float | None) -> Any:
+        # Copies: what a function changes in them would be the data of the next iteration.
+        prompts = [deepcopy(prompt.content) for prompt in samples.prompts]
+        rows: list[Mapping[str, Any]] = [deepcopy(prompt.row) for prompt in samples.prompts]
+        if self._read is not None:
+            rows = [_WatchedRow(row, self._read) for row in rows]
+        extras = {}
+        if samples.drawn is not None:
+            extras = {name: deepcopy(getattr(samples.drawn, name)) for name in self._asked}
+        return within(
+            timeout, lambda: self._function(prompts, list(samples.responses), rows, **extras)
+        )
+
+    def columns_read(self) -> set[str]:
+        """The fields of rows that the function has read so far; from now on nobody watches."""
+        read, self._read = self._read or set(), None
+        return read
+
+    def _failure_message(self, samples: Samples, error: BaseException) -> str:
+        """One line about a batch that failed; names the sample that fails alone, if one does."""
+        failed = f"{self._describe(error)} on {len(samples)} samples"
+        first = self._first_to_fail(samples)
+        if first is None:
+            return f"env.reward={self._name}: {failed}, on none of them alone"
+        index, failure = first
+        if failure is None:
+            return f"env.reward={self._name}: {failed}"
+        sample = self._describe_sample(index, samples)
+        if isinstance(failure, TookTooLong):
+            return f"{sample}: {self._describe(error)}, and hangs on this one alone"
+        return f"{sample}: {self._describe(failure)}"
+
+    def _first_to_fail(self, samples: Samples) -> tuple[int, BaseException | None] | None:
+        """A sample that fails alone, and its error: None where time ran out first."""
+        end = time.monotonic() + (self._timeout or 10.0)
+        for index in range(len(samples)):
+            if time.monotonic() > end:
+                return index, None
+            try:
+                self._call(samples[index], self._timeout)
+            except FAILURES as error:
+                return index, error
+        return None
+
+    def _describe(self, error: BaseException) -> str:
+        if isinstance(error, TookTooLong):
+            return f"took more than {self._timeout:g} s"
+        try:
+            text = in_one_line(error)
+        except FAILURES:  # its __str__ is the user's too
+            text = type(error).__name__
+        hint = ""
+        if self._timeout is not None and "main thread" in text:
+            # The error of a function that sets signals.
+            hint = "; without a time limit it is called on the main thread"
+        return f"raised {text}{hint}"
+
+    def _checked(self, samples: Samples, returned: Any) -> Tensor:
+        size = len(samples)
+        if isinstance(returned, Tensor):
+            returned = returned.detach().cpu()  # from a reward model
+        values = _values(returned)
+        if values is None:
+            raise RewardError(
+                f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
+                f"{size} numbers"
+            )
+        if len(values) != size:
+            raise RewardError(
+                f"env.reward={self._name}: returned {len(values)} scores for {size} samples"
+            )
+        scores = []
+        for index, value in enumerate(values):
+            score = _number(value)
+            if isinstance(score, str):
+                raise RewardError(f"{self._describe_sample(index, samples)}: returned {score}")
+            scores.append(score)
+        return torch.tensor(scores, dtype=torch.float32)
+
+    def _describe_sample(self, index: int, samples: Samples) -> str:
+        prompt, response = samples.prompts[index], samples.responses[index]
+        shown = response if len(response) <= 60 else response[:57] + "..."
+        return (
+            f"env.reward={self._name}: sample {index} of {len(samples)} "
+            f"({prompt.origin}, response {shown!r})"
+        )
+
+
+class _WatchedRow(dict[str, Any]):
+    """A row that notes which of its fields are read; who goes through it has read all."""
+
+    def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(row)
+        self._read = read
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._read.add(str(key))
+        return super().__contains__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._read.add(key)
+        return super().pop(key, *default)
+
+    def __iter__(self) -> Iterator[str]:  # so that dict(row) and {**row} ask for each field
+        self._read.update(self.keys())
+        return super().__iter__()
+
+    def values(self) -> Any:
+        return dict(self).values()
+
+    def items(self) -> Any:
+        return dict(self).items()
+
+
+def _values(returned: Any) -> list[Any] | None:
+    """What a function returned, as a list; None if it is none."""
+    if isinstance(returned, str | bytes | Mapping | Set):
+        return None
+    try:
+        len(returned)
+        return list(returned)
+    except FAILURES:  # a tensor without dimensions has __len__ but no length
+        return None
+
+
+def _number(value: Any) -> float | str:
+    """A score; if it is none that float32 holds, what it is instead."""
+    try:
+        # float() would read "0.5" too.
+        score = None if isinstance(value, str | bytes | bytearray) else float(value)
+    except OverflowError:
+        return f"{_shown(value)}, too large for float32"
+    except FAILURES:  # __float__ may raise anything
+        score = None
+    if score is None:
+        return f"{_shown(value)}, not a number"
+    if not math.isfinite(score):
+        return f"{score:g}"
+    return score if abs(score) <= LARGEST else f"{score:g}, too large for float32"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.40}"
+    except FAILURES:  # also an int of thousands of digits
+        return f"a value of type {type(value).__name__}"
+
+
+def response_texts(
+    tokenizer: Tokenizer, ids: Tensor, mask: Tensor, eos: Collection[int]
+) -> list[str]:
+    """Decode responses for a reward function.
+
+    Special tokens inside stay in the text, so that a policy cannot hide them from the reward.
+
+    Args:
+        tokenizer: of the policy.
+        ids: [B, R], right-padded.
+        mask: [B, R] bool, True at the response's tokens, its EOS included.
+        eos: ids that end a response.
+
+    Returns:
+        B texts without the EOS that ended them.
+    """
+    rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
+    rows = [row[:-1] if row and row[-1] in eos else row for row in rows]
+    return list(tokenizer.batch_decode(rows, skip_special_tokens=False))

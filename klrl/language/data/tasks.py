@@ -1,0 +1,269 @@
+"""The task of a language run: from the ``env`` group to its prompts and rewards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from klrl.base.errors import ConfigError, RewardError
+from klrl.base.seeds import derived_seed
+from klrl.config import (
+    LANGUAGE,
+    InstructionsConfig,
+    LanguageEnvConfig,
+    SortDigitsConfig,
+    TextConfig,
+    factory,
+)
+from klrl.language.data.files import hold_out, read_prompts, rows_digest
+from klrl.language.data.instructions import Instructions
+from klrl.language.data.prompts import (
+    CONTENT,
+    Prompt,
+    PromptBatch,
+    PromptStream,
+    ShuffledEpochs,
+    Tokenizer,
+    encode,
+    names_read,
+)
+from klrl.language.data.rewards import Drawn, Reward
+from klrl.language.data.sort_digits import SortDigits
+
+
+class WeightedRewards:
+    """The sum of weight * reward over the functions of ``env.reward``.
+
+    Args:
+        names: of the functions.
+        weights: ``env.reward_weights``; None for 1 each.
+        timeout: seconds that a call of one may take; None for no limit.
+    """
+
+    def __init__(
+        self, names: Sequence[str], weights: Sequence[float] | None, timeout: float | None
+    ) -> None:
+        rewards = [Reward(name, timeout) for name in names]
+        self._rewards = dict(zip(labels(names), rewards, strict=True))
+        self._weights = [1.0] * len(names) if weights is None else list(weights)
+
+    def prepare(self, chat: bool = False) -> None:
+        """What :meth:`Reward.prepare` does, for each."""
+        for reward in self._rewards.values():
+            reward.prepare(chat)
+
+    def columns_read(self) -> set[str]:
+        """:meth:`Reward.columns_read` of all."""
+        return set().union(*(reward.columns_read() for reward in self._rewards.values()))
+
+    def parts(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+    ) -> dict[str, Tensor]:
+        """Each function's scores [B] by its label, unweighted; arguments as of :class:`Reward`."""
+        return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
+
+    def total(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The scores [B]: the weighted sum of :meth:`parts`."""
+        weighted = zip(self._weights, parts.values(), strict=True)
+        scores = torch.stack([weight * part for weight, part in weighted]).sum(0)
+        if not scores.isfinite().all():
+            index = int((~scores.isfinite()).nonzero()[0, 0])
+            raise RewardError(
+                f"env.reward_weights={self._weights}: the weighted sum of sample {index} of "
+                f"{len(scores)} is {float(scores[index]):g}; give smaller weights"
+            )
+        return scores
+
+    def __call__(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+    ) -> Tensor:
+        """The scores [B]; arguments and errors as of :meth:`parts`."""
+        return self.total(self.parts(prompts, responses, drawn))
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Short names: a function's, a folder's; with its module where two are the same."""
+    short = [Path(name.partition(":")[2] or name).name for name in names]
+    count = Counter(short)
+    return [
+        each if count[each] == 1 else name.replace(":", ".")
+        for each, name in zip(short, names, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts by number, and their rewards.
+
+    Attributes:
+        train: prompt number i of training.
+        evaluate: prompt number i of the evaluation split.
+        reward: what the policy learns from.
+        gold: the intended score, if ``reward`` is another function; measured, never learned from.
+        checked: prompts rendered before anything runs: a file's, or one of the greatest length.
+        evaluations: number of prompts to evaluate on; None for endless.
+        template: arguments of the chat template.
+        columns: of the data, beside the prompts; the reward functions may read them.
+        source: the setting that names the data.
+        read: "setting=value" that names data -> its prompts, as read.
+        notes: lines to open a run with.
+    """
+
+    train: Callable[[int], Prompt]
+    evaluate: Callable[[int], Prompt]
+    reward: WeightedRewards
+    gold: Reward | None = None
+    checked: Sequence[Prompt] = ()
+    evaluations: int | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    source: str = ""
+    read: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def stream(self, tokenizer: Tokenizer, limit: int | None, split: str = "train") -> PromptStream:
+        """Encoded prompts of a split, from its start."""
+        prompt_at = self.train if split == "train" else self.evaluate
+        return PromptStream(prompt_at, tokenizer, limit, self.template, self._digests)
+
+    def few(
+        self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
+    ) -> PromptBatch:
+        """Encoded prompts that a model is tried with: the shortest, the longest, some of a split.
+
+        Args:
+            tokenizer: of the policy.
+            limit: most tokens of a prompt; None for no limit.
+            count: prompts, 2 at least.
+            split: of the others.
+        """
+        prompt_at = self.train if split == "train" else self.evaluate
+        by_length = sorted(self.checked, key=lambda prompt: len(str(prompt.content)))
+        extremes = [*by_length[:1], *by_length[-1:]]
+        prompts = [*extremes, *map(prompt_at, range(count - len(extremes)))]
+        return PromptStream(prompts.__getitem__, tokenizer, limit, self.template).take(count)
+
+    @cached_property
+    def _digests(self) -> Mapping[str, str]:
+        return {named: rows_digest(prompts) for named, prompts in self.read.items()}
+
+    def unread(self) -> str | None:
+        """A line about columns that no reward function has read so far; None if all were."""
+        unread = sorted(set(self.columns) - self.reward.columns_read())
+        if not unread:
+            return None
+        return (
+            f"{self.source}: nothing reads its column{'s' * (len(unread) > 1)} {', '.join(unread)}"
+        )
+
+    @property
+    def chat(self) -> bool:
+        """Whether some prompt is a conversation."""
+        return any(not isinstance(p.content, str) for p in self.checked)
+
+    def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
+        """Render the prompts of ``checked``, and load reward models, before anything runs."""
+        self.reward.prepare(self.chat)
+        self._check_template(str(tokenizer.chat_template or ""))
+        for prompt in self.checked:
+            encode(prompt, tokenizer, limit, self.template)
+
+    def _check_template(self, source: str) -> None:
+        """Refuse arguments that no chat template reads."""
+        if self.template and not self.chat:
+            raise ConfigError(
+                "env.template_kwargs: no prompt is a conversation, so no chat template is used; "
+                "drop it, or give messages"
+            )
+        unread = sorted(set(self.template) - names_read(source)) if self.template else []
+        if unread:
+            name = unread[0]
+            raise ConfigError(
+                f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
+            )
+
+
+def make_task(config: LanguageEnvConfig, seed: int) -> Task:
+    """The task of the chosen ``env``; ``seed`` fixes the order of its prompts."""
+    return factory("env", config, LANGUAGE)(config, seed)
+
+
+def _reward(config: LanguageEnvConfig) -> WeightedRewards:
+    return WeightedRewards(config.rewards, config.reward_weights, config.reward_timeout)
+
+
+def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
+    """``env=sort_digits``; arguments as :func:`make_task`."""
+    problems = (config.shortest, config.longest, config.shots)
+    return Task(
+        train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
+        # The same problems for every run.
+        evaluate=SortDigits(*problems, seed=0, split="eval"),
+        reward=_reward(config),
+        gold=None if config.rewards == ["exact"] else Reward("exact", None),
+        checked=[SortDigits(config.longest, config.longest, config.shots)(0)],
+    )
+
+
+def instructions(config: InstructionsConfig, seed: int) -> Task:
+    """``env=instructions``; arguments as :func:`make_task`."""
+    return Task(
+        train=Instructions(seed=derived_seed(seed, "prompts")),
+        evaluate=Instructions(seed=0, split="eval"),  # the same for every run
+        reward=_reward(config),
+        gold=None if config.rewards == ["followed"] else Reward("followed", None),
+        checked=[Instructions(split=split)(0) for split in ("train", "eval")],
+    )
+
+
+def text(config: TextConfig, seed: int) -> Task:
+    """``env=text``; arguments as :func:`make_task`."""
+    reward = _reward(config)
+    asked_by = "env.split" if config.split != TextConfig.split else None
+    prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, asked_by=asked_by)
+    columns = {name: None for prompt in prompts for name in prompt.row}
+    train, held_out, notes = _splits(config, prompts)
+    read = {f"env.data={config.data}": prompts}
+    if config.eval_data is not None:
+        read[f"env.eval_data={config.eval_data}"] = held_out
+    elif config.eval_split is not None:
+        read[f"env.eval_split={config.eval_split}"] = held_out
+    return Task(
+        train=ShuffledEpochs(train, derived_seed(seed, "prompts")),
+        evaluate=lambda index: held_out[index % len(held_out)],
+        reward=reward,
+        checked=train if held_out is train else [*train, *held_out],
+        evaluations=len(held_out),
+        template=config.template_kwargs,
+        columns=[name for name in columns if name not in CONTENT],
+        source=f"env.data={config.data}",
+        read=read,
+        notes=notes,
+    )
+
+
+def _splits(
+    config: TextConfig, prompts: Sequence[Prompt]
+) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
+    """The prompts of training, those of evaluation, and a line where the settings name no two."""
+    if config.eval_data is not None or config.eval_split is not None:
+        path, setting = config.data, "env.data"
+        if config.eval_data is not None:
+            path, setting = config.eval_data, "env.eval_data"
+        split, asked_by = config.split, None
+        if config.eval_split is not None:
+            split, asked_by = config.eval_split, "env.eval_split"
+        return prompts, read_prompts(path, setting, split, asked_by=asked_by), ()
+    if not config.eval_share:
+        note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
+        return prompts, prompts, [f"env.eval_data=null: {note}"]
+    train, held_out = hold_out(prompts, config.eval_share)
+    of = f"{len(held_out)} of {len(prompts)} prompts are held out for evaluation"
+    return train, held_out, [f"env.eval_share={config.eval_share:g}: {of}"]

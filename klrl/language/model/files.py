@@ -1,0 +1,183 @@
+"""The files of a model: a folder of ``save_pretrained`` or a hub id; read, or refused in a line.
+
+No downloaded code is executed: weights are safetensors, pickles and Python files are not even
+fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`silence_dropout`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from klrl.base.errors import ConfigError, first_line, in_one_line
+from klrl.base.files import expanded, read_plain
+from klrl.base.streams import no_progress_bar
+from klrl.language.data.prompts import kind_of
+
+#: Files that are fetched of a hub repository: no pickle, no Python.
+WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+#: The same weights again, in other layouts.
+UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder of a model, downloaded first for a hub id.
+
+    Raises:
+        ConfigError: no such folder and no such hub id, or the hub cannot be reached.
+    """
+    setting, path = f"actor.model={model}", expanded(model)
+    name = str(model)
+    if name.strip() and path.is_dir():  # an empty path would be the current folder
+        return path
+    if path.is_file():
+        raise ConfigError(f"{setting}: is a file; give the folder that save_pretrained wrote")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
+    try:
+        fetched = snapshot_download(
+            name, allow_patterns=list(WANTED_FILES), ignore_patterns=list(UNWANTED_FILES)
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{setting}: no such folder here, and the hub does not give it "
+            f"({first_line(error)}); give a folder that save_pretrained wrote, or a hub id"
+        ) from error
+    return Path(fetched)
+
+
+def check_weights(folder: Path, setting: str) -> None:
+    """Refuse a folder without safetensors before anything is read."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ConfigError(
+            f"{setting}: its weights are pickled ({pickles[0]}), and unpickling runs code; "
+            "convert them once where you trust them: AutoModelForCausalLM.from_pretrained(...)"
+            ".save_pretrained(FOLDER)"
+        )
+    raise ConfigError(f"{setting}: no *.safetensors in it; save it with save_pretrained")
+
+
+def read_config(folder: Path, setting: str) -> PretrainedConfig:
+    """The model's config, without dropout."""
+    file = folder / "config.json"
+    if not file.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"{setting}: holds LoRA adapters alone; merge them into their model "
+                "(klrl export RUN FOLDER --merge, or merge_and_unload) and give the new folder"
+            )
+        raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
+    raw = read_json(file, setting)
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        if "auto_map" in raw:
+            raise ConfigError(
+                f"{setting}: runs code of its own (auto_map), which klrl never does; choose a "
+                "model that transformers itself implements"
+            )
+        raise ConfigError(
+            f"{setting}: this transformers knows no model_type {kind!r}; upgrade it or choose "
+            "another model"
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigError(
+            f"{setting}: {kind} is no causal language model; choose one that "
+            "AutoModelForCausalLM loads"
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # its checks share no base
+        raise ConfigError(
+            f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it anew"
+        ) from error
+    silence_dropout(config)
+    if getattr(config, "rescale_every", 0):
+        config.rescale_every = 0  # RWKV would divide its weights in place, again after a resume
+    return config
+
+
+def read_json(file: Path, setting: str) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        content = json.loads(read_plain(file))
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {file.name} cannot be read ({error.strerror or error}); save it anew"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{setting}: {file.name} is not JSON ({error}); save it anew") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{setting}: {file.name} is {kind_of(content)}, not an object; save it anew"
+        )
+    return content
+
+
+def check_generation(folder: Path, setting: str) -> None:
+    """Refuse a broken ``generation_config.json``, of which transformers says nothing.
+
+    It would take the EOS of ``config.json``, and a list of several would be lost.
+    """
+    file = folder / "generation_config.json"
+    if file.exists() or file.is_symlink():
+        read_json(file, setting)
+
+
+def silence_dropout(config: PretrainedConfig) -> None:
+    """Set every dropout rate to 0, so that training mode and evaluation mode are one function.
+
+    With dropout the updated policy would not be the one that sampled: a ratio other than 1 and a
+    KL(old||new) above 0 before the first update. So would it be with the jitter of routers, which
+    is noise of the training mode; PhiMoE's ``router_jitter_noise`` is a threshold of both modes.
+    """
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            silence_dropout(value)
+        rate = "dropout" in name or "pdrop" in name or name in ("layerdrop", "drop_path_rate")
+        threshold = config.model_type == "phimoe" and name == "router_jitter_noise"
+        if (rate or ("jitter" in name and not threshold)) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, setting: str) -> Any:
+    """The model; every weight must come from the files."""
+    try:
+        with no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"
+        ) from error
+    except Exception as error:  # a config can name anything: an activation, a way to rotate
+        raise ConfigError(
+            f"{setting}: no model can be made of its files ({in_one_line(error)}); fix its "
+            "config.json, or fetch or save it anew"
+        ) from error
+    network, loading_info = loaded
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        # transformers would initialise them at random and go on.
+        raise ConfigError(
+            f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); "
+            "it was saved without its language-model head, or broke while being saved"
+        )
+    return network

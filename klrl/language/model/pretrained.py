@@ -1,0 +1,292 @@
+"""Any causal language model of ``transformers`` with its tokenizer, as klrl trains it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers.pytorch_utils import Conv1D
+
+from klrl.base.context import context_of
+from klrl.base.errors import ConfigError, first_line
+from klrl.config import LoraConfig
+from klrl.kl.reference import evaluating
+from klrl.language.data.prompts import Tokenizer
+from klrl.language.model.causal_lm import unwrapped
+from klrl.language.model.files import (
+    check_generation,
+    check_weights,
+    find_model,
+    read_config,
+    read_json,
+    read_weights,
+)
+from klrl.language.model.mixed import compute_in_bfloat16
+
+
+def add_lora(network: Any, settings: LoraConfig) -> Any:
+    """Freeze a model and put trainable adapters beside its layers.
+
+    Args:
+        network: a causal LM; changed in place.
+        settings: ``actor.lora.*`` with r >= 1. Dropout is not applied: it would act in the update
+            but not while sampling, so that the ratio of the first epoch would not be 1.
+
+    Returns:
+        A ``PeftModel`` around the network.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(
+            "actor.lora: the package peft is not installed; pip install 'klrl[language]'"
+        ) from error
+    targets = settings.target_modules
+    config = peft.LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        # GPT-2's Conv1D keeps its weight transposed.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in network.modules()),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            # peft 0.21 reads a property that transformers 5.23 deprecates.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            # Adapters on one of two tied weights cannot be merged, which klrl export refuses.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
+            return peft.get_peft_model(network, config)
+    except ValueError as error:
+        raise ConfigError(
+            f"actor.lora.target_modules={targets}: {first_line(error)}; name layers of "
+            "the model, or use all-linear"
+        ) from error
+
+
+@contextmanager
+def adapter_off(model: Any) -> Iterator[Any]:
+    """``reference=adapter_off``: the model without its adapters, for scoring.
+
+    No weight is copied: inside, the same model computes without its adapters, without gradients
+    and in evaluation mode; adapters and modes are restored afterwards, even after an error.
+
+    Args:
+        model: a ``PeftModel``, from :func:`add_lora`.
+    """
+    if not hasattr(model, "disable_adapter"):
+        raise ConfigError(
+            "reference=adapter_off: the policy has no adapters; set actor.lora.r, or choose "
+            "reference=initial"
+        )
+    with model.disable_adapter(), evaluating(model), torch.no_grad():
+        yield model
+
+
+#: Bytes of weights from which a run says what it does before its first row.
+LARGE = 50_000_000
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """A model and its tokenizer, checked to belong together.
+
+    Args:
+        model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; a ``PeftModel`` with
+            LoRA. It is in training mode only with gradient checkpointing, which needs that mode.
+        tokenizer: has EOS, a pad token and, if required, a chat template.
+        context: most tokens of prompt and response together; None if the config has no limit.
+        eos: ids that end a response, the tokenizer's first.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    context: int | None
+    eos: tuple[int, ...]
+
+
+def load_causal_lm(
+    model: str | Path,
+    *,
+    chat: bool,
+    dtype: str = "float32",
+    mixed: bool = False,
+    device: str | torch.device = "cpu",
+    gradient_checkpointing: bool = False,
+    lora: LoraConfig | None = None,
+    say: Callable[[str], None] = print,
+) -> CausalLM:
+    """Load a model and its tokenizer.
+
+    Args:
+        model: ``actor.model``: a folder written by ``save_pretrained``, or a hub id.
+        chat: whether prompts are conversations, so that a chat template is needed.
+        dtype: of the weights: float32, bfloat16 or float64. LoRA's weights stay in float32.
+        mixed: compute in bfloat16 with weights of float32.
+        device: where to put it.
+        gradient_checkpointing: drop activations and recompute them in the backward pass.
+        lora: train low-rank adapters in place of the weights.
+        say: takes a line about each automatic choice.
+    """
+    folder, setting = find_model(model), f"actor.model={model}"
+    config = read_config(folder, setting)
+    check_weights(folder, setting)
+    tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
+    check_generation(folder, setting)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if size > LARGE:
+        say(f"{setting}: loading {size / 1e6:,.1f} MB")
+    network = read_weights(folder, config, getattr(torch, dtype), setting)
+    _check_vocabulary(network, tokenizer, setting)
+    eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
+    # The author's sampling defaults (top_k, top_p, penalties) would change the samples and the KL.
+    network.generation_config = GenerationConfig(
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=list(eos) if len(eos) > 1 else eos[0],
+    )
+    network.config.pad_token_id = tokenizer.pad_token_id
+    if mixed:
+        compute_in_bfloat16(network)
+    if lora is not None:
+        network = add_lora(network, lora)
+    if gradient_checkpointing:
+        _checkpoint_gradients(network, setting)
+    network = network.to(device).train(gradient_checkpointing)
+    return CausalLM(network, tokenizer, context_of(config), eos)
+
+
+def _checkpoint_gradients(network: Any, setting: str) -> None:
+    kind = unwrapped(network).config.model_type
+    if kind == "phimoe":
+        raise ConfigError(
+            f"actor.gradient_checkpointing=true: {kind} draws its experts at random in training "
+            "mode, which checkpointing needs; set it to false"
+        )
+    try:
+        network.activation_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(
+            f"actor.gradient_checkpointing=true: {setting} does not support it; set it to false"
+        ) from error
+
+
+def _check_vocabulary(network: Any, tokenizer: Tokenizer, setting: str) -> None:
+    """Refuse a tokenizer with more tokens than the embedding has rows."""
+    rows = network.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
+            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
+        )
+
+
+def prompt_limit(context: int | None, response: int) -> int | None:
+    """Most tokens of a prompt that leave room for the response.
+
+    Args:
+        context: of the model; None for no limit.
+        response: ``collector.max_new_tokens``, most tokens of a response.
+    """
+    if context is None:
+        return None
+    if response >= context:
+        raise ConfigError(
+            f"collector.max_new_tokens={response}: leaves no room for a prompt in the model's "
+            f"context of {context} tokens; choose less"
+        )
+    return context - response
+
+
+def load_tokenizer(
+    folder: Path, *, chat: bool, setting: str, say: Callable[[str], None] = print
+) -> Tokenizer:
+    """The tokenizer of a folder, padding on the left.
+
+    If it has no pad token, EOS is used and ``say`` gets a line: klrl knows padding by position,
+    never by value.
+
+    Args:
+        folder: of the model.
+        chat: whether a chat template is needed.
+        setting: for messages, as in ``actor.model=...``.
+        say: takes the line.
+    """
+    settings = _read_settings(folder, setting)
+    # The folder's tokenizer.json must win over the model's type: for a Qwen2 model, AutoTokenizer
+    # of transformers 5.23 replaces its rules by Qwen2's own.
+    exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
+    try:
+        tokenizer: Tokenizer = kind.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # a broken tokenizer.json raises anything, Exception itself too
+        raise ConfigError(
+            f"{setting}: no tokenizer can be read from it ({first_line(error)}); save the "
+            "model's tokenizer there with save_pretrained"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{setting}: its tokenizer has no EOS token, so no response could end; set eos_token "
+            "in its tokenizer_config.json"
+        )
+    if chat and not tokenizer.chat_template:
+        raise ConfigError(
+            f"{setting}: its tokenizer has no chat template, and the prompts are conversations; "
+            "put a chat_template.jinja beside it, or give plain prompts"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        say(f"{setting}: no pad token; padding with EOS, told apart by position")
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def end_tokens(
+    tokenizer: Tokenizer, eos_token_id: Any, setting: str, say: Callable[[str], None] = print
+) -> tuple[int, ...]:
+    """Ids that end a response: the tokenizer's EOS, and those that the model lists.
+
+    Chat models list several: Llama 3 has one each for the end of a turn, of a message to a tool and
+    of a text. A single id of the model is ignored: classes of transformers have one by default
+    (Llama's is 2), whatever the tokenizer. ``say`` gets a line if there are several ids.
+
+    Args:
+        tokenizer: has an EOS.
+        eos_token_id: of the model's generation config: a list, an id or None.
+        setting: for messages, as in ``actor.model=...``.
+        say: takes the line.
+    """
+    listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
+    for token in listed:
+        known = isinstance(token, int) and token >= 0
+        if not known or tokenizer.convert_ids_to_tokens(token) is None:
+            raise ConfigError(
+                f"{setting}: eos_token_id={listed} of its generation config names {token}, which "
+                "is no token; fix its generation_config.json"
+            )
+    ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *listed)))
+    if len(ends) > 1:
+        names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
+        say(f"{setting}: a response ends with any of {names}, as its generation config lists")
+    return ends
+
+
+def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
+    """The content of ``tokenizer_config.json``; one that needs remote code is refused."""
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file, setting) if file.is_file() else {}
+    if settings.get("auto_map"):
+        raise ConfigError(
+            f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
+            "choose a model whose tokenizer transformers itself implements"
+        )
+    return settings

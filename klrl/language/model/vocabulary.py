@@ -1,0 +1,178 @@
+"""Numbers over the whole vocabulary from kept hidden states, in bounded memory.
+
+A policy's next-token distributions are kept as hidden states [B, R, D] and a head; logits [.., V]
+exist for one chunk of tokens at a time, in the backward pass too, which recomputes each chunk.
+Padding is dropped before the head. With a vocabulary of 152,000 tokens, the float32 logits of one
+response of 512 tokens take 311 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from klrl.kl.divergences import Which, expected, over_actions
+from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
+from klrl.language.model.causal_lm import Head
+from klrl.language.model.mixed import weights_cast_once
+
+#: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
+CHUNK_ELEMENTS = 2**26
+#: The part of it that goes at a time: where the backward pass computes logits again, each time with
+#: a gradient of the head's size; and where there is no backward pass, for which 27 MB are quicker.
+_PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
+LARGE_VOCABULARY = 2**18
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """The next-token distributions at every position of B responses.
+
+    They are softmax(head(states) / temperature), with states [B, R, D].
+    """
+
+    states: Tensor
+    head: Head
+    temperature: float = 1.0
+
+    @property
+    def chunk(self) -> int:
+        """The number of tokens whose logits a backward pass may keep."""
+        weight = getattr(self.head, "weight", None)
+        vocabulary = weight.shape[0] if weight is not None else LARGE_VOCABULARY
+        return max(1, CHUNK_ELEMENTS // vocabulary)
+
+
+class Against(NamedTuple):
+    """Another policy's distributions of the same tokens, and what is measured against them.
+
+    Attributes:
+        other: q.
+        names: of :mod:`klrl.kl.divergences`; reverse is KL(policy || other), forward
+            KL(other || policy).
+    """
+
+    other: NextTokens
+    names: Sequence[Which] = ("reverse",)
+
+
+class Compared(NamedTuple):
+    """log q of the tokens, and the divergences of pi and q by name; [B, R], nats."""
+
+    log_prob: Tensor
+    divergence: dict[Which, Tensor]
+
+
+def token_measures(
+    policy: NextTokens, tokens: Tensor, mask: Tensor, against: Sequence[Against] = ()
+) -> tuple[Tensor, list[Compared]]:
+    """Log-probs, and divergences over the whole vocabulary, with each head applied once.
+
+    Args:
+        policy: the distributions pi.
+        tokens: [B, R].
+        mask: [B, R] bool; padding gives 0, and no gradient.
+        against: the q's.
+
+    Returns:
+        log pi of the tokens [B, R], nats, and each q's.
+    """
+
+    def of_chunk(chosen: Tensor, states: Tensor, *other_states: Tensor) -> Tensor:
+        logits = policy.head(states)
+        tables = [q.other.head(s) for q, s in zip(against, other_states, strict=True)]
+        closed = all(name in CLOSED_FORM for q in against for name in q.names)
+        of_logits = log_probs_and_kls if closed and not _learned(tables) else _by_autograd
+        others = [
+            Other(table, q.other.temperature, q.names)
+            for table, q in zip(tables, against, strict=True)
+        ]
+        return of_logits(logits, chosen, others, policy.temperature)
+
+    inputs = [tokens, policy.states, *(q.other.states for q in against)]
+    rows = iter(over_tokens(of_chunk, inputs, mask, policy.chunk))
+    log_prob = next(rows)
+    return log_prob, [Compared(next(rows), {n: next(rows) for n in q.names}) for q in against]
+
+
+def _learned(tables: Sequence[Tensor]) -> bool:
+    return any(table.requires_grad for table in tables)
+
+
+def _by_autograd(
+    logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
+) -> Tensor:
+    """:func:`log_probs_and_kls`, for any divergence, with gradients into the others too."""
+    log_p = tempered_log_softmax(logits, temperature)
+    rows = [chosen_of(log_p, tokens)]
+    for other in others:
+        log_q = tempered_log_softmax(other.logits, other.temperature)
+        rows.append(chosen_of(log_q, tokens))
+        rows += [over_actions(name, log_p, log_q) for name in other.names]
+    return torch.stack(rows)
+
+
+def response_log_probs(policy: NextTokens, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Log-prob of every response token, [B, R] nats; see :func:`token_measures`."""
+    return token_measures(policy, tokens, mask)[0]
+
+
+def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tensor:
+    """KL(policy || other) of every response token, [B, R] nats; gradients flow into both.
+
+    See :func:`token_measures`.
+    """
+    any_token = torch.zeros_like(mask, dtype=torch.long)
+    _, [compared] = token_measures(policy, any_token, mask, [Against(other)])
+    return compared.divergence["reverse"]
+
+
+def token_entropy(policy: NextTokens, mask: Tensor) -> Tensor:
+    """Entropy of every next-token distribution, [B, R] nats; 0 at padding."""
+
+    def of_chunk(states: Tensor) -> Tensor:
+        log_p = tempered_log_softmax(policy.head(states), policy.temperature)
+        return -expected(log_p, log_p)[None]
+
+    return over_tokens(of_chunk, [policy.states], mask, policy.chunk)[0]
+
+
+def chosen_of(values: Tensor, tokens: Tensor) -> Tensor:
+    """The entries [n] of values [n, V] at tokens [n]."""
+    return values.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def over_tokens(
+    function: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor, chunk: int
+) -> Tensor:
+    """Apply [n, ...] -> [k, n] to the real tokens in chunks; [k, B, R] with zeros elsewhere.
+
+    Of more than ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
+    """
+    real = mask.flatten().nonzero().squeeze(-1)
+    flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]
+    if not torch.is_grad_enabled():
+        pieces = _split(flat, chunk // _PART_WITHOUT_GRADIENT)
+        with weights_cast_once(mask.device):
+            values = torch.cat([function(*piece) for piece in pieces], 1)
+    elif real.numel() <= chunk:
+        values = function(*flat)
+    else:
+        # Each piece casts the head's weight: through one copy, gradients would add up in bfloat16.
+        pieces = _split(flat, chunk // _PART_RECOMPUTED)
+        values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
+    spread = values.new_zeros(values.shape[0], mask.numel()).index_copy(1, real, values)
+    return spread.unflatten(1, mask.shape)
+
+
+def _split(values: list[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(value.split(max(1, rows)) for value in values), strict=True)
+
+
+def _recomputed(function: Callable[..., Tensor], piece: tuple[Tensor, ...]) -> Tensor:
+    return checkpoint(function, *piece, use_reentrant=False, preserve_rng_state=False)

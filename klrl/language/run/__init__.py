@@ -1,0 +1,1 @@
+"""A language run: sampling, scoring, KL, update, record and evaluation."""

@@ -1,0 +1,223 @@
+"""Advantages of a language rollout, once per rollout: against its group, or GAE per token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from klrl.config import AdvantageConfig, GroupConfig, LanguageConfig
+from klrl.config.schemas.learning import SHAPED
+from klrl.kl.charge import ReferenceKL, on_last, shaped, to_go, weighted_reward
+from klrl.language.data.batch import REWARD, SCORE, response_mask
+from klrl.language.run.kl import CHARGED
+from klrl.language.run.policy import Policy
+from klrl.language.run.rollout import STATES
+
+#: A group whose spread is below this share of its scores' size has none: rounding made it.
+_NO_SPREAD = 1e-6
+
+
+def group_normalized(score: Tensor, group_size: int) -> Tensor:
+    """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
+
+    std as in :func:`group_spread`. A group whose scores are all equal gives 0, as does a score that
+    is not finite, which counts in neither mean nor std.
+
+    Args:
+        score: [B].
+        group_size: G.
+
+    Returns:
+        [B].
+    """
+    centred, std, flat = _spread(score, group_size)
+    return (centred / std).masked_fill(flat, 0.0).flatten()
+
+
+def group_spread(score: Tensor, group_size: int) -> Tensor:
+    """Standard deviation of the finite scores of each response's group, G - 1 below; [B] -> [B].
+
+    1 for a group whose scores are all equal: it has nothing to be divided by.
+    """
+    centred, std, _ = _spread(score, group_size)
+    return std.expand_as(centred).flatten()
+
+
+def group_centred(score: Tensor, group_size: int) -> Tensor:
+    """s_i minus the mean of the scores of its prompt (Dr. GRPO: Liu et al. 2025), [B] -> [B].
+
+    A score that is not finite gets 0 and counts nowhere.
+    """
+    centred, _ = _centred(*_groups(score, group_size))
+    return centred.flatten()
+
+
+def leave_one_out(score: Tensor, group_size: int) -> Tensor:
+    """s_i minus the mean of the other scores of its prompt (RLOO: Kool et al. 2019), [B] -> [B].
+
+    s_i - (sum s - s_i) / (n - 1) = n / (n - 1) (s_i - mean). A score that is not finite gets 0 and
+    counts nowhere; so does a score without others.
+    """
+    score, real = _groups(score, group_size)
+    centred, count = _centred(score, real)
+    return (centred * count / (count - 1).clamp_min(1)).flatten()
+
+
+BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "normalized": group_normalized,
+    "mean": group_centred,
+    "leave_one_out": leave_one_out,
+    SHAPED: group_normalized,
+}
+
+
+def group_advantage(
+    score: Tensor,
+    group_size: int,
+    baseline: str,
+    kl_to_go: Tensor,
+    mask: Tensor,
+    coef: float | Tensor,
+    weight: float = 1.0,
+) -> Tensor:
+    """A_t = weight * baseline(score) - coef * KL to go: the KL enters after the normalisation.
+
+    ``normalized`` divides the score by the group's spread and not the KL, so that ``coef`` acts as
+    coef * spread would in the units of the score. ``normalized_shaped`` divides both: within a
+    group it is the advantage of score - coef * KL, up to a factor > 0.
+
+    Args:
+        score: one per response [B].
+        group_size: G, at least 2.
+        baseline: normalized, normalized_shaped, mean or leave_one_out.
+        kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`: nothing for placement=loss.
+        mask: [B, R].
+        coef: of the KL.
+        weight: of the score, behind the baseline.
+
+    Returns:
+        [B, R, 1], 0 at padding.
+
+    Raises:
+        ValueError: G = 1, or an unknown baseline.
+    """
+    if group_size < 2:
+        raise ValueError("group_size=1: a response needs others to be compared with; give >= 2")
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline={baseline}: choose one of {', '.join(BASELINES)}")
+    compared = weight * BASELINES[baseline](score, group_size)
+    if baseline == SHAPED:
+        kl_to_go = kl_to_go / group_spread(score, group_size)[:, None]
+    advantage = shaped(compared[:, None].expand_as(kl_to_go), kl_to_go, coef)
+    return advantage.masked_fill(~mask, 0.0).unsqueeze(-1)
+
+
+def token_gae(
+    reward: Tensor, value: Tensor, mask: Tensor, gamma: float, lmbda: float
+) -> tuple[Tensor, Tensor]:
+    """GAE over the tokens of each response (Schulman et al. 2016).
+
+    Every response ends at its last token, a truncated one too: its score is all it will get.
+
+    Args:
+        reward: shaped [B, R, 1].
+        value: V(s_t) before token t [B, R].
+        mask: [B, R].
+        gamma: discount per token.
+        lmbda: GAE's lambda.
+
+    Returns:
+        (advantage, value target), each [B, R, 1], 0 at padding.
+    """
+    real = mask.unsqueeze(-1)
+    reward, state_value = reward.masked_fill(~real, 0.0), value.unsqueeze(-1).masked_fill(~real, 0)
+    following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
+    # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
+    never = torch.zeros_like(real)
+    # Not the vectorised one: TorchRL 0.14.1's fails at gamma * lmbda = 0.
+    advantage, target = generalized_advantage_estimate(
+        gamma, lmbda, state_value, following, reward, done=never, terminated=never
+    )
+    return advantage.masked_fill(~real, 0.0), target.masked_fill(~real, 0.0)
+
+
+def _groups(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """[B] -> scores [N, G] with 0 where they are not finite, and where they are."""
+    score = score.reshape(-1, group_size)
+    score = score if score.is_floating_point() else score.float()
+    real = score.isfinite()
+    return score.masked_fill(~real, 0.0), real
+
+
+def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(s - mean [N, G], std, 1 without spread [N, 1], where there is none [N, 1])."""
+    score, real = _groups(score, group_size)
+    centred, count = _centred(score, real)
+    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
+    size = score.abs().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
+    flat = std <= _NO_SPREAD * size
+    return centred, std.masked_fill(flat, 1.0), flat
+
+
+def _centred(score: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """(s - mean over the finite ones, 0 elsewhere; how many are finite [N, 1])."""
+    count = real.sum(1, keepdim=True)
+    mean = score.sum(1, keepdim=True) / count.clamp_min(1)
+    return (score - mean).masked_fill(~real, 0.0), count
+
+
+Advantage = Callable[[TensorDictBase], TensorDictBase]
+
+
+def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
+    """``advantage=gae``: per token, against the value head.
+
+    Returns:
+        A function that writes ``advantage``, ``value_target`` and ``state_value``, [B, R, 1] each.
+    """
+    advantage, value_head = config.advantage, policy.value_head
+    assert isinstance(advantage, AdvantageConfig)
+    assert value_head is not None
+
+    @torch.no_grad()
+    def estimate(batch: TensorDictBase) -> TensorDictBase:
+        mask, charged = response_mask(batch), batch[REWARD]
+        raw = on_last(batch[SCORE].flatten().to(charged), mask).unsqueeze(-1)
+        reward = weighted_reward(charged, raw, advantage.reward_weight)
+        # The states are the sampling policy's, so this is the value before the update.
+        value = value_head(batch[STATES], mask).to(reward)
+        batch["advantage"], batch["value_target"] = token_gae(
+            reward, value, mask, advantage.gamma, advantage.lmbda
+        )
+        batch["state_value"] = value.unsqueeze(-1)
+        return batch
+
+    return estimate
+
+
+def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
+    """``advantage=group``: against the other responses to the prompt.
+
+    Returns:
+        A function that writes ``advantage`` [B, R, 1].
+    """
+    assert isinstance(config.advantage, GroupConfig)
+    baseline, weight = config.advantage.baseline, config.advantage.reward_weight
+    group_size = config.collector.group_size
+
+    @torch.no_grad()
+    def estimate(batch: TensorDictBase) -> TensorDictBase:
+        mask, score = response_mask(batch), batch[SCORE].flatten()
+        charged, coef = torch.zeros(mask.shape, device=score.device), 0.0
+        if kl is not None:
+            charged, coef = to_go(batch[CHARGED].squeeze(-1), mask, kl.placement), kl.coef
+        batch["advantage"] = group_advantage(
+            score, group_size, baseline, charged, mask, coef, weight
+        )
+        return batch
+
+    return estimate

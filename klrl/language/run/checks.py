@@ -1,0 +1,254 @@
+"""What must hold before a language run is believed: how it samples and scores, and its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.base.errors import ConfigError, first_line
+from klrl.config import LanguageConfig, TextConfig
+from klrl.domains import LANGUAGE
+from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
+from klrl.kl.estimators import masked_mean
+from klrl.kl.from_logits import tempered_log_softmax
+from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.data.prompts import NO_ARGUMENTS, PromptBatch
+from klrl.language.model.causal_lm import checkpoints_gradients, head, model_device, model_dtype
+from klrl.language.model.mixed import in_low_precision
+from klrl.language.model.plain import AGREEMENT, max_off, off_and_bound
+from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
+from klrl.language.run.kl import Reference, starts_at_reference
+from klrl.language.run.policy import Policy
+from klrl.language.run.rollout import STATES, sample
+from klrl.language.run.sampler import Sampler, SpecialTokens
+from klrl.language.run.scoring import Layout, self_check
+from klrl.train.preflight import Check, kl_at_start, run_checks
+
+#: Prompts that are answered for it.
+PROMPTS = 4
+#: What the template's mask is tried on: no answer of the data's, around which a template may trim.
+ANSWER = "1234"
+#: nats per token of rounding alone, from which it is told.
+SHOWN_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How policy and reference, which may be another network, are scored."""
+
+    policy: Layout
+    reference: Layout
+
+
+def preflight_checks(
+    config: LanguageConfig,
+    policy: Policy,
+    reference: Reference | None,
+    sampler: Sampler,
+    prompts: PromptBatch,
+    *,
+    fresh: bool,
+) -> tuple[Layouts, list[str]]:
+    """Sample a few responses, score them in every way that the run will use, and compare.
+
+    Args:
+        config: the job.
+        policy: as it starts.
+        reference: pi_ref, None for ``kl=none``.
+        sampler: of the run; may be set to the slower way where the faster is wrong.
+        prompts: a few.
+        fresh: not resumed: the policy may have to equal its reference.
+
+    Returns:
+        How the run is to score, and the lines to open it with.
+    """
+    notes: list[Check | str] = []
+    group_size = config.collector.group_size
+    prompts = more_padding(prompts)
+    try:
+        device = model_device(policy.model)
+        ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+        notes.append(sampler.self_check(ids, mask, group_size))
+        batch = sample(policy, sampler, prompts, config, seed=0)
+        layout = self_check(policy.model, batch, group_size)
+        layouts = Layouts(layout, layout)
+        if reference is not None and reference.own:
+            layouts = Layouts(layout, self_check(reference.module, batch, group_size))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
+    notes.append(layout.reason)
+    checks = _checks(config, policy, reference, layouts, batch, prompts, fresh)
+    return layouts, run_checks([*notes, *checks])
+
+
+def more_padding(prompts: PromptBatch) -> PromptBatch:
+    """The prompts with three more columns on the left, so that each has padding before it."""
+    ids, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (prompts.ids, prompts.mask))
+    return replace(prompts, ids=ids, mask=mask)
+
+
+@torch.no_grad()
+def _checks(
+    config: LanguageConfig,
+    policy: Policy,
+    reference: Reference | None,
+    layouts: Layouts,
+    batch: TensorDictBase,
+    prompts: PromptBatch,
+    fresh: bool,
+) -> Iterator[Check | str]:
+    dtype, mask = model_dtype(policy.model), response_mask(batch)
+    temperature = config.collector.temperature
+    scored = layouts.policy.next_tokens(policy.model, batch, temperature)
+    recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
+    sampled = on_response(batch, LOG_PROBS)
+    yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
+    if checkpoints_gradients(policy.model):
+        yield _training_mode(policy.model, layouts.policy, batch)
+    kept = NextTokens(batch[STATES], head(policy.model), temperature)
+    floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
+    if floor > SHOWN_FLOOR:
+        words = f"{floor:.2g} nats/token, truly 0: no smaller KL is known"
+        yield f"KL(policy||policy), sampled and scored: {words}"
+    rows = policy.causal.model.get_input_embeddings().num_embeddings
+    empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
+    if empty:
+        first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
+        share = float(first[:, empty].exp().sum(-1).mean())
+        words = f"ids of the vocabulary have no token: the policy gives them {share:.2g} of a first"
+        yield f"{len(empty):,} of {rows:,} {words} token's probability, and they are no text"
+    measured = scored if in_low_precision(policy.model) else kept
+    if reference is not None:
+        states = reference.states(batch, layouts.reference, PROMPTS)
+        ref = reference.next_tokens(states, temperature)
+        if fresh and starts_at_reference(reference, config):
+            # As the run measures it: in low precision scored again, else kept while sampling.
+            kl = exact_token_kl(measured, ref, mask)
+            remedy = "a fresh policy must be its reference; look at actor.dtype"
+            yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
+    yield endings(batch, policy.special)
+    conversation = next(
+        (p.content for p in prompts.prompts if not isinstance(p.content, str)), None
+    )
+    if conversation is not None:
+        tokenizer = policy.causal.tokenizer
+        template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
+        ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
+        # A template ends turns with one of them: the one that fits best.
+        checks = (template_marks(tokenizer, conversation, ANSWER, eos, template) for eos in ends)
+        yield min(checks, key=lambda check: check.value)
+
+
+def sampled_against_recomputed(
+    sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: torch.dtype
+) -> Check:
+    """Largest |log pi while sampling - log pi by scoring|, both [B, R] nats at padding whatever.
+
+    A temperature, a top-p, a forgotten first token or dropout on one side alone shows here.
+    """
+    off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
+    remedy = "sampling and scoring disagree; try collector.sampler=wrapper, actor.dtype=float32"
+    return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype], "", remedy)
+
+
+def _training_mode(model: torch.nn.Module, layout: Layout, batch: TensorDictBase) -> Check:
+    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1."""
+
+    def off() -> float:
+        scored = []
+        for mode in (torch.no_grad, torch.enable_grad):
+            with mode():
+                scored.append(layout.next_tokens(model, batch, 1.0))
+        tokens, mask = batch["tokens", "response"], response_mask(batch)
+        one, other = (response_log_probs(each, tokens, mask).detach() for each in scored)
+        return max_off((one, other))
+
+    remedy = "its training mode is another function; set actor.gradient_checkpointing=false"
+    return Check("training - evaluation mode, nats", *off_and_bound(model, off), "", remedy)
+
+
+def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
+    """Responses whose EOS is lost or whose truncation is wrong; the risk where pad == eos.
+
+    A response that is not truncated ends with an EOS inside its mask; a truncated one holds none;
+    none holds an EOS before its end.
+    """
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    eos = torch.tensor(special.eos, device=tokens.device)
+    ends = torch.isin(tokens, eos) & mask
+    last = mask.sum(1, keepdim=True) - 1
+    ended = ends.gather(1, last).squeeze(1)
+    wrong = (ended == batch["next", "truncated"].squeeze(-1)) | (ends.sum(1) > ended.long())
+    detail = "pad == eos: masks go by position" if special.pad in special.eos else ""
+    remedy = "report this: a response must end with its EOS"
+    return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
+
+
+def template_marks(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    answer: str,
+    eos: str | None = None,
+    template: Mapping[str, Any] = NO_ARGUMENTS,
+) -> Check:
+    """Positions where the template's assistant mask and the mask by position disagree.
+
+    By position, the prompt is the template's with its generation prompt, and the response is the
+    answer's own tokens and the EOS. A template without ``{% generation %}`` marks nothing: then
+    positions alone are used, and that is said.
+
+    Args:
+        tokenizer: of ``transformers``, with a chat template.
+        messages: the conversation before the answer.
+        answer: what the assistant says.
+        eos: the text of the EOS; None for the tokenizer's.
+        template: arguments of the chat template.
+    """
+    name = "positions where template and mask disagree"
+    eos = tokenizer.eos_token if eos is None else eos
+    prompt = _ids(tokenizer, messages, template, add_generation_prompt=True)["input_ids"]
+    response = tokenizer(answer + (eos or ""), add_special_tokens=False)["input_ids"]
+    if not MARKS_ASSISTANT.search(tokenizer.chat_template or ""):
+        return Check(name, 0.0, 0.0, "the template marks no assistant tokens; positions are used")
+    whole = [*messages, {"role": "assistant", "content": answer}]
+    rendered = _ids(tokenizer, whole, template, return_assistant_tokens_mask=True)
+    ids, marks = rendered["input_ids"], rendered["assistant_masks"]
+    masked = _ids(tokenizer, messages, template, return_assistant_tokens_mask=True)
+    before = masked["assistant_masks"]
+    # Earlier turns' answers are marked too; they were not produced here.
+    marks = [0] * len(before) + list(marks[len(before) :])
+    expected = [0] * len(prompt) + [1] * len(response)
+    by_position = zip_longest(marks, expected, ids, prompt + response, fillvalue=0)
+    wrong = sum(
+        mark != right or (right == 1 and token != right_token)
+        for mark, right, token, right_token in by_position
+    )
+    remedy = "fix the {% generation %} marks of the chat template, or take them out"
+    return Check(name, float(wrong), 0.0, remedy=remedy)
+
+
+def _ids(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    template: Mapping[str, Any],
+    **how: Any,
+) -> Any:
+    turns = [dict(message) for message in messages]
+    try:
+        return tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=True, **template, **how
+        )
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"preflight: the chat template refuses an answer ({first_line(error)}); let it render "
+            "the assistant's turn, or take its {% generation %} marks out"
+        ) from error

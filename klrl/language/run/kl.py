@@ -1,0 +1,173 @@
+"""KL(policy||reference) of a language rollout: pi_ref, its KL by every estimator, charged once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from klrl.config import (
+    LANGUAGE,
+    KLConfig,
+    LanguageConfig,
+    LegacyKLConfig,
+    RetrieveKLConfig,
+    factory,
+)
+from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
+from klrl.kl.divergences import REVERSE, Divergence, Which
+from klrl.kl.measure import mean_charged, mean_kl
+from klrl.kl.own import chosen_divergence, chosen_estimator
+from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
+from klrl.language.data.batch import (
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    REWARD,
+    SCORE,
+    on_full,
+    on_response,
+    response_mask,
+)
+from klrl.language.model.causal_lm import head
+from klrl.language.model.pretrained import adapter_off
+from klrl.language.model.vocabulary import Against, NextTokens, token_measures
+from klrl.language.run.scoring import Layout
+
+
+class Reference(FrozenReference):
+    """A model of its own beside the policy's; or the policy's with its adapters switched off."""
+
+    def next_tokens(self, states: Tensor, temperature: float) -> NextTokens:
+        """The distributions behind kept hidden states [B, R, D]."""
+        own = head(self.module) if self.own else _OffHead(self.module)
+        return NextTokens(states, own, temperature)
+
+    def states(self, batch: TensorDictBase, layout: Layout, prompts: int) -> Tensor:
+        """The hidden states [B, R, D] of a rollout, computed once, ``prompts`` at a time."""
+        with nullcontext() if self.own else adapter_off(self.module):
+            return layout.rollout_states(self.module, batch, prompts)
+
+
+@dataclass(frozen=True)
+class _OffHead:
+    """The head as it was before its adapters, where it has any."""
+
+    model: nn.Module
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]; its size tells how many tokens fit a chunk."""
+        return head(self.model).weight  # type: ignore[attr-defined]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        with adapter_off(self.model):
+            return head(self.model)(states)
+
+
+def starts_at_reference(reference: FrozenReference, config: LanguageConfig) -> bool:
+    """Whether KL(pi_0 || pi_ref) must be 0 in a fresh run: trained adapters are not off."""
+    source = reference.rule.source
+    return source == THE_POLICY or (source == NO_ADAPTERS and config.actor.init is None)
+
+
+def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
+    """Whether a checkpoint must hold the reference: it moves, or cannot be made from the model."""
+    if rule.source == NO_ADAPTERS:
+        return False
+    return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
+
+
+#: The exact KL of every token [B, R]; another divergence, where that is charged [B, R]; and what is
+#: charged [B, R, 1], without its coefficient.
+EXACT, DIVERGENCE = ("kl", "exact"), ("kl", "divergence")
+CHARGED = ("next", KL_KEY)
+
+
+def make_reference_kl(config: KLConfig) -> ReferenceKL | None:
+    """The choice of ``kl``; None for ``kl=none``."""
+    return factory("kl", config, LANGUAGE)(config)
+
+
+def no_kl(config: KLConfig) -> None:
+    """``kl=none``: nothing measured, nothing charged."""
+
+
+def legacy(config: LegacyKLConfig) -> ReferenceKL:
+    """``kl=legacy``: k1 in the reward."""
+    return ReferenceKL(config.coef, "k1", "reward")
+
+
+def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
+    """``kl=retrieve``."""
+    divergence = Divergence(chosen_divergence(config))
+    estimator = chosen_estimator(config)
+    return ReferenceKL(config.coef, estimator, config.placement, divergence=divergence)
+
+
+@torch.no_grad()
+def annotate(
+    batch: TensorDictBase,
+    policy: NextTokens,
+    reference: NextTokens,
+    divergence: Divergence = REVERSE,
+) -> None:
+    """Write log pi_ref of the tokens, and the exact KL of their distributions, once per rollout.
+
+    Args:
+        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R] and ("kl", "exact") [B, R]; and
+            ("kl", "divergence") [B, R], where another one than the reverse KL is charged.
+        policy: the distributions that it was sampled from.
+        reference: pi_ref's of the same tokens.
+        divergence: which is charged.
+    """
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    names: dict[tuple[str, str], Which] = {EXACT: "reverse"}
+    if not divergence.is_reverse:
+        names[DIVERGENCE] = divergence.name
+    against = Against(reference, list(names.values()))
+    _, [compared] = token_measures(policy, tokens, mask, [against])
+    batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
+    for key, name in names.items():
+        batch[key] = compared.divergence[name]
+
+
+def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
+    """Write the reward of every token [B, R, 1]: the score on the last, minus coef * KL if charged.
+
+    Args:
+        batch: [B], scored; annotated where there is a KL.
+        kl: how; None leaves the score alone.
+    """
+    mask, score = response_mask(batch), batch[SCORE].flatten()
+    if kl is None:
+        batch[REWARD] = on_last(score, mask).unsqueeze(-1)
+        return
+    log_prob, ref_log_prob = on_response(batch, LOG_PROBS), on_response(batch, REF_LOG_PROBS)
+    exact = batch[EXACT if kl.divergence.is_reverse else DIVERGENCE]
+    applied = sampled_kl(kl.estimator, log_prob, ref_log_prob, exact, mask)
+    batch[CHARGED] = applied.unsqueeze(-1)
+    reward = on_last(score.to(applied.dtype), mask)
+    batch[REWARD] = kl.shaped(reward, applied).unsqueeze(-1)
+
+
+@torch.no_grad()
+def measure(batch: TensorDictBase) -> dict[str, Tensor]:
+    """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per token.
+
+    Returns:
+        Means over valid tokens; with the suffix ``_seq`` sums over a response, means over
+        responses. Where another divergence is charged, what
+        :func:`klrl.kl.measure.mean_charged` gives too.
+
+    Raises:
+        NonFiniteError: one of them is NaN or infinite.
+    """
+    mask = response_mask(batch)
+    log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
+    means = mean_kl(batch[EXACT], log_ratio, mask)
+    if DIVERGENCE in batch.keys(include_nested=True):
+        means |= mean_charged(batch[DIVERGENCE], mask)
+    return means

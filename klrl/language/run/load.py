@@ -1,0 +1,271 @@
+"""Trained language policies, read back from a run folder; what a checkpoint holds of a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
+from klrl.config import (
+    CheckpointReferenceConfig,
+    LanguageConfig,
+)
+from klrl.config.checks import typed_choice
+from klrl.kl.reference import Loaded
+from klrl.language.model import smollm
+from klrl.language.model.causal_lm import model_device
+from klrl.language.model.files import find_model
+from klrl.language.model.pretrained import CausalLM
+from klrl.language.run.policy import Policy, make_policy
+from klrl.runs.checkpoint import load_component
+from klrl.runs.find import find_run
+from klrl.runs.resume import stored_config
+
+#: The setting that names a reference's run.
+_PATH = "reference.path"
+
+
+def trained_policy(
+    run: str | Path,
+    which: str = "last",
+    device: str = "cpu",
+    setting: str = "run",
+    beside: LanguageConfig | None = None,
+    model: str | None = None,
+) -> Policy:
+    """The policy of a language run, frozen.
+
+    Args:
+        run: the run folder.
+        which: last or best.
+        device: where to put it.
+        setting: for messages, as in ``reference.path``.
+        beside: a job whose policy it is compared with, see :func:`_computing_as`.
+        model: where the run's base model is now; None: where it was. Whatever is taken from there,
+            its weights must be those of the digest in the checkpoint, if that has one.
+
+    Raises:
+        ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
+    """
+    folder = find_run(str(run), setting)
+    config = language_config(folder, setting)
+    config = config if beside is None else _computing_as(config, beside)
+    config = config if model is None else with_model(config, model)
+    config.device = device
+    policy = make_policy(config, say=lambda _: None)  # the run printed these lines when it began
+    compared = config.actor.lora.r or model is not None
+    base = base_digest(policy.model, config.actor.model) if compared else None
+    weights = Weights(policy.model, policy.value_head, base=base)
+    load_component(folder, which, "agent", weights, torch.device(device))
+    policy.model.requires_grad_(False).eval()
+    return policy
+
+
+def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu") -> CausalLM:
+    """:func:`klrl.api.load_policy` of a language run."""
+    return trained_policy(run, which, device).causal
+
+
+def load_reference(
+    config: LanguageConfig, policy: Policy, described: Mapping[str, Any] | None
+) -> Loaded:
+    """Another run's model as pi_ref.
+
+    Args:
+        config: the job, with ``reference=checkpoint``.
+        policy: the live one; the reference must have its tokens.
+        described: on resume, what this run noted of its reference: its weights then come from
+            this run's own checkpoint, and the other folder may be gone.
+
+    Returns:
+        The model, and its description for the manifest.
+    """
+    reference = config.reference
+    assert isinstance(reference, CheckpointReferenceConfig)
+    if described is not None:
+        other = make_policy(
+            _computing_as(with_network(config, described), config), say=lambda _: None
+        )
+    else:
+        stored = language_config(find_run(reference.path, _PATH), _PATH)
+        described = {"actor": asdict(stored.actor)}
+        device = str(model_device(policy.model))
+        other = trained_policy(reference.path, reference.which, device, _PATH, beside=config)
+    if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
+        raise ConfigError(
+            f"{_PATH}={reference.path}: its tokens are not this policy's; choose a run with the "
+            "same tokenizer"
+        )
+    return other.model, described
+
+
+def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
+    """The same job with the network of another run, as a manifest describes it."""
+    return replace(config, actor=typed_choice("actor", described))
+
+
+def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
+    """Another job in the precision of this one, where it can be: a KL is then less of rounding."""
+    adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
+    if adapters_on_bfloat16 or other.actor.dtype == "float64":
+        return other
+    low = config.mixed or config.actor.dtype == "bfloat16"
+    return computing_in(other, "mixed" if low else "float32")
+
+
+def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
+    """The same job with weights of float32 and this arithmetic: float32 or mixed."""
+    return replace(
+        config,
+        actor=replace(config.actor, dtype="float32"),
+        learner=replace(config.learner, dtype=dtype),
+    )
+
+
+def language_config(run: Path, setting: str = "run") -> LanguageConfig:
+    """The settings of a language run."""
+    config = stored_config(run)
+    if not isinstance(config, LanguageConfig):
+        raise ConfigError(f"{setting}={run}: is a control run; give a language run")
+    return config
+
+
+#: Prefix, before the dtype, of the entry that identifies the base model.
+_BASE = "base_sha256."
+
+
+@dataclass(frozen=True)
+class BaseDigest:
+    """A digest of the weights that a run started from and that its checkpoint does not hold.
+
+    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared.
+    """
+
+    model: str | None
+    dtype: str
+    digest: Tensor
+
+
+def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
+    """The digest of a newly loaded network: of its frozen weights, or of all if none is frozen.
+
+    Args:
+        network: a causal LM; LoRA adapters are not part of the base.
+        model: ``actor.model``.
+    """
+    named = list(network.named_parameters())
+    frozen = [(name, p) for name, p in named if not p.requires_grad] or named
+    sha = hashlib.sha256()
+    for name, parameter in frozen:
+        sha.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        sha.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    dtype = str(frozen[0][1].dtype).removeprefix("torch.")
+    return BaseDigest(model, dtype, torch.tensor(list(sha.digest()), dtype=torch.uint8))
+
+
+class Weights:
+    """The part of a model that a checkpoint holds: trained weights, with LoRA the adapters alone.
+
+    Args:
+        model: a causal LM.
+        value_head: the critic, if there is one.
+        whole: hold every parameter, trained or not, as for a reference.
+        base: digest of the weights that are not held; saved with them and compared.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        value_head: nn.Module | None = None,
+        *,
+        whole: bool = False,
+        base: BaseDigest | None = None,
+    ) -> None:
+        named = list(model.named_parameters())  # tied weights once
+        self._parameters = {n: p for n, p in named if whole or p.requires_grad}
+        if value_head is not None:
+            self._parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
+        self._base = base
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Name -> weight; and the digest of the base model, if there is one."""
+        state = {name: p.detach() for name, p in self._parameters.items()}
+        if self._base is not None:
+            state[_BASE + self._base.dtype] = self._base.digest
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load weights, in place.
+
+        Raises:
+            RuntimeError: other names or shapes, or adapters of another base model. A value head may
+                be missing or superfluous: a run with another advantage starts without its own.
+        """
+        self._check_base(state)
+        state = {n: v for n, v in state.items() if not n.startswith(_BASE)}
+        parameters = {n: p for n, p in self._parameters.items() if n in state or not _of_head(n)}
+        stored = {n: v for n, v in state.items() if n in parameters or not _of_head(n)}
+        if unmatched := sorted(set(parameters) ^ set(stored)):
+            raise RuntimeError(
+                f"its weights have other names ({unmatched[0]}, ...); choose the same actor.*"
+            )
+        for name, parameter in parameters.items():
+            if parameter.shape != stored[name].shape:
+                shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
+                raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
+            parameter.copy_(stored[name])
+
+    def _check_base(self, state: Mapping[str, Tensor]) -> None:
+        if self._base is None:
+            return
+        stored = state.get(_BASE + self._base.dtype)
+        if stored is not None and not torch.equal(stored.cpu(), self._base.digest):
+            raise RuntimeError(
+                f"actor.model={self._base.model or 'null'} does not hold the weights that the run "
+                "started from; put those files back"
+            )
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith("value_head.")
+
+
+def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:
+    """The same job with its base model in another folder; None: where it was."""
+    if model is None:
+        return config
+    if not expanded(model).is_dir():
+        raise ConfigError(
+            f"--model={model}: no such folder; give the one that holds the run's base model"
+        )
+    return with_model(config, model)
+
+
+def with_model(config: LanguageConfig, model: str | None) -> LanguageConfig:
+    """The same job with another ``actor.model``."""
+    return replace(config, actor=replace(config.actor, model=model))
+
+
+def check_place(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
+    """Look for the base model of a run that is not to be trained.
+
+    Args:
+        config: the run's settings.
+        remedy: how its new place is told.
+    """
+    model = config.actor.model
+    if model is None or model == smollm.NAME:
+        return
+    try:
+        find_model(model)
+    except ConfigError as error:
+        found, _, _ = str(error).rpartition(";")  # its own remedy is for who begins a run
+        raise ConfigError(f"{found}; say where it is now with {remedy}") from error

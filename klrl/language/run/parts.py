@@ -1,0 +1,182 @@
+"""The parts of a language run; the algorithm is :meth:`klrl.train.loop.Training.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from klrl.base.seeds import derived_seed, seed_generators
+from klrl.config import LanguageConfig, factory
+from klrl.kl.divergences import REVERSE
+from klrl.language.data.tasks import make_task
+from klrl.language.model import pretrained as model
+from klrl.language.model.causal_lm import head
+from klrl.language.model.mixed import in_low_precision
+from klrl.language.model.pretrained import prompt_limit
+from klrl.language.model.vocabulary import NextTokens
+from klrl.language.run.checks import PROMPTS, preflight_checks
+from klrl.language.run.evaluate import evaluate_policy
+from klrl.language.run.kl import (
+    Reference,
+    annotate,
+    charge,
+    checkpointed,
+    make_reference_kl,
+    measure,
+)
+from klrl.language.run.load import Weights, base_digest, load_reference
+from klrl.language.run.record import ShownSamples, UnreadColumns, rewards_of
+from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
+from klrl.language.run.update import LanguageSteps, prompts_at_a_time
+from klrl.runs.checkpoint import load_component
+from klrl.runs.find import find_run
+from klrl.runs.machine import device_of
+from klrl.train.callbacks import Callback
+from klrl.train.evaluate import Evaluation, Starts
+from klrl.train.learner import Learner
+from klrl.train.loop import Parts
+from klrl.train.row import Rewards
+from klrl.train.schedule import Size
+
+_say = partial(print, flush=True)
+
+
+class LanguageParts(Parts):
+    """Everything that one language run needs, built from its settings and looked at.
+
+    Args:
+        config: the job.
+        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
+    """
+
+    reference: Reference | None
+    #: Of the last rollout, where it was scored again.
+    _rounding: Mapping[str, float] = {}
+    longest_episode = 1  # a response is one sample
+
+    def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, device_of(config.device))
+        self.config = config
+        self.task = make_task(config.env, config.seed)
+        seed_generators(derived_seed(config.seed, "torch"))
+        make_policy = factory("actor", config.actor, config.domain)
+        self.policy = make_policy(config, chat=self.task.chat, say=_say)
+        tokenizer = self.policy.causal.tokenizer
+        limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
+        self.task.check(tokenizer, limit)
+        self.prompts = self.task.stream(tokenizer, limit)
+        self.kl = make_reference_kl(config.kl)
+        kept = checkpointed(self.reference_rule, config)
+        # Without these weights a checkpoint is worth nothing: with LoRA it holds the adapters
+        # alone, and a reference that it does not hold is made from them.
+        needed = config.actor.lora.r or (self.kl is not None and not kept)
+        base = base_digest(self.policy.model, config.actor.model) if needed else None
+        self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
+        if config.actor.init is not None and before is None:
+            run = find_run(config.actor.init, "actor.init")
+            load_component(run, "last", "agent", self.weights, self.device)
+        self.reference = self._make_reference(before.get("reference") if before else None)
+        self.sampler = make_sampler(config, self.policy)
+        if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
+            _say("preflight: sampling and scoring a few responses in each way that the run will")
+        few = self.task.few(tokenizer, limit, PROMPTS)
+        self.layouts, self.preflight = preflight_checks(
+            config, self.policy, self.reference, self.sampler, few, fresh=before is None
+        )
+        self.preflight = [*self.task.notes, *self.preflight]
+        self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
+            config, self.policy, self.kl
+        )
+        charged = None if self.kl is None else self.kl.loss_estimator
+        divergence = REVERSE if self.kl is None else self.kl.divergence
+        steps = LanguageSteps(
+            config, self.policy, self.layouts.policy, self.reference, charged, divergence
+        )
+        self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
+
+    # ------------------------------------------------------------------------------ the steps
+
+    def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
+        """Score the reference once, measure the KL, charge the reward of every token."""
+        measured, model = {}, self.policy.model
+        temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
+        if in_low_precision(model):
+            layout = self.layouts.policy
+            self._rounding = rescore(batch, model, layout, at_a_time, temperature)
+        if self.reference is not None:
+            states = self.reference.states(batch, self.layouts.reference, at_a_time)
+            batch[REF_STATES] = states
+            policy = NextTokens(batch[STATES], head(model), temperature)
+            assert self.kl is not None
+            reference = self.reference.next_tokens(states, temperature)
+            annotate(batch, policy, reference, self.kl.divergence)
+            measured = measure(batch)
+        charge(batch, self.kl)
+        return measured
+
+    @property
+    def actor(self) -> nn.Module:
+        """The live model."""
+        return self.policy.model
+
+    def rewards(self, batch: TensorDictBase) -> Rewards:
+        """What a row tells of a charged rollout."""
+        rewards = rewards_of(batch, self.kl)
+        return replace(rewards, own={**rewards.own, **self._rounding})
+
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Responses to prompts of the evaluation split."""
+        sampled = self.config.eval.sampled
+        return evaluate_policy(
+            self.config,
+            self.policy,
+            self.task,
+            self.sampler,
+            starts=starts,
+            size=size,
+            sampled=sampled,
+        )
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Shows some responses, names columns that nothing reads."""
+        return (ShownSamples(self.config.collector), UnreadColumns())
+
+    # --------------------------------------------------------------------------------- parts
+
+    def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
+        """The sampler of responses, from an iteration on."""
+        make_rollout = factory("collector", self.config.collector, self.config.domain)
+        self.collector: PromptRollout = make_rollout(
+            self.config, self.policy, self.sampler, self.task, self.prompts, iteration
+        )
+        self.collector.phase = self.phase
+        return self.collector
+
+    def components(self) -> dict[str, Any]:
+        """Weights, optimiser, the place among the prompts, and a reference that must be kept."""
+        components: dict[str, Any] = {
+            "agent": self.weights,
+            "optimizer": self.learner.steps.optimizer,
+            "prompts": self.prompts,
+        }
+        if self.reference is not None and self.reference.checkpointed:
+            components["reference"] = Weights(self.reference.module, whole=True)
+        return components
+
+    def _make_reference(self, described: Mapping[str, Any] | None) -> Reference | None:
+        """pi_ref; ``described`` on resume, where it is another run's model."""
+        config, policy = self.config, self.policy
+        if self.kl is None:
+            return None
+        return Reference.start(
+            self.reference_rule,
+            policy.model,
+            lambda: load_reference(config, policy, described),
+            checkpointed=checkpointed(self.reference_rule, config),
+        )

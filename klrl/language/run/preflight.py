@@ -1,0 +1,59 @@
+"""Refuses a language job, or the task of an evaluation, before anything is written or built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
+from klrl.config import JobConfig, LanguageConfig
+from klrl.config.overrides import quote_paths
+from klrl.runs.find import other_runs
+from klrl.runs.machine import check_language_packages
+from klrl.runs.other_task import allowed
+from klrl.runs.resume import stored_config
+
+#: Settings of the task that an evaluation may change, where the task has them; beside these it may
+#: say where the base model is now.
+_CHANGEABLE = (
+    *("env.reward", "env.shortest", "env.longest"),
+    *("env.reward_weights", "env.eval_data", "env.eval_split"),
+)
+
+
+def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
+    """Refuse a job whose packages, data, reward function, model folder or other run is missing.
+
+    Arguments as :func:`klrl.runs.machine.check_machine`.
+    """
+    check_language_packages(config)
+    # They import torch and the packages that were just looked for.
+    from klrl.language.data.tasks import make_task
+    from klrl.language.model import smollm
+    from klrl.language.run.load import language_config
+
+    make_task(config.env, config.seed)
+    model = config.actor.model
+    if model == smollm.NAME:
+        smollm.check_installed()
+    if model is not None and expanded(model).is_file():
+        raise ConfigError(f"actor.model={model}: is a file; give a folder of save_pretrained")
+    if resumed:
+        return
+    for setting, path, run in other_runs(config):
+        actor = language_config(run, setting).actor
+        same = (actor.model, actor.lora) == (config.actor.model, config.actor.lora)
+        if setting == "actor.init" and not same:
+            raise ConfigError(
+                f"{setting}={path}: its network is actor.model={actor.model} with "
+                f"actor.lora.r={actor.lora.r}; choose the same actor.model and actor.lora"
+            )
+
+
+def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
+    """:func:`klrl.runs.other_task.config_on_task` of a language run."""
+    changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
+    changeable.append("actor.model")
+    words = quote_paths(allowed(overrides, changeable))
+    return stored_config(run, words, changeable=changeable)

@@ -1,0 +1,236 @@
+"""The hidden states that predict a batch's response tokens: one row per prompt, or per response.
+
+Shared: one row [prompt | r1 .. rG] with a tree mask (a response attends to the prompt and itself)
+and position ids that restart after the prompt, so that a prompt is computed once for its G
+responses. Packed: row i is [prompt | response i | padding], see
+:func:`packed_states`. Shared rows are packed to the left too, and the last
+token of a response is left out, since nothing is predicted from it. Heads and log-softmaxes follow
+on response tokens alone, in :mod:`klrl.language.model.vocabulary`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from klrl.base.context import check_length
+from klrl.language.data.batch import ATTENTION, prompt_length, response_mask, take_prompts
+from klrl.language.model.causal_lm import (
+    backbone,
+    head,
+    model_dtype,
+    positions,
+    sharing_refused,
+    unwrapped,
+    without_dropout,
+)
+from klrl.language.model.plain import (
+    AGREEMENT,
+    FAMILY_ERRORS,
+    max_off,
+    off_and_bound,
+    packed_states,
+    plain_log_probs,
+    reason_of,
+    rows_to_compare,
+)
+from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.train.preflight import Check
+
+
+def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
+    """The states from one row per prompt and its G responses; equal to :func:`packed_states`.
+
+    Args:
+        model: a causal LM whose attention takes a 4-D mask.
+        batch: [N x G], rows of a prompt together.
+        group_size: G.
+
+    Returns:
+        [B, R, D], differentiable; undefined at padding.
+
+    Raises:
+        ValueError: longer than the model's context.
+    """
+    rows = pack(batch, group_size)
+    check_length(unwrapped(model), int(rows.positions.max()) + 2)
+    with without_dropout(model):
+        output = backbone(model)(
+            input_ids=rows.tokens,
+            attention_mask=tree_mask(rows.segments, model_dtype(model)),
+            position_ids=rows.positions,
+            use_cache=False,
+        )
+    hidden = output.last_hidden_state.flatten(0, 1)
+    return hidden.index_select(0, rows.source.flatten()).unflatten(0, (len(batch), -1))
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """N rows of L tokens, each a prompt and its G responses, packed to the left.
+
+    Attributes:
+        tokens: [N, L].
+        positions: [N, L], restarting after the prompt at every response.
+        segments: [N, L]: 0 the prompt, 1 .. G the responses, -1 padding.
+        source: [B, R]: the index in [N x L] of the state that predicts each response token.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    source: Tensor
+
+
+def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
+    """Arrange the batch as one row per prompt.
+
+    A response of n tokens takes n - 1 slots: its first token is predicted from the prompt's last.
+    """
+    width = prompt_length(batch)
+    first = batch[::group_size]
+    prompt_mask = first[ATTENTION][:, :width]
+    count, device = prompt_mask.shape[0], prompt_mask.device
+    mask = response_mask(batch).unflatten(0, (count, group_size))  # [N, G, R]
+    fed = mask[:, :, 1:]  # token t is fed where there is a token t + 1 to predict
+    steps = fed.shape[-1]
+
+    real = torch.cat([prompt_mask, fed.flatten(1)], 1)
+    tokens = torch.cat(
+        [
+            first["tokens", "prompt"],
+            batch["tokens", "response"][:, :-1].reshape(count, group_size * steps),
+        ],
+        1,
+    )
+    length = prompt_mask.sum(1)  # [N]
+    after = length[:, None] + torch.arange(steps, device=device).repeat(group_size)
+    position_ids = torch.cat([positions(prompt_mask), after], 1)
+    response = torch.arange(1, group_size + 1, device=device).repeat_interleave(steps)
+    segment = torch.cat([response.new_zeros(width), response]).expand(count, -1)
+
+    totals = real.sum(1)  # [N]
+    longest = int(totals.max())
+    order = real.long().argsort(dim=1, descending=True, stable=True)[:, :longest]
+    padding = torch.arange(longest, device=device) >= totals[:, None]
+
+    slot = real.long().cumsum(1) - 1  # the packed position of each token in its row
+    before = (length - 1)[:, None, None].expand(count, group_size, 1)
+    source = torch.cat([before, slot[:, width:].reshape(count, group_size, steps)], 2)
+    source = source + longest * torch.arange(count, device=device)[:, None, None]
+    return SharedRows(
+        tokens=tokens.gather(1, order),
+        positions=position_ids.gather(1, order).masked_fill(padding, 0),
+        segments=segment.gather(1, order).masked_fill(padding, -1),
+        source=source.flatten(0, 1),
+    )
+
+
+def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, 1, L, L], 0 where a token attends to another, the dtype's lowest number elsewhere.
+
+    A token attends to itself and to earlier ones of the prompt or of its own response.
+    """
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    query, key = segments[:, :, None], segments[:, None, :]
+    visible = causal & ((key == 0) | (key == query))
+    bias = torch.zeros(visible.shape, dtype=dtype, device=segments.device)
+    return bias.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout in which a model is scored, and why.
+
+    Args:
+        group_size: G.
+        shared: one row per prompt, else one per response, packed.
+        reason: a line of the preflight: the comparison, or why rows are not shared.
+    """
+
+    group_size: int
+    shared: bool
+    reason: str = ""
+
+    def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
+        """The hidden states [B, R, D] before each response token, differentiable."""
+        if self.shared:
+            return shared_states(model, batch, self.group_size)
+        return packed_states(model, batch)
+
+    def next_tokens(
+        self, model: nn.Module, batch: TensorDictBase, temperature: float
+    ) -> NextTokens:
+        """The distributions of the batch's response tokens under a model, differentiable."""
+        return NextTokens(self.states(model, batch), head(model), temperature)
+
+    @torch.no_grad()
+    def rollout_states(
+        self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
+    ) -> Tensor:
+        """The same without gradient for a whole rollout, as a reference needs it once."""
+        count = batch.batch_size[0] // self.group_size
+        device = batch["tokens", "full"].device
+        pieces = torch.arange(count, device=device).split(prompts_at_a_time)
+        states = [self.states(model, take_prompts(batch, p, self.group_size)) for p in pieces]
+        return torch.cat(states)
+
+
+#: In words, by ``Layout.shared``.
+NAMES = {
+    True: "scored in one row per prompt",
+    False: "scored in one row per response, padded on the right",
+}
+
+
+@torch.no_grad()
+def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Layout:
+    """Compare the layouts with the model's own log-probs on a few prompts, and choose one.
+
+    Args:
+        model: a causal LM.
+        batch: [N x G].
+        group_size: G.
+
+    Returns:
+        The first of shared and packed that is right to :data:`AGREEMENT`.
+
+    Raises:
+        ValueError: none is; or the head gives other logits than the model itself.
+    """
+    chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
+    few = take_prompts(batch, chosen, group_size)
+    bound = AGREEMENT[model_dtype(model)]
+    rows = rows_to_compare(few, group_size)
+    tokens, mask = few["tokens", "response"], response_mask(few)
+
+    def scores(layout: Layout) -> Tensor:
+        return response_log_probs(layout.next_tokens(model, few, 1.0), tokens, mask)
+
+    def largest_difference(layout: Layout) -> float:
+        plain, scored = plain_log_probs(model, few[rows]), scores(layout)
+        others = scores(Layout(group_size, False))
+        return max_off((scored[rows], plain), (scored, others))
+
+    refused = sharing_refused(model)
+    wrong = [] if refused is None else [refused]
+    for shared in (True, False) if refused is None else (False,):
+        layout = Layout(group_size, shared)
+        try:
+            off, bound = off_and_bound(model, partial(largest_difference, layout))
+        except FAMILY_ERRORS as error:
+            wrong.append(f"{NAMES[shared]}: {reason_of(error)}")
+            continue
+        if off <= bound:
+            name = f"{NAMES[shared]}, nats off plain log-probs"
+            return replace(layout, reason=str(Check(name, off, bound, "; ".join(wrong))))
+        wrong.append(f"{NAMES[shared]}: {off:.3g} nats off")
+    raise ValueError(
+        f"{type(unwrapped(model)).__name__}: no way to score gives its own log-probs to {bound:g} "
+        f"nats ({'; '.join(wrong)}); choose another model"
+    )

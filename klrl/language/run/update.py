@@ -1,0 +1,321 @@
+"""The gradient steps of a language run: minibatches of whole prompts, scored and learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
+from klrl.kl.divergences import REVERSE, Divergence
+from klrl.kl.estimators import Estimator, estimate_kl, masked_mean
+from klrl.language.data.batch import (
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    on_response,
+    response_mask,
+    take_prompts,
+)
+from klrl.language.model.causal_lm import head, model_dtype
+from klrl.language.model.mixed import in_low_precision
+from klrl.language.model.vocabulary import (
+    Against,
+    NextTokens,
+    exact_token_kl,
+    token_entropy,
+    token_measures,
+)
+from klrl.language.run.kl import Reference
+from klrl.language.run.policy import Policy
+from klrl.language.run.rollout import REF_STATES, STATES
+from klrl.language.run.scoring import Layout
+from klrl.losses.policy import LossTerms, PolicyLoss, Scored
+from klrl.objectives.functional import normalized
+from klrl.train.learner import Coefficients, Steps
+
+#: Prompts scored at a time where no gradient is needed, as many as a minibatch at least.
+PROMPTS_WITHOUT_GRADIENT = 32
+
+
+class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
+    """Steps of model (or adapters) and value head.
+
+    Args:
+        config: the job.
+        policy: changed in place.
+        layout: how it is scored.
+        reference: pi_ref, asked again only where the loss charges the exact KL.
+        estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
+        divergence: of policy and reference, where it charges that exactly.
+    """
+
+    mode = "false"
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        policy: Policy,
+        layout: Layout,
+        reference: Reference | None = None,
+        estimator: Estimator | None = None,
+        divergence: Divergence = REVERSE,
+    ) -> None:
+        self.config, self.policy, self.layout, self.reference = config, policy, layout, reference
+        self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
+            config.loss, estimator, divergence
+        )
+        self.optimizer: Optimizer = factory("optim", config.optim, config.domain)(
+            config.optim, policy.parameters
+        )
+        self.say = lambda _: None
+        self._temperature = config.collector.temperature
+        self._old_head: nn.Module = head(policy.model)  # type: ignore[assignment]
+
+    @property
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """What is trained of the model."""
+        return self.policy.actor_parameters
+
+    def lay_out(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch [B] as it is; the head that it was sampled with is kept, for KL(old||new)."""
+        now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
+        moves = any(p.requires_grad for p in now.parameters())
+        self._old_head = deepcopy(now).requires_grad_(False) if moves else now
+        if moves and in_low_precision(self.policy.model):
+            # As it is computed with, which is half as large.
+            self._old_head.to(model_dtype(self.policy.model))
+        return batch
+
+    def minibatches(self, frames: TensorDictBase) -> Iterator[TensorDictBase]:
+        """Every prompt's group once, shuffled."""
+        size = self.config.collector.group_size
+        # The order comes from the CPU's generator, the same on every device.
+        order = torch.randperm(frames.batch_size[0] // size).to(frames["advantage"].device)
+        for prompts in order.chunk(self.config.learner.minibatches):
+            yield take_prompts(frames, prompts, size)
+
+    def step(self, minibatch: TensorDictBase, coefficients: Coefficients) -> Tensor:
+        """One gradient step."""
+        measured = []
+        for part in self._parts(minibatch):
+            terms = self.loss_terms(part.batch, coefficients, part.spread)
+            total = terms.total if part.share is None else terms.total * part.share.to(terms.total)
+            total.backward()
+            measured.append({name: value.detach() for name, value in terms.measured.items()})
+        norm = self.optimizer.step(coefficients.lr)
+        self.optimizer.zero_grad()  # now: they would lie beside the next forward's activations
+        with torch.no_grad():
+            whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
+            metrics = self.loss.measure(whole, self._learned(minibatch))
+            if self.config.loss.mask_truncated:
+                # Of all responses: those that were cut off alone would have an entropy of 0.
+                entropy = masked_mean(-on_response(minibatch, LOG_PROBS), response_mask(minibatch))
+                metrics[self.loss.measures.index("policy/entropy")] = entropy
+            return torch.cat([metrics, norm.reshape(1)]).float()
+
+    def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
+        """``learner.micro_batch`` prompts each; their losses, by their shares, are its loss."""
+        size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
+        count = minibatch.batch_size[0] // group_size
+        if size is None or size >= count:
+            yield _Part(minibatch)
+            return
+        minibatch, mask, spread = minibatch.copy(), self._learned(minibatch), None
+        if self.config.loss.normalize_advantage:
+            advantage, spread = normalized(minibatch["advantage"].squeeze(-1), mask)
+            minibatch["advantage"] = advantage.unsqueeze(-1)
+        for prompts in torch.arange(count, device=mask.device).split(size):
+            rows = torch.isin(torch.arange(count, device=mask.device), prompts)
+            share = self.loss.share(rows.repeat_interleave(group_size), mask)
+            yield _Part(take_prompts(minibatch, prompts, group_size), share, spread)
+
+    def _learned(self, batch: TensorDictBase) -> Tensor:
+        """The tokens [B, R] that the loss sees: all, or those of responses that ended."""
+        mask = response_mask(batch)
+        return mask & ~batch["next", "truncated"] if self.config.loss.mask_truncated else mask
+
+    def loss_terms(
+        self, batch: TensorDictBase, coefficients: Coefficients, spread: Tensor | None = None
+    ) -> LossTerms:
+        """The loss of a minibatch [B].
+
+        Args:
+            batch: its tokens.
+            coefficients: of its terms.
+            spread: that its advantages were divided by already, see :class:`PolicyLoss`.
+        """
+        scored = self.score(batch)
+        beta, kl_coef = scored.log_prob.new_tensor([coefficients.beta, coefficients.kl_ref])
+        return self.loss(scored, beta, kl_coef, spread)
+
+    def score(self, batch: TensorDictBase) -> Scored:
+        """What policy and critic say of its tokens [B, R]; one forward, differentiable."""
+        mask, old_log_prob = self._learned(batch), on_response(batch, LOG_PROBS)
+        policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
+        log_prob, exact_ref, kl_old = self._measures(policy, batch, mask)
+        # Without a bonus of the sampling policy, from its own tokens: E[-log pi] costs nothing.
+        entropy = token_entropy(policy, mask) if self.loss.entropy_bonus else -old_log_prob
+        charged = self.loss.reference_estimator is not None
+        return Scored(
+            log_prob=log_prob,
+            old_log_prob=old_log_prob,
+            advantage=batch["advantage"].squeeze(-1),
+            kl_old=kl_old,
+            entropy=entropy,
+            **self._critic(policy.states, batch, mask),
+            ref_log_prob=on_response(batch, REF_LOG_PROBS) if charged else None,
+            exact_ref=exact_ref,
+            mask=mask,
+        )
+
+    def _measures(
+        self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """log pi_theta of the tokens, its charged divergence if exact, KL(old||new); [B, R]."""
+        against: list[Against] = []
+        charged = self.loss.reference_estimator == "exact" and self.reference is not None
+        if charged and self.reference is not None:
+            reference = self.reference.next_tokens(batch[REF_STATES], self._temperature)
+            against.append(Against(reference, [self.loss.divergence.name]))
+        if self.loss.kl_old == "exact":
+            against.append(Against(self._old(batch), ["forward"]))
+        log_prob, found = token_measures(policy, batch["tokens", "response"], mask, against)
+        of_ref = found.pop(0).divergence[self.loss.divergence.name] if charged else None
+        if self.loss.kl_old == "exact":
+            return log_prob, of_ref, found.pop().divergence["forward"]
+        return log_prob, of_ref, self._sampled_kl_old(log_prob, batch, mask)
+
+    def _sampled_kl_old(self, log_prob: Tensor, batch: TensorDictBase, mask: Tensor) -> Tensor:
+        """k3 of every token.
+
+        With r = log pi_old - log pi_theta and tokens of pi_old, exp(-r) - 1 + r = w - 1 - log w is
+        unbiased and >= 0, and its gradient is the KL's: E_old[grad w] = 0 leaves
+        -E_old[grad log pi].
+        """
+        if self.loss.kl_old == "measured":
+            log_prob = log_prob.detach()
+        return estimate_kl(on_response(batch, LOG_PROBS), log_prob, "k3", mask)
+
+    def _critic(self, states: Tensor, batch: TensorDictBase, mask: Tensor) -> dict[str, Tensor]:
+        """The values and what they are compared with; nothing without a value head."""
+        if self.policy.value_head is None:
+            return {}
+        target, old = (batch[key].squeeze(-1) for key in ("value_target", "state_value"))
+        value = self.policy.value_head(states, mask).to(target)
+        return {"value": value, "value_target": target, "old_value": old}
+
+    @torch.no_grad()
+    def kl_old(self, frames: TensorDictBase) -> float:
+        """Mean KL(old||new) over a rollout's tokens, whole vocabulary, nats per token."""
+        total = frames["advantage"].new_zeros((), dtype=torch.float64)
+        size = self.config.collector.group_size
+        prompts = torch.arange(frames.batch_size[0] // size, device=total.device)
+        for few in prompts.split(prompts_at_a_time(self.config)):
+            part = take_prompts(frames, few, size)
+            new = self.layout.next_tokens(self.policy.model, part, self._temperature)
+            mask = response_mask(part)
+            total += exact_token_kl(self._old(part), new, mask).sum(dtype=torch.float64)
+        return float(total / response_mask(frames).sum())
+
+    def positions_per_unit(self, frames: TensorDictBase) -> float:
+        """1, or with ``loss.unit=sequence`` the tokens of a response, in the mean."""
+        if self.loss.unit != "sequence":
+            return 1.0
+        return float(response_mask(frames).sum()) / len(frames)
+
+    def _old(self, batch: TensorDictBase) -> NextTokens:
+        """The distributions that the batch was sampled from."""
+        return NextTokens(batch[STATES], self._old_head, self._temperature)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What goes through one forward and backward.
+
+    Attributes:
+        batch: all of a minibatch, or some of its prompts.
+        share: of its own loss in the minibatch's; None for all of it.
+        spread: that the minibatch's advantages were divided by already.
+    """
+
+    batch: TensorDictBase
+    share: Tensor | None = None
+    spread: Tensor | None = None
+
+
+def prompts_at_a_time(config: LanguageConfig) -> int:
+    """In one forward without gradient: no more than in one with it, where that is limited."""
+    if config.learner.micro_batch is not None:
+        return config.learner.micro_batch
+    return max(PROMPTS_WITHOUT_GRADIENT, config.collector.prompts // config.learner.minibatches)
+
+
+class Optimizer:
+    """Adam or AdamW with gradient clipping; its state as named tensors, for checkpoints.
+
+    Args:
+        config: the optim group.
+        parameters: each once.
+        weight_decay: decoupled from the gradient; 0 is plain Adam.
+    """
+
+    def __init__(
+        self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
+    ) -> None:
+        self.parameters, self._max_norm = parameters, config.max_grad_norm
+        self._adam = torch.optim.AdamW(
+            parameters,
+            lr=config.lr,
+            eps=config.eps,
+            weight_decay=weight_decay,
+            # One pass over weight, gradient and moments: a third of the time on a CPU, and no
+            # table of square roots beside them. It takes their memory as contiguous (torch 2.13).
+            fused=all(p.is_contiguous() for p in parameters),
+        )
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self, lr: float) -> Tensor:
+        """Clip the gradient and update; returns the norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm)
+        for group in self._adam.param_groups:
+            group["lr"] = lr
+        if torch.isfinite(norm):  # else the checkpoint keeps the last finite weights
+            self._adam.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``0.step``, ``0.exp_avg``, ...; empty before the first step."""
+        state = self._adam.state
+        return {
+            f"{index}.{name}": value
+            for index, p in enumerate(self.parameters)
+            for name, value in state.get(p, {}).items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load a checkpoint's moments."""
+        for key, value in state.items():
+            index, _, name = key.partition(".")
+            parameter = self.parameters[int(index)]
+            if name == "step":  # it keeps its dtype
+                moved = value.to(parameter.device).clone()
+            else:
+                moved = torch.empty_like(parameter).copy_(value)
+            self._adam.state[parameter][name] = moved.detach()
+
+
+def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Optimizer:
+    """``optim=adam``."""
+    return Optimizer(config, parameters, weight_decay=0.0)
+
+
+def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Optimizer:
+    """``optim=adamw``."""
+    return Optimizer(config, parameters, config.weight_decay)

@@ -1,0 +1,147 @@
+"""The terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
+
+Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
+nats. ``mask`` has the same shape, bool or 0 and 1, True where positions are real; None: everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
+
+from klrl.kl.estimators import Estimator, as_mask, function_of, masked_mean, sequence_mean
+
+#: Of an advantage's spread.
+_FLOOR = 1e-6
+_DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
+
+
+def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(A - mean) / spread over the minibatch [B], 0 at padding, and that spread, a scalar.
+
+    The spread is the standard deviation, floored at 1e-6, as in TorchRL. Where it is at its floor,
+    advantages do not differ and nothing stands beside the KL: 1 is returned in its place, lest a
+    KL be divided by the floor.
+    """
+    if mask is None:
+        std, mean = torch.std_mean(advantage)
+        return (advantage - mean) / std.clamp_min(_FLOOR), _real(std)
+    mask = as_mask(mask, advantage)
+    centred = (advantage - masked_mean(advantage, mask)).masked_fill(~mask, 0.0)
+    std = (centred.square().sum() / (mask.sum() - 1).clamp_min(1)).sqrt()
+    return centred / std.clamp_min(_FLOOR), _real(std)
+
+
+def _real(std: Tensor) -> Tensor:
+    return torch.where(std > _FLOOR, std, torch.ones_like(std))
+
+
+def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Gain w A with w = pi_theta(a|s) / pi_old(a|s), all [B] (Schulman et al. 2017, eq. 6)."""
+    return (log_prob - old_log_prob).exp() * advantage
+
+
+def clipped_surrogate(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    epsilon: float,
+    epsilon_high: float | None = None,
+) -> Tensor:
+    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7).
+
+    With ``epsilon_high`` the upper end is 1 + epsilon_high (Yu et al. 2025, "DAPO", eq. 10).
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, highest) * advantage)
+
+
+def reference_kl(
+    estimator: Estimator, log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor
+) -> Tensor:
+    """KL(pi_theta || pi_ref) of the loss from actions of pi_old, [B]; its gradient is the KL's.
+
+    With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: w r for k1 and w k3(r) with w
+    differentiable, w.detach() r^2 / 2 for k2. Without w, k1 has gradient 0 and k3 that of the
+    forward KL (docs/kl.md). For a function f of r it is w f(r), whose gradient is that of E_pi[f].
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    if estimator == "k2":
+        ratio = ratio.detach()
+    return ratio * function_of(estimator)(log_prob - ref_log_prob)
+
+
+def critic_loss(
+    value: Tensor, target: Tensor, old_value: Tensor, kind: str, clip_value: float | None
+) -> Tensor:
+    """Distance of V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
+
+    With ``clip_value``, the larger of that and the distance of a value that moved at most
+    ``clip_value`` from the rollout's (TorchRL's pessimistic clipping).
+    """
+    distance = _DISTANCES[kind]
+    loss = distance(value, target, reduction="none")
+    if clip_value is None:
+        return loss
+    near = old_value + (value - old_value).clamp(-clip_value, clip_value)
+    return torch.maximum(loss, distance(near, target, reduction="none"))
+
+
+def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over real positions: every one weighs the same; 0 where there are none."""
+    return value.mean() if mask is None else masked_mean(value, mask)
+
+
+def total(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum over real positions."""
+    return value.sum() if mask is None else value.masked_fill(~as_mask(mask, value), 0.0).sum()
+
+
+def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum over the steps of a row [B, R], mean over rows: long rows weigh more."""
+    return value.sum() / value.shape[0] if mask is None else sequence_mean(value, mask)
+
+
+def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the steps of a row [B, R], mean over rows: all rows weigh the same.
+
+    A row without steps counts as 0 (Shao et al. 2024, "DeepSeekMath", eq. 3: 1/G sum 1/|o_i| sum).
+    """
+    if mask is None:
+        return value.mean()
+    mask = as_mask(mask, value)
+    rows = value.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp_min(1)
+    return rows.mean()
+
+
+#: ``loss.reduction``: mean and sum over frames; token, response and sequence over tokens.
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "mean": mean,
+    "sum": total,
+    "token": mean,
+    "response": response,
+    "sequence": sequence,
+}
+
+
+def moves_beta(kl: float, beta: float) -> bool:
+    """Whether a KL is finite; one that is not is ignored, with a warning."""
+    if math.isfinite(kl):
+        return True
+    warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)
+    return False
+
+
+def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:
+    """The factor on beta: increment above 1.5 dtarg, decrement below dtarg / 1.5, else 1."""
+    if kl > 1.5 * dtarg:
+        return increment
+    if kl < dtarg / 1.5:
+        return decrement
+    return 1.0

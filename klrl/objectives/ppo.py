@@ -1,0 +1,378 @@
+"""KLPENPPOLoss and ClipPPOLoss as TorchRL LossModules, for TorchRL's own trainers and loops.
+
+TorchRL computes the terms; klrl moves beta (``klrl/losses/beta.py``) and can add the KL to a
+reference. TorchRL 0.14.1's KLPENPPOLoss moves beta inside ``forward``: in evaluation too, and
+between the loss and its gradient. The one place where that is held back is :func:`_beta_held`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torchrl.objectives
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    dispatch,
+)
+from torch import Tensor
+
+from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
+from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
+from klrl.kl.policies import (
+    as_key,
+    keep_pre_tanh,
+    require_policy,
+    require_reference,
+    score,
+    sum_heads,
+    where_kept,
+)
+from klrl.kl.reference import FrozenPolicy
+from klrl.kl.saturated import any_lost
+from klrl.objectives.functional import factor, moves_beta, reference_kl
+
+_RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
+
+
+if TYPE_CHECKING:
+    from torchrl.objectives import PPOLoss as _PPOLoss
+else:
+    _PPOLoss = object  # TorchRL's metaclass would give the mixin PPOLoss's forward
+
+
+class _WithReference(KeepsCoefficient, _PPOLoss):
+    """What both losses share: old spellings, and coef * KL(policy||reference) as a further term."""
+
+    coefficient_name = "ref_kl_coef"
+    actor_network: ProbabilisticTensorDictSequential
+    reference: FrozenPolicy | None
+    ref_kl_coef: Tensor
+    _in_keys: list[Any] | None
+    _out_keys: list[Any] | None
+
+    def _take_reference(
+        self,
+        reference: ProbabilisticTensorDictSequential | None,
+        coef: float | Tensor,
+        coeff: float | Tensor | None,
+        estimator: str,
+    ) -> None:
+        known = (*ESTIMATORS, "exact")
+        if estimator not in known:
+            raise ValueError(f"ref_kl_estimator={estimator}: choose one of {', '.join(known)}")
+        if reference is not None:
+            require_policy("reference", reference)
+            require_reference("reference", reference)
+        self.reference = None if reference is None else FrozenPolicy.copy_of(reference)
+        self.ref_kl_estimator = estimator
+        self.keep_coefficient(one_spelling(coef, coeff, self.coefficient_name))
+        self._set_in_keys()
+
+    def _set_in_keys(self) -> None:
+        super()._set_in_keys()
+        reference = self.__dict__.get("_modules", {}).get("reference")
+        if reference is not None:
+            self._in_keys = list(dict.fromkeys([*(self._in_keys or ()), *reference.in_keys]))
+
+    @property
+    def out_keys(self) -> list[Any]:
+        """What keyword calls give, in this order."""
+        if self._out_keys is None:
+            keys = [key for key in super().out_keys if key != "loss_critic" or self._has_critic]
+            more = () if self.reference is None else ("loss_kl_ref", "kl_ref")
+            self._out_keys = [*keys, *more]
+        return self._out_keys
+
+    @out_keys.setter
+    def out_keys(self, values: list[Any]) -> None:
+        self._out_keys = values
+
+    def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
+        """A copy with the samples before tanh of saturated actions, under the actor's own keys."""
+        data = self._renamed(data, self.actor_network)
+        keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
+        return data
+
+    def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
+        if self.reference is None:
+            return out
+        kl = self._per_frame(self._reference_kl(self.reference, data), data)
+        out.set("kl_ref", self._reduce_loss(kl.detach(), data, reduction="mean"))
+        return out.set("loss_kl_ref", self.ref_kl_coef.to(kl) * self._reduce_loss(kl, data))
+
+    def _reference_kl(self, reference: FrozenPolicy, data: TensorDictBase) -> Tensor:
+        """KL(policy||reference) of every frame."""
+        if self.ref_kl_estimator == "exact":
+            with self._live_parameters():
+                dist = self.actor_network.get_dist(data.copy())
+            with torch.no_grad():
+                ref_dist = reference.get_dist(data.copy())
+            return exact_kl(dist, ref_dist)
+        dims = self._frame_dims(data)
+        with self._live_parameters():
+            log_prob = score(self.actor_network, data)
+        with torch.no_grad():
+            ref_log_prob = score(reference, self._renamed(data, reference))
+        old = sum_heads(data, _listed(self.tensor_keys.sample_log_prob), dims)
+        new, ref = sum_beyond(log_prob, dims), sum_beyond(ref_log_prob, dims)
+        return reference_kl(self.ref_kl_estimator, new, old, ref)
+
+    def _renamed(self, data: TensorDictBase, model: Any) -> TensorDictBase:
+        """A copy with the actions under the model's keys, whatever :meth:`set_keys` called them."""
+        data = data.copy()
+        for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
+            if as_key(key) != as_key(own):
+                data.set(own, data.get(key))
+        return data
+
+    def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
+        # TorchRL inverts tanh; where that has saturated, the sample before tanh is read instead.
+        known = tensordict.copy()  # the policy writes its parameters over those that sampled
+        log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
+        return where_kept(self.actor_network, known, dist, log_prob), dist, composite
+
+    def _frame_dims(self, data: TensorDictBase) -> int:
+        """How many dimensions count frames (or agents, where each has an advantage)."""
+        advantage = data.get(self.tensor_keys.advantage, None)
+        return data.ndim if advantage is None else advantage.ndim - 1
+
+    def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
+        """The sum beyond the frames, one number per frame (or agent)."""
+        dims = self._frame_dims(data)
+        if kl.ndim < dims:
+            advantage = data.get(self.tensor_keys.advantage)
+            raise ValueError(
+                "the exact KL of a composite is summed over agents: it has shape "
+                f"{tuple(kl.shape)}, the advantage {tuple(advantage.shape)}; give the data a batch "
+                "dimension for agents, or one advantage for the team"
+            )
+        return sum_beyond(kl, dims)
+
+    def _live_parameters(self) -> Any:
+        if not self.functional:
+            return nullcontext()
+        return self.actor_network_params.to_module(self.actor_network)
+
+
+class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
+    """w A - beta KL(old||new), with a beta that moves once per iteration, bounded.
+
+    Values and gradients are TorchRL's at the same beta. No forward moves beta: call
+    :meth:`update_beta` once per iteration with the KL of the whole rollout, or register
+    :class:`klrl.losses.BetaHook` with a TorchRL trainer. The data must hold the parameters of the
+    distribution that sampled it (``return_log_prob=True`` policies write them).
+
+    Args:
+        actor_network: the policy.
+        critic_network: the critic.
+        dtarg: target of KL(old||new), nats per frame.
+        beta: its first coefficient.
+        increment: factor above 1.5 dtarg, >= 1.
+        decrement: factor below dtarg / 1.5, in (0, 1].
+        beta_min: lower bound.
+        beta_max: upper bound.
+        beta_update: ``iteration``, or ``forward`` for TorchRL's rule (in training with gradient).
+        reference: a policy to stay near; copied and frozen. A
+            :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
+        ref_kl_coef: weight of KL(policy||reference), per nat, beside the advantage that the loss
+            sees (``normalize_advantage`` does not divide it, as in TorchRL); may be moved.
+        ref_kl_coeff: the other spelling of it.
+        ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
+        **kwargs: as TorchRL's: samples_mc_kl, entropy_bonus, samples_mc_entropy, entropy_coeff,
+            critic_coeff, loss_critic_type, normalize_advantage, separate_losses, reduction,
+            functional, clip_value, ... The old spellings entropy_coef and critic_coef are taken.
+    """
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential,
+        critic_network: TensorDictModule | None = None,
+        *,
+        dtarg: float = 0.01,
+        beta: float = 1.0,
+        increment: float = 2.0,
+        decrement: float = 0.5,
+        beta_min: float = 1e-4,
+        beta_max: float = 1e4,
+        beta_update: str = "iteration",
+        reference: ProbabilisticTensorDictSequential | None = None,
+        ref_kl_coef: float | Tensor = ZERO,
+        ref_kl_coeff: float | Tensor | None = None,
+        ref_kl_estimator: str = "exact",
+        **kwargs: Any,
+    ) -> None:
+        require_policy("actor_network", actor_network)
+        if beta_update not in ("iteration", "forward"):
+            raise ValueError(f"beta_update={beta_update}: choose iteration or forward")
+        if not 0 < beta_min <= beta <= beta_max:
+            raise ValueError(
+                f"beta={beta}: give 0 < beta_min={beta_min} <= beta <= beta_max={beta_max}"
+            )
+        if not increment >= 1:
+            raise ValueError(f"increment={increment}: give a number >= 1")
+        if not 0 < decrement <= 1:
+            raise ValueError(f"decrement={decrement}: give a number in (0, 1]")
+        super().__init__(
+            actor_network,
+            critic_network,
+            dtarg=dtarg,
+            beta=float(beta),  # TorchRL cannot halve an integer buffer
+            increment=increment,
+            decrement=decrement,
+            **_new_spellings(kwargs),
+        )
+        self.beta_min, self.beta_max, self.beta_update = beta_min, beta_max, beta_update
+        self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDict:
+        """The loss terms of a minibatch (``loss_*``), ``kl`` and what TorchRL logs."""
+        self._require_parameters(tensordict)
+        self._warn_of_sampled_kl(tensordict)
+        tensordict = self._with_pre_tanh(tensordict)
+        with _beta_held(self):
+            out = super().forward(tensordict)
+        if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
+            self.update_beta(self._reduce_loss(out["kl"], tensordict, reduction="mean"))
+        return self._add_reference_kl(out, tensordict)
+
+    def update_beta(self, kl: float | Tensor) -> float:
+        """Move beta by the documented rule; returns it.
+
+        ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
+        frame. One that is not finite is ignored with a warning.
+        """
+        if not moves_beta(float(kl), float(self.beta)):
+            return float(self.beta)
+        moved = float(self.beta) * factor(
+            float(kl), self.dtarg, float(self.increment), float(self.decrement)
+        )
+        self.beta.fill_(min(max(moved, self.beta_min), self.beta_max))
+        return float(self.beta)
+
+    @torch.no_grad()
+    def kl_old_new(self, tensordict: TensorDictBase) -> Tensor:
+        """Mean KL(old||new) of a rollout in closed form, nats per frame; moves nothing."""
+        self._require_parameters(tensordict)
+        old = self.actor_network.build_dist_from_params(tensordict)
+        with self._live_parameters():
+            new = self.actor_network.get_dist(tensordict.copy())
+        kl = self._per_frame(exact_kl(old, new), tensordict)
+        return self._reduce_loss(kl, tensordict, reduction="mean")
+
+    def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
+        """TorchRL samples a composite's KL(old||new), and tanh saturates in its draws too."""
+        old = self.actor_network.build_dist_from_params(tensordict)
+        keys = self.actor_network.dist_sample_keys
+        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
+            warnings.warn(
+                "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
+                "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
+                stacklevel=3,
+            )
+
+    def _require_parameters(self, tensordict: TensorDictBase) -> None:
+        keys = self.actor_network.dist_params_keys
+        missing = [key for key in keys if tensordict.get(key, None) is None]
+        if missing:
+            raise KeyError(
+                f"the data lacks {missing}: KL(old||new) needs the parameters of the distribution "
+                "that sampled it; collect with the actor, or store what it writes"
+            )
+
+
+class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
+    """TorchRL's clipped PPO, with KL(policy||reference) as a further term where it is asked for.
+
+    ``reference`` and ``ref_kl_*`` are those of :class:`KLPENPPOLoss`; all else is TorchRL's, old
+    spellings included.
+    """
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential,
+        critic_network: TensorDictModule | None = None,
+        *,
+        reference: ProbabilisticTensorDictSequential | None = None,
+        ref_kl_coef: float | Tensor = ZERO,
+        ref_kl_coeff: float | Tensor | None = None,
+        ref_kl_estimator: str = "exact",
+        **kwargs: Any,
+    ) -> None:
+        require_policy("actor_network", actor_network)
+        super().__init__(actor_network, critic_network, **_new_spellings(kwargs))
+        self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDict:
+        """The loss terms of a minibatch (``loss_*``) and what TorchRL logs."""
+        tensordict = self._with_pre_tanh(tensordict)
+        return self._add_reference_kl(super().forward(tensordict), tensordict)
+
+
+class BetaHook:
+    """Moves a :class:`KLPENPPOLoss`'s beta once per iteration of a TorchRL trainer.
+
+    >>> hook = BetaHook(loss)
+    >>> hook.register(trainer)
+    """
+
+    def __init__(self, loss: KLPENPPOLoss) -> None:
+        self.loss = loss
+        self.kl = float("nan")
+        self._batch: TensorDictBase | None = None
+
+    def register(self, trainer: Any, name: str = "beta") -> None:
+        """Keep each rollout, and move beta after its optimisation steps."""
+        trainer.register_module(name, self)
+        trainer.register_op("batch_process", self.keep)
+        trainer.register_op("post_steps", self.move)
+
+    def keep(self, batch: TensorDictBase) -> TensorDictBase:
+        """Remember the rollout that is about to be learned from."""
+        self._batch = batch
+        return batch
+
+    def move(self) -> None:
+        """Measure KL(old||new) on it and move beta."""
+        if self._batch is not None:
+            self.kl = float(self.loss.kl_old_new(self._batch))
+            self.loss.update_beta(self.kl)
+            self._batch = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: beta is a buffer of the loss."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load nothing: :meth:`state_dict` is empty."""
+
+
+@contextmanager
+def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
+    """Hold beta in TorchRL's forward, which would move it between loss and gradient."""
+    # No KL is above or below NaN, so the buffer is not touched: torch.compile refuses a change.
+    dtarg, loss.dtarg = loss.dtarg, math.nan
+    try:
+        yield
+    finally:
+        loss.dtarg = dtarg
+
+
+def _listed(keys: Any) -> list[Any]:
+    return list(keys) if isinstance(keys, list) else [keys]
+
+
+def _new_spellings(kwargs: dict[str, Any]) -> dict[str, Any]:
+    both = [old for old, new in _RENAMED.items() if old in kwargs and new in kwargs]
+    if both:
+        raise ValueError(f"{both[0]}: given beside {_RENAMED[both[0]]}; give one of them")
+    return {_RENAMED.get(name, name): value for name, value in kwargs.items()}

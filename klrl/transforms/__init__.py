@@ -1,1 +1,0 @@
-"""KL(policy||reference) as TorchRL transforms."""
