@@ -94,27 +94,59 @@ def test_which_kl_fits_a_screen() -> None:
     assert max(map(len, WHICH)) <= 130
 
 
-def files_named() -> dict[Path, set[str]]:
-    """room -> the files that the table "Where things live" names in its row."""
-    table = ARCHITECTURE.read_text("utf-8").partition("## Where things live")[2]
-    rows = (row.split("|")[1:-1] for row in table.splitlines() if row.startswith("|"))
-    named: dict[Path, set[str]] = {}
-    for _, room, files in list(rows)[2:]:
-        path = Path(room.strip().strip("`"))
-        listed = re.findall(r"`([\w/]+\.py)", files) if path.suffix != ".py" else [path.name]
-        path = path if path.suffix != ".py" else path.parent
-        # A name with a folder points at another room's file.
-        named.setdefault(path, set()).update(name for name in listed if "/" not in name)
-    return named
+#: The heading of each room in the map, from the top down: what a maintainer asks.
+ROOMS = {
+    "cli": "which words does a command take?",
+    "api.py": "how do I run klrl from Python?",
+    "report": "what do many runs come to?",
+    "doctor": "are this machine's KL numbers, and a loss of yours, right?",
+    "sweep": "which jobs run, where, and what do they cost?",
+    "control": "what is control's alone?",
+    "language/run": "what is language's alone: the run",
+    "language/model": "language: the model",
+    "language/data": "language: prompts, tasks, rewards, the batch",
+    "train": "what is the algorithm?",
+    "losses": "what is minimised, and how does beta move?",
+    "objectives": "which TorchRL losses are there?",
+    "envs/llm/transforms/kl": "which TorchRL transforms are there, for tokens and actions alike?",
+    "envs/transforms": "... and for actions?",
+    "runs": "what does a run leave, and who reads it?",
+    "kl": "how is the KL estimated, measured, charged, controlled?",
+    "domains.py": "what tells control from language?",
+    "config": "where is a setting checked?",
+    "config/schemas": "where is a setting declared, with its type and range?",
+    "config/own": "how does a custom part get in ([extending.md](extending.md))?",
+    "config/rules": "which settings go together, and which are never read?",
+    "base": "what may every part use?",
+}
 
 
-def test_the_table_of_files_is_that_of_the_tree() -> None:
-    named = files_named()
-    tree: dict[Path, set[str]] = {}
-    for path in (ROOT / "klrl").rglob("*.py"):
-        if not path.name.startswith("_"):
-            tree.setdefault(path.parent.relative_to(ROOT), set()).add(path.name)
-    assert named == tree
+def first_line(path: Path) -> str:
+    """Of a module's docstring."""
+    return str(ast.get_docstring(ast.parse(path.read_text("utf-8")))).partition("\n")[0]
+
+
+def map_of_the_tree() -> str:
+    """A line per file; ``python -m tests.test_docs`` writes it into the page."""
+    lines = []
+    for room, question in ROOMS.items():
+        home = ROOT / "klrl" / room
+        paths = sorted(home.glob("*.py")) if home.is_dir() else [home]
+        lines += [f"### `klrl/{room}`: {question}", ""]
+        lines += [f"- `{path.name}` {first_line(path)}" for path in paths if path.name[0] != "_"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of the map -->)", re.DOTALL)
+
+
+def test_the_map_is_that_of_the_tree() -> None:
+    assert MAP.findall(ARCHITECTURE.read_text("utf-8")) == [map_of_the_tree()]
+    rooms = {path.relative_to(ROOT / "klrl") for path in (ROOT / "klrl").rglob("[!_]*.py")}
+    assert {str(path.parent) for path in rooms if path.name != path.as_posix()} == {
+        room for room in ROOMS if "." not in room
+    }
 
 
 def defined_in(path: Path) -> set[str]:
@@ -139,7 +171,7 @@ def test_one_iteration_walks_through_functions_that_are_there() -> None:
             continue
         paths = [ROOT / "klrl" / name]
         if not paths[0].exists():  # the same file of both domains
-            paths = [ROOT / "klrl" / domain / name for domain in ("control", "language")]
+            paths = [ROOT / "klrl" / where / name for where in ("control", "language/run")]
         for path in paths:
             assert path.exists(), name
             assert not function or function in defined_in(path) or name == "parts.py", function
@@ -185,3 +217,8 @@ def test_every_row_of_reliability_names_tests_that_are_there() -> None:
         names = " ".join(re.findall(r"def (test_\w+)", path.read_text("utf-8")))
         lost += [(file, word) for word in words.strip('"').split(" or ") if word not in names]
     assert lost == []
+
+
+if __name__ == "__main__":
+    page = ARCHITECTURE.read_text("utf-8")
+    ARCHITECTURE.write_text(MAP.sub(lambda _: map_of_the_tree(), page), encoding="utf-8")
