@@ -80,7 +80,8 @@ def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[s
 def _of_run(before: Sequence[str], current: str) -> Iterable[str]:
     """Flags, groups with their choices, settings with their values."""
     from klrl.config import SWEEP_GROUPS
-    from klrl.config.catalogue import ALL_GROUPS, choices, chosen, schema_of, settings
+    from klrl.config.catalogue import choices, chosen, schema_of, settings
+    from klrl.config.choices import ALL_GROUPS
 
     signs = current[: len(current) - len(current.lstrip("+~"))]
     key, given, _ = current[len(signs) :].partition("=")

@@ -17,7 +17,6 @@ from klrl.base.streams import lasting
 from klrl.cli.show import show_job
 from klrl.config import JobConfig, conf_dir, register_schemas
 from klrl.config.compose import job_config, keys, parse_args
-from klrl.config.explain import help_text
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
@@ -30,6 +29,8 @@ def run_command(argv: list[str]) -> int:
     args = parse_args(argv)
     register_schemas()
     if args.help:
+        from klrl.config.explain import help_text
+
         print(help_text(args.config_dir))
         return 0
     if args.cfg or args.info or args.hydra_help or args.shell_completion:

@@ -12,11 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from klrl.config import ALL_CHOICES, GROUPS, SWEEP_GROUPS, RootConfig, conf_dir
+from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
 from klrl.config.choices import NAME
-
-#: The groups in the order of the help; ``experiment`` is a preset over the others.
-ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 
 @dataclass(frozen=True)

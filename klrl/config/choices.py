@@ -202,6 +202,8 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
 GROUPS = tuple(CHOICES)
 SWEEP_GROUPS = tuple(SWEEP_CHOICES)
 ALL_CHOICES = CHOICES | SWEEP_CHOICES
+#: In the order of the help; ``experiment`` is a preset over the others.
+ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 #: The setting that holds a choice's name, in every group.
 NAME = "name"

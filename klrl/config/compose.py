@@ -19,10 +19,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
-from klrl.config.catalogue import ALL_GROUPS
 from klrl.config.checks import check_names_unset, to_config
-from klrl.config.explain import check_no_second_choice, check_one_choice, explain, not_an_override
-from klrl.config.overrides import key_of, parse_overrides, quote_paths
+from klrl.config.choices import ALL_GROUPS
+from klrl.config.overrides import (
+    check_no_second_choice,
+    check_one_choice,
+    key_of,
+    parse_overrides,
+    quote_paths,
+)
 from klrl.config.own import complete
 from klrl.config.rules.objective import check_objective
 from klrl.config.rules.unread import check_all_read
@@ -78,6 +83,8 @@ def prepared(arguments: Sequence[str], config_dir: str | None) -> list[str]:
     bare = [each for each in arguments if "=" not in each and not each.startswith("~")]
     bare += [each for each in arguments if not key_of(each)]
     if bare:
+        from klrl.config.explain import not_an_override
+
         raise not_an_override(bare[0], config_dir)
     if config_dir and not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such folder; give an existing one")
@@ -137,6 +144,8 @@ class Composer:
         try:
             return self._merged(overrides)
         except (*_REFUSALS, OSError) as error:
+            from klrl.config.explain import explain
+
             raise explain(error, overrides, self._from[0]) from error
 
     def job_config(self, overrides: list[str]) -> JobConfig:
@@ -149,6 +158,8 @@ class Composer:
         except ConfigError:
             raise
         except (OmegaConfBaseException, ValueError) as error:
+            from klrl.config.explain import explain
+
             raise explain(error, overrides, self._from[0]) from error
         check_all_read(config, given)
         check_objective(config, overrides)

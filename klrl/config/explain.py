@@ -10,7 +10,6 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import ALL_CHOICES, SWEEP_GROUPS
 from klrl.config.catalogue import (
-    ALL_GROUPS,
     choice_files,
     choices,
     chosen,
@@ -19,6 +18,7 @@ from klrl.config.catalogue import (
     schema_of,
     settings,
 )
+from klrl.config.choices import ALL_GROUPS
 
 USAGE = """\
 klrl: KL-regularised reinforcement learning on TorchRL
@@ -219,25 +219,3 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
             hints.append(f"{setting.key} ({setting.group}={listed})")
     hints.sort(key=len)  # a setting that is read already is the shortest: the key alone
     return f"; did you mean {', or '.join(hints)}?" if hints else ""
-
-
-def check_one_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win."""
-    for override in overrides:
-        group, _, value = override.lstrip("+").partition("=")
-        first, *others = [each.strip() for each in value.strip("[]").split(",")]
-        if group not in ALL_GROUPS or value[:1] != "[" or not others:
-            continue
-        remedy = f"as in {group}={first}"
-        if group == "logger":
-            remedy += f" logger.also=[{','.join(others)}]"
-        raise ConfigError(f"{override}: give one choice, {remedy}")
-
-
-def check_no_second_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=legacy ... kl=retrieve`` on a command line, where the last one would win."""
-    given: dict[str, str] = {}
-    for override in overrides:
-        group = override.lstrip("+").partition("=")[0]
-        if group in ALL_GROUPS and given.setdefault(group, override) != override:
-            raise ConfigError(f"{given[group]} {override}: give one choice of {group}")

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import SWEEP_GROUPS
-from klrl.config.explain import explain
+from klrl.config.choices import ALL_GROUPS
 
 #: File systems allow 255 bytes.
 _LONGEST_NAME = 180
@@ -115,6 +115,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     try:
         return parse_overrides(overrides)
     except HydraException as error:
+        from klrl.config.explain import explain
+
         raise explain(error, overrides, None) from error
 
 
@@ -140,6 +142,8 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     try:
         return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
     except HydraException as error:
+        from klrl.config.explain import explain
+
         raise explain(error, overrides, None) from error
 
 
@@ -155,3 +159,25 @@ def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def check_one_choice(overrides: Sequence[str]) -> None:
+    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win."""
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        first, *others = [each.strip() for each in value.strip("[]").split(",")]
+        if group not in ALL_GROUPS or value[:1] != "[" or not others:
+            continue
+        remedy = f"as in {group}={first}"
+        if group == "logger":
+            remedy += f" logger.also=[{','.join(others)}]"
+        raise ConfigError(f"{override}: give one choice, {remedy}")
+
+
+def check_no_second_choice(overrides: Sequence[str]) -> None:
+    """Refuse ``kl=legacy ... kl=retrieve`` on a command line, where the last one would win."""
+    given: dict[str, str] = {}
+    for override in overrides:
+        group = override.lstrip("+").partition("=")[0]
+        if group in ALL_GROUPS and given.setdefault(group, override) != override:
+            raise ConfigError(f"{given[group]} {override}: give one choice of {group}")

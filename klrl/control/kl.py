@@ -13,9 +13,6 @@ from torchrl.envs import Compose
 
 from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
 from klrl.control.distributions import Family
-from klrl.envs.llm.transforms.kl.retrieve import KLComputation, RetrieveLogProb
-from klrl.envs.transforms.constrained import KLDivergenceTransform, RewardAdjustmentTransform
-from klrl.envs.transforms.rlhf import KLRewardTransform
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
@@ -79,18 +76,18 @@ def retrieve(
     if config.placement == "loss":
         return ReferenceKL(config.coef, *how, divergence=divergence)
     if not divergence.is_reverse:  # annotate() writes it into the batch
-        penalty = RewardAdjustmentTransform(
-            config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY
-        )
+        penalty = _penalty(config)
         return ReferenceKL((penalty, "coef"), *how, penalty, divergence=divergence)
+    from klrl.envs.llm.transforms.kl.retrieve import KLComputation, RetrieveLogProb
+
     retrieved = (
         RetrieveLogProb(actor, log_probs_full_key="log_prob"),
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
     )
     if config.estimator == "exact":
-        penalty = RewardAdjustmentTransform(
-            config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY
-        )
+        from klrl.envs.transforms.constrained import KLDivergenceTransform
+
+        penalty = _penalty(config)
         compare = KLDivergenceTransform(
             reference, estimator="exact", ref_log_prob_key=REF_LOG_PROB_KEY, kl_key=KL_KEY
         )
@@ -109,10 +106,19 @@ def retrieve(
     return ReferenceKL(coef, *how, transform, online=online)
 
 
+def _penalty(config: RetrieveKLConfig) -> Any:
+    """The transform that takes coef * KL from the reward, for a KL that the batch holds."""
+    from klrl.envs.transforms.constrained import RewardAdjustmentTransform
+
+    return RewardAdjustmentTransform(config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY)
+
+
 def legacy(
     config: LegacyKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
     """``kl=legacy``: one transform; arguments as :func:`make_reference_kl`."""
+    from klrl.envs.transforms.rlhf import KLRewardTransform
+
     transform = KLRewardTransform(
         reference,
         coef=config.coef,

@@ -177,3 +177,8 @@ def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) 
 def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
     """Whether every key is there."""
     return all(tensordict.get(key, None) is not None for key in keys)
+
+
+def is_wrapper(model: Any) -> bool:
+    """Whether a model is an LLM wrapper rather than a control actor."""
+    return hasattr(model, "log_probs_key") and hasattr(model, "input_mode")

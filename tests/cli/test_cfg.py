@@ -13,7 +13,7 @@ import yaml
 from benchmarks.mujoco.published import NAMES
 from klrl.cli.show import annotated
 from klrl.config import conf_dir
-from klrl.config.explain import choices
+from klrl.config.catalogue import choices
 from tests.runs.commands import exits
 
 #: What a choice needs beside itself; a language task comes with its experiment.

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from klrl.__main__ import compose
 from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, Config, LanguageConfig, conf_dir
+from klrl.config.catalogue import choices
 from klrl.config.checks import to_config
-from klrl.config.explain import choices
 from klrl.control.preflight import check_env
 from klrl.runs.resume import stored_config
 

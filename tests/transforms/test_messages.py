@@ -20,7 +20,7 @@ from torchrl.modules import IndependentNormal
 from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.envs.llm.transforms.kl import reward as llm
-from klrl.envs.llm.transforms.kl.computation import matching_rows
+from klrl.envs.llm.transforms.kl.charged import matching_rows
 from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,

@@ -13,18 +13,22 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.data import Binary, Composite, Unbounded
 
-from klrl.envs.llm.transforms.kl import wrappers as _language
 from klrl.envs.llm.transforms.kl.computation import KLComputation
 from klrl.envs.llm.transforms.kl.rows import check_side, for_rows, set_rows
-from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
 from klrl.envs.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
-from klrl.kl.policies import Key, as_key, require_reference, score
+from klrl.kl.policies import Key, as_key, is_wrapper, require_reference, score
 from klrl.kl.reference import evaluating
 
 __all__ = ["KLComputation", "RetrieveLogProb"]
+
+
+def _language() -> Any:
+    """What scores tokens, imported on first use: a control run does without."""
+    from klrl.envs.llm.transforms.kl import wrappers
+
+    return wrappers
 
 
 class RetrieveLogProb(NextTransform):
@@ -74,7 +78,7 @@ class RetrieveLogProb(NextTransform):
 
     def __init__(
         self,
-        model: ProbabilisticTensorDictSequential | _language.Wrapper,
+        model: Any,
         *,
         log_probs_full_key: Key | None = None,
         assistant_only: bool = True,
@@ -87,11 +91,11 @@ class RetrieveLogProb(NextTransform):
         history_key: Key | None = None,
         reward_key: Key | None = None,
     ) -> None:
-        self.is_language = _language.is_wrapper(model)
+        self.is_language = is_wrapper(model)
         if self.is_language:
             key = log_probs_full_key or (model.log_probs_key, "full")
-            self.key = _language.full_key(key, "log_probs_full_key")
-            _language.check_wrapper(model, "model", assistant_only)
+            self.key = _language().full_key(key, "log_probs_full_key")
+            _language().check_wrapper(model, "model", assistant_only)
             if tokenizer_kwargs is not None and model.input_mode != "history":
                 raise ValueError(
                     f"tokenizer_kwargs is for chat templates: model.input_mode={model.input_mode!r}"
@@ -111,7 +115,7 @@ class RetrieveLogProb(NextTransform):
             self.key = as_key(log_probs_full_key or ("log_probs", "full"))
         out_keys = [self.key]
         if self.is_language:
-            self.mask_key = _language.mask_key(self.key)
+            self.mask_key = _language().mask_key(self.key)
             out_keys.append(self.mask_key)
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
         self._reward_key = reward_key and as_key(reward_key)
@@ -119,7 +123,9 @@ class RetrieveLogProb(NextTransform):
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
         self.assistant_only, self.detach = assistant_only, detach
-        self.template_kwargs = check_template_kwargs(tokenizer_kwargs)
+        self.template_kwargs = (
+            _language().check_template_kwargs(tokenizer_kwargs) if self.is_language else {}
+        )
         self.tokenizer, self.padding_side = tokenizer, check_side(padding_side)
         self.temperature, self.history_key = temperature, history_key
 
@@ -147,13 +153,13 @@ class RetrieveLogProb(NextTransform):
         """The temperature at which tokens are scored."""
         if self.temperature is not None:
             return self.temperature
-        return _language.temperature_of(self.scorer())
+        return _language().temperature_of(self.scorer())
 
     def _score_tokens(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
     ) -> TensorDictBase:
         model = self.scorer()
-        encoded = _language.encode(
+        encoded = _language().encode(
             model,
             tensordict,
             tokenizer=self.tokenizer,
@@ -161,8 +167,8 @@ class RetrieveLogProb(NextTransform):
             assistant_only=self.assistant_only,
             history_key=self.history_key,
         )
-        rows = _language.score(model, tensordict, encoded, self.sampling_temperature())
-        (rows, masks), ragged = _language.arrange(
+        rows = _language().score(model, tensordict, encoded, self.sampling_temperature())
+        (rows, masks), ragged = _language().arrange(
             [rows, encoded.charged], encoded, self.pad_output, self.padding_side
         )
         next_tensordict = for_rows(next_tensordict, ragged)

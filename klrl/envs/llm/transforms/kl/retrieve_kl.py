@@ -18,7 +18,7 @@ from klrl.envs.llm.transforms.kl.retrieve import RetrieveLogProb
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
 from klrl.envs.transforms.base import Parts, taking_arguments_of
 from klrl.kl.coefficient import coefficient_of_part
-from klrl.kl.policies import Key
+from klrl.kl.policies import Key, is_wrapper
 from klrl.kl.reference import FrozenPolicy
 
 #: The value of ``gen_model`` that stands for the policy of the environment's collector.
@@ -137,7 +137,7 @@ def _parts(
         )
         return gen_part, ref_part
     _check_pair(gen, ref, shared.get("assistant_only", True))
-    if _language.is_wrapper(gen) and shared.get("temperature") is None:
+    if is_wrapper(gen) and shared.get("temperature") is None:
         shared = {**shared, "temperature": _language.temperature_of(gen)}
     return (
         RetrieveLogProb(gen, log_probs_full_key=keys["gen"], **shared),
@@ -146,7 +146,7 @@ def _parts(
 
 
 def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
-    kinds = [_language.is_wrapper(model) for model in (gen, ref)]
+    kinds = [is_wrapper(model) for model in (gen, ref)]
     if kinds[0] != kinds[1]:
         raise ValueError(
             f"gen_model={type(gen).__name__} and ref_model={type(ref).__name__}: "
@@ -210,7 +210,7 @@ class CollectorPolicy:
 
     def _scoring(self, policy: Any) -> Any:
         ref = self.ref_model
-        if not _language.is_wrapper(ref):
+        if not is_wrapper(ref):
             if not hasattr(policy, "get_dist"):
                 raise TypeError(
                     f"gen_model='from_collector': the collector's policy {type(policy).__name__} "

@@ -16,12 +16,8 @@ from torch import Tensor
 from torchrl.data import Composite
 
 from klrl.envs.llm.transforms.kl import wrappers as _language
-from klrl.envs.llm.transforms.kl.computation import (
-    per_token_spec,
-    shaped_rows,
-    token_kl,
-    token_rewards,
-)
+from klrl.envs.llm.transforms.kl.charged import shaped_rows, token_kl, token_rewards
+from klrl.envs.llm.transforms.kl.computation import per_token_spec
 from klrl.envs.llm.transforms.kl.retrieve_kl import check_one_of, one_of, wants_ray
 from klrl.envs.llm.transforms.kl.rows import (
     check_side,

@@ -25,11 +25,6 @@ from klrl.kl.policies import Key, as_key
 Wrapper: TypeAlias = Any
 
 
-def is_wrapper(model: Any) -> bool:
-    """Whether a model is an LLM wrapper rather than a control actor."""
-    return hasattr(model, "log_probs_key") and hasattr(model, "input_mode")
-
-
 def full_key(key: Key, name: str) -> Key:
     """A key of token log-probs: a tuple that ends in "full"."""
     key = as_key(key)

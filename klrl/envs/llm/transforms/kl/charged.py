@@ -1,0 +1,137 @@
+"""KLs and rewards of tokens, row by row: which tokens are charged, and what they are charged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from klrl.envs.llm.transforms.kl.rows import is_ragged, lengths, read_value, to_rows
+from klrl.envs.llm.transforms.kl.tokens import ATTENTION_KEY, response_mask
+from klrl.envs.llm.transforms.kl.wrappers import mask_key
+from klrl.kl.charge import shaped
+from klrl.kl.estimators import Estimator, estimate_kl
+from klrl.kl.policies import Key
+
+
+def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list, list]:
+    """Two sets of log-probs as rows [T_i]."""
+    if is_ragged(gen) != is_ragged(ref):
+        kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
+        raise ValueError(
+            f"pad_output mismatch: {gen_key} is {kinds[0]}, {ref_key} is {kinds[1]}; "
+            "score both models with the same pad_output"
+        )
+    gen_rows, ref_rows = to_rows(gen), to_rows(ref)
+    if len(gen_rows) != len(ref_rows):
+        raise ValueError(
+            f"batch size mismatch: {gen_key} has {len(gen_rows)} samples, "
+            f"{ref_key} has {len(ref_rows)}"
+        )
+    for index, (a, b) in enumerate(zip(gen_rows, ref_rows, strict=True)):
+        if a.shape != b.shape or a.ndim != 1:
+            raise ValueError(
+                f"sample {index}: {gen_key} has shape {tuple(a.shape)}, {ref_key} has shape "
+                f"{tuple(b.shape)}; both must be [tokens]"
+            )
+    return gen_rows, ref_rows
+
+
+def charged_tokens(
+    tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
+) -> list[Tensor] | None:
+    """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
+
+    The first of: the mask that ``RetrieveLogProb`` wrote with its
+    log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
+    there is one.
+    """
+    written = [read_value(next_tensordict, mask_key(key)) for key in keys if key[-1] == "full"]
+    masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
+    for mask in masks[1:]:
+        same = zip(masks[0], mask, strict=True)
+        if any(a.shape != b.shape or not torch.equal(a, b) for a, b in same):
+            raise ValueError(f"{keys[0]} and {keys[1]} were scored on different tokens")
+    if masks:
+        return _check_lengths(rows, masks[0], mask_key(keys[0]))
+    for source in (next_tensordict, tensordict):
+        attention = read_value(source, ATTENTION_KEY)
+        if attention is not None:
+            real = [row.bool() for row in to_rows(attention)]
+            real = _check_lengths(rows, real, ATTENTION_KEY)
+            return response_mask(next_tensordict, tensordict, real) or real
+    return response_mask(
+        next_tensordict, tensordict, [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    )
+
+
+def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
+    if lengths(masks) != lengths(rows):
+        raise ValueError(f"{key} has lengths {lengths(masks)}, the log-probs {lengths(rows)}")
+    return masks
+
+
+def token_kl(
+    gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: Estimator
+) -> list[Tensor]:
+    """KL estimate of every token, [T_i] nats; zero outside the mask, whatever the log-probs."""
+    masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
+    return [
+        estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
+        for a, b, m in zip(gen, ref, masks, strict=True)
+    ]
+
+
+def token_rewards(
+    reward: Any, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+) -> list[Tensor]:
+    """The uncharged reward of every token, [T_i, 1].
+
+    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
+    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept; where it
+    is dense and its log-probs are ragged, ``padding_side`` says what is padding. A missing reward
+    counts as 0.
+    """
+    if reward is None:
+        return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
+    rows = to_rows(reward)
+    if len(rows) != len(kl):
+        raise ValueError(f"batch size mismatch: {len(rows)} rewards, {len(kl)} KLs")
+    longest = max(lengths(kl))
+    placed = []
+    for index, (row, divergence) in enumerate(zip(rows, kl, strict=True)):
+        if row.ndim == 2 and row.shape[-1] == 1 and row.shape[0] > 1 and row.shape[0] == longest:
+            size = divergence.shape[0]
+            row = row[longest - size :] if padding_side == "left" else row[:size]
+        if row.shape == (*divergence.shape, 1):
+            placed.append(row)
+        elif row.numel() == 1:
+            placed.append(_on_last(row, divergence, masks[index] if masks else None, index))
+        else:
+            raise ValueError(
+                f"sample {index}: the reward has shape {tuple(row.shape)}, the KL "
+                f"{tuple(divergence.shape)}; a reward is one score, or one per token with one more "
+                "dimension than the KL"
+            )
+    return placed
+
+
+def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tensor:
+    if mask is None:
+        raise ValueError(
+            f"one score for {kl.shape[0]} tokens, and no mask of the response: give "
+            "('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
+            "('tokens', 'prompt')"
+        )
+    positions = mask.nonzero()
+    if not positions.numel():
+        raise ValueError(f"sample {index} has a score, but no response token to add it to")
+    placed = torch.zeros((*kl.shape, 1), dtype=score.dtype, device=score.device)
+    return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
+
+
+def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coef: Tensor) -> list[Tensor]:
+    """The charged rewards [T_i, 1] of rewards [T_i, 1] and KLs [T_i]."""
+    return [shaped(r, row.unsqueeze(-1), coef) for r, row in zip(rewards, kl, strict=True)]
