@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from klrl.__main__ import main
-from klrl.config.catalogue import ALL_GROUPS
+from klrl.config.choices import ALL_GROUPS
 from klrl.runs.metrics import TIMES
 from klrl.runs.owner import OWNER_FILE, process_start
 from klrl.runs.rows import read_rows

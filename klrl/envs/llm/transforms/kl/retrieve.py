@@ -113,8 +113,11 @@ class RetrieveLogProb(NextTransform):
                 if value is not None:
                     raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
             self.key = as_key(log_probs_full_key or ("log_probs", "full"))
-        out_keys = [self.key]
+        out_keys, template = [self.key], {}
         if self.is_language:
+            from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
+
+            template = check_template_kwargs(tokenizer_kwargs)
             self.mask_key = _language().mask_key(self.key)
             out_keys.append(self.mask_key)
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
@@ -123,9 +126,7 @@ class RetrieveLogProb(NextTransform):
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
         self.assistant_only, self.detach = assistant_only, detach
-        self.template_kwargs = (
-            _language().check_template_kwargs(tokenizer_kwargs) if self.is_language else {}
-        )
+        self.template_kwargs = template
         self.tokenizer, self.padding_side = tokenizer, check_side(padding_side)
         self.temperature, self.history_key = temperature, history_key
 
