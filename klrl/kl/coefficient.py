@@ -78,9 +78,17 @@ class KeepsCoefficient(_Module):
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *rest: Any) -> Self:
-        """Move to a device; a cast of the weights rounds no coefficient, nor beta."""
+        """Move to a device; a cast of the weights rounds no coefficient, nor beta.
+
+        A device without float64 (MPS) holds them as float32.
+        """
         numbers = {name: x for name, x in self._buffers.items() if x is not None and x.ndim == 0}
-        super()._apply(fn, *rest)
+        try:
+            super()._apply(fn, *rest)
+        except TypeError:
+            numbers = {name: x.float() for name, x in numbers.items()}
+            self._buffers.update(numbers)
+            super()._apply(fn, *rest)
         for name, number in numbers.items():
             moved = self.get_buffer(name)
             if moved.dtype.itemsize < number.dtype.itemsize:

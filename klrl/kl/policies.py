@@ -1,4 +1,4 @@
-"""What klrl asks of a tensordict policy: its log-probs, its keys, and no nested policy."""
+"""What klrl asks of a tensordict policy: its log-probs and its keys."""
 
 from __future__ import annotations
 
@@ -104,14 +104,13 @@ def where_kept(
 
 
 def require_policy(name: str, model: Any) -> None:
-    """Refuse what has no distribution over an action, and a policy inside a policy."""
+    """Refuse what has no distribution over an action."""
     needed = ("dist_params_keys", "dist_sample_keys")
     if not hasattr(model, "get_dist") or not all(getattr(model, key, None) for key in needed):
         raise TypeError(
             f"{name}={type(model).__name__}: has no distribution over an action; end it in a "
             "ProbabilisticTensorDictModule(in_keys, out_keys, distribution_class=...)"
         )
-    refuse_nested_policy(name, model)
 
 
 def require_reference(name: str, model: Any) -> None:
@@ -120,30 +119,12 @@ def require_reference(name: str, model: Any) -> None:
     A recurrent policy reads its hidden state from the data, where it is that of the policy that
     sampled: in silence, log-probs of the reference would be off by nats.
     """
-    refuse_nested_policy(name, model)
     written = {as_key(key) for key in getattr(model, "out_keys", ())}
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
     if carried:
         raise ValueError(
             f"{name}: is recurrent (carries {carried[0]} from step to step), and would be asked "
             "with the hidden state of the policy that sampled; give a policy without one"
-        )
-
-
-def refuse_nested_policy(name: str, model: Any) -> None:
-    """Refuse a policy whose last part is a policy with a network of its own.
-
-    tensordict 0.14.3's ``get_dist`` skips that network: it takes the parameters from the data,
-    where those of the sampling policy stand, and every KL is 0.
-    """
-    model = model.module if isinstance(model, FrozenPolicy) else model
-    if not isinstance(model, ProbabilisticTensorDictSequential):
-        return
-    last = list(model.module.children())[-1]
-    if isinstance(last, ProbabilisticTensorDictSequential):
-        raise ValueError(
-            f"{name}: its last part is a policy, whose network get_dist would skip; write "
-            "ProbabilisticTensorDictSequential(trunk, *head.module)"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictSequential
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -29,6 +30,27 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
     the live policy's statistics move on.
     """
     return deepcopy(actor).requires_grad_(requires_grad).eval()
+
+
+def flat_policy(model: Any) -> Any:
+    """A policy whose last part is itself a policy, as one sequence; every other as it is.
+
+    The weights are shared. tensordict 0.14.3's ``get_dist`` skips the network of an inner policy:
+    it takes the parameters from the data, where those of the sampling policy are, and every KL
+    is 0.
+    """
+    if not isinstance(model, ProbabilisticTensorDictSequential):
+        return model
+    *trunk, last = model.module.children()
+    if not isinstance(last, ProbabilisticTensorDictSequential):
+        return model
+    parts: list[Any] = []
+    for part in trunk:
+        # In KLPENPPOLoss's note the trunk is an ActorCriticOperator, which has the head itself.
+        inner = list(part.module.children()) if isinstance(part, TensorDictSequential) else []
+        parts += inner[: inner.index(last)] if last in inner else [part]
+    parts += flat_policy(last).module.children()
+    return ProbabilisticTensorDictSequential(*parts, partial_tolerant=model.partial_tolerant)
 
 
 @contextmanager
@@ -62,7 +84,7 @@ class FrozenPolicy(nn.Module):
     def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
         super().__init__()
         # No submodule: PyTorch lists the parameters of those.
-        self.__dict__["module"] = module
+        self.__dict__["module"] = module = flat_policy(module)
         self.own, self._listed = own, requires_grad
         self.training = False
         if own:

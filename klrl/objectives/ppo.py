@@ -35,7 +35,7 @@ from klrl.kl.policies import (
     sum_heads,
     where_kept,
 )
-from klrl.kl.reference import FrozenPolicy
+from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import any_lost
 from klrl.objectives.functional import factor, moves_beta, reference_kl
 
@@ -193,7 +193,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModule | None = None,
         *,
         dtarg: float = 0.01,
@@ -209,7 +209,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
-        require_policy("actor_network", actor_network)
+        actor_network, critic_network = _networks(actor_network, critic_network, kwargs)
         if beta_update not in ("iteration", "forward"):
             raise ValueError(f"beta_update={beta_update}: choose iteration or forward")
         if not 0 < beta_min <= beta <= beta_max:
@@ -298,7 +298,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
 
     def __init__(
         self,
-        actor_network: ProbabilisticTensorDictSequential,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
         critic_network: TensorDictModule | None = None,
         *,
         reference: ProbabilisticTensorDictSequential | None = None,
@@ -307,7 +307,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
-        require_policy("actor_network", actor_network)
+        actor_network, critic_network = _networks(actor_network, critic_network, kwargs)
         super().__init__(actor_network, critic_network, **_new_spellings(kwargs))
         self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
 
@@ -369,6 +369,19 @@ def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
 
 def _listed(keys: Any) -> list[Any]:
     return list(keys) if isinstance(keys, list) else [keys]
+
+
+def _networks(actor: Any, critic: Any, arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """The two networks, which TorchRL takes as ``actor`` and ``critic`` too."""
+    given = {"actor": actor, "critic": critic}
+    for name, value in given.items():
+        other = arguments.pop(name, None)
+        if value is not None and other is not None:
+            raise ValueError(f"{name} and {name}_network are one setting: give one of them")
+        given[name] = value if other is None else other
+    actor = flat_policy(given["actor"])
+    require_policy("actor_network", actor)
+    return actor, given["critic"]
 
 
 def _new_spellings(kwargs: dict[str, Any]) -> dict[str, Any]:

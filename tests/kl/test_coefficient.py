@@ -165,3 +165,19 @@ def test_a_controller_moves_a_transform() -> None:
     transform = KLRewardTransform(actor(), 0.5)
     AdaptiveKLController(transform, target=0.1).update(1.0, n=100)
     assert float(transform.coef) == pytest.approx(0.5 * 1.02)
+
+
+def test_a_device_without_float64_takes_the_coefficient() -> None:
+    """As MPS, which refuses to convert."""
+
+    def to_device(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return x.clone()
+
+    transform = KLComputation(coef=0.1)
+    transform._apply(to_device)
+    assert transform.coef.dtype == torch.float32
+    assert float(transform.coef) == pytest.approx(0.1)
+    transform.coef = 0.25
+    assert float(transform.coef) == 0.25

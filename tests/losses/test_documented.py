@@ -25,9 +25,10 @@ from torchrl.modules import (
     ValueOperator,
 )
 
+from klrl.kl import KLRewardTransform
+from klrl.kl.reference import flat_policy
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
 from tests.agents import moved
-from tests.transforms.test_recurrent import TAKES
 from tests.transforms.toys import COUNT, actor
 
 
@@ -197,21 +198,34 @@ def test_a_shared_trunk_may_be_called_once() -> None:
         torch.testing.assert_close(outs[1][key], outs[0][key])
 
 
-def test_a_policy_inside_a_policy_is_refused() -> None:
-    """tensordict 0.14.3 skips the inner network: drop refuse_nested_policy when this fails."""
+def test_a_policy_inside_a_policy_is_read_as_one() -> None:
+    """tensordict 0.14.3 skips the inner network: drop flat_policy when this fails."""
     model = shared_operator()
     common, head, value_head = model.module
     nested = ProbabilisticTensorDictSequential(common, head)
+    flat = ProbabilisticTensorDictSequential(common, *head.module)
     data = TensorDict({"observation": torch.randn(4, 3), "loc": torch.zeros(4, 2)}, [4])
     data["scale"] = torch.ones(4, 2)
     assert not nested.get_dist(data.copy()).base_dist.loc.any()
-    assert model.get_policy_operator().get_dist(data.copy()).base_dist.loc.any()
-    for name, takes in TAKES.items():
-        with pytest.raises(ValueError, match=rf"^{name.strip()}: .*\*head"):
-            takes(nested)
+    assert flat_policy(nested).get_dist(data.copy()).base_dist.loc.any()
+    batch = Problem().batch.select("observation", "advantage", "value_target")
+    with torch.no_grad():
+        flat(batch)
+    moved(model)
+    batch = batch.exclude("hidden")
     for kind in (KLPENPPOLoss, ClipPPOLoss):
-        with pytest.raises(ValueError, match=r"^actor_network: .*\*head"):
-            kind(nested, value_head)
+        losses = [
+            kind(flat, value_head, reference=flat, ref_kl_coef=0.1),
+            kind(actor=nested, critic=value_head, reference=nested, ref_kl_coef=0.1),
+            # As KLPENPPOLoss's note has it.
+            kind(ProbabilisticTensorDictSequential(model, head), value_head),
+        ]
+        found = [loss(batch.copy())["loss_objective"] for loss in losses]
+        torch.testing.assert_close(found[1], found[0])
+        torch.testing.assert_close(found[2], found[0])
+        with pytest.raises(ValueError, match="actor and actor_network"):
+            kind(flat, value_head, actor=flat)
+    assert KLRewardTransform(nested).reference.module.in_keys == flat.in_keys
 
 
 @pytest.mark.parametrize(

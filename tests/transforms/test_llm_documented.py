@@ -36,7 +36,7 @@ from tests.transforms.test_llm_truth import padded, token_rows
 
 def test_the_default_key_is_the_models() -> None:
     gen, _ = pair()
-    assert RetrieveLogProb(gen).key == ("gen_log_probs", "full")
+    assert RetrieveLogProb(gen).log_probs_full_key == ("gen_log_probs", "full")
     named = RetrieveLogProb(gen, log_probs_full_key=("a", "b", "full"))(conversation())
     assert named["next", "a", "b", "full"].any()
     assert named["next", "a", "b_mask"].any()

@@ -132,12 +132,6 @@ def scoring() -> list[Row]:
         ("300 tokens.*max_position_embeddings=256", of_tokens, long),
         ("temperature=2", RetrieveLogProb(Engine(), **ALL, temperature=2.0), tokens),
     ]
-    for key in ("log_probs", ("log_probs", "response"), ("full",)):
-        rows += [
-            ("ends in 'full'", RetrieveLogProb, gen, {"log_probs_full_key": key}),
-            ("ends in 'full'", RetrieveKL, gen, ref, {"gen_log_probs_full_key": key}),
-            ("ends in 'full'", RetrieveKL, {"ref_model": ref, "ref_log_probs_full_key": key}),
-        ]
     for mode in ("text", "tokens"):
         said = f"{mode}.*assistant_only=False"
         rows += [(said, RetrieveLogProb, pair(mode)[0]), (said, RetrieveKL, *pair(mode))]
@@ -163,15 +157,13 @@ def computing() -> list[Row]:
     others["next", "ref_log_probs_mask"] = torch.ones(2, 3, dtype=torch.bool)
     silent = {"all_assistant_mask": torch.tensor([[1, 1, 1], [0, 0, 0]]).bool()}
     longer = {"all_attention_mask": torch.ones(2, 4).bool()}
-    zeros, flat = torch.zeros, TensorDict({"lp": torch.zeros(1, 3), REF: torch.zeros(1, 3)}, [1])
+    zeros = torch.zeros
     return [
         ("two keys", KLComputation, "a", "a"),
         ("two keys", KLComputation, GEN, GEN),
         ("k7", KLComputation, {"estimator": "k7"}),
         ("padding_side=up", KLComputation, {"padding_side": "up"}),
-        ("gen_log_probs_key", KLComputation, {"gen_log_probs_key": GEN}),
         ("ref_log_probs.*RetrieveLogProb before", kl, dense(*three).exclude(("next", REF[0]))),
-        ("gen_log_probs_full_key=lp.*'full'", KLComputation("lp"), flat),
         (r"sample 0.*\(3,\).*ref_log_probs.*\(4,\)", kl, dense(three[0], log_probs(4, 4))),
         (r"sample 1.*\(3,\).*\(2,\)", kl, nested(log_probs(2, 3), log_probs(2, 2))),
         ("pad_output mismatch.*dense.*ragged", kl, mixed),

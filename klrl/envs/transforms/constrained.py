@@ -59,7 +59,7 @@ class ReferenceModelLogProbTransform(NextTransform):
 
     Raises:
         TypeError: the model has no ``get_dist``.
-        ValueError: the model ends in another policy; a log-prob that does not fit the reward.
+        ValueError: a log-prob that does not fit the reward.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class KLDivergenceTransform(NextTransform):
             ``skip``) or 0 (``zero``), with a warning, or an error (``raise``).
 
     Raises:
-        ValueError: an unknown estimator or ``on_unsampled``, ``exact`` without a reference, a
-            reference that ends in another policy; a KL that does not fit the reward.
+        ValueError: an unknown estimator or ``on_unsampled``, ``exact`` without a reference;
+            a KL that does not fit the reward.
         KeyError: the data lack ``ref_log_prob_key``, the reward, or for ``exact`` the parameters.
         RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
     """

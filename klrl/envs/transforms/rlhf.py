@@ -7,6 +7,7 @@ added it; klrl implements the documented formula.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,7 +20,7 @@ from klrl.envs.transforms.sampled import kl_of_sampled, sampled_log_prob
 from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score
-from klrl.kl.reference import FrozenPolicy
+from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import beside
 from klrl.kl.shapes import like_reward
 
@@ -49,12 +50,14 @@ class KLRewardTransform(ChargedReward):
 
     Raises:
         ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; an actor
-            that has no parameters or no log-probs, ends in another policy, or has a buffer that
-            requires gradients; log-probs and rewards that do not fit (:mod:`klrl.kl.shapes`).
+            that has no parameters or no log-probs, or a buffer that requires gradients; log-probs
+            and rewards that do not fit (:mod:`klrl.kl.shapes`).
         TypeError: an actor without ``get_dist``.
         RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
             ParallelEnv was not sent the log-prob.
     """
+
+    DEFAULT_IN_KEYS: ClassVar[list[Key]] = ["reward"]
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class KLRewardTransform(ChargedReward):
     ) -> None:
         if not hasattr(actor, "get_dist"):
             raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
+        actor = flat_policy(actor)
         if next(actor.parameters(), None) is None:
             raise ValueError(f"actor={type(actor).__name__}: has no parameters to copy")
         require_reference("actor", actor)
@@ -94,6 +98,17 @@ class KLRewardTransform(ChargedReward):
         self.log_prob_keys = log_prob_keys(actor)
         self.kl_key, self.ref_log_prob_key = kl_key, ref_log_prob_key
         self.written += [key for key in (kl_key, ref_log_prob_key) if key is not None]
+
+    @property
+    def sample_log_prob_key(self) -> Key:
+        """Where the policy writes its log-prob; the first of several heads."""
+        return self.log_prob_keys[0]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Apply to a batch of transitions, in place; one without an action is left as it is."""
+        if tensordict.get(self.action_key, None) is None:
+            return tensordict
+        return super().forward(tensordict)
 
     @property
     def frozen_params(self) -> TensorDict:

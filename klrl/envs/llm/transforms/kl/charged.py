@@ -48,7 +48,7 @@ def charged_tokens(
     log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
     there is one.
     """
-    written = [read_value(next_tensordict, mask_key(key)) for key in keys if key[-1] == "full"]
+    written = [read_value(next_tensordict, mask_key(key)) for key in keys]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
     for mask in masks[1:]:
         same = zip(masks[0], mask, strict=True)

@@ -54,11 +54,13 @@ class KLComputation(KeepsCoefficient, NextTransform):
         per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
             and of an action's dimensions. None: as the RetrieveLogProb says that is next to
             this transform in a Compose; without one, tokens.
+        gen_log_probs_key: the other spelling of ``gen_log_probs_full_key``, in TorchRL's example.
+        ref_log_probs_key: that of ``ref_log_probs_full_key``.
 
     Raises:
         ValueError: equal keys, an unknown estimator, a coefficient that is no number >= 0;
-            log-probs, masks and rewards that do not fit each other; log-probs of tokens under a key
-            that does not end in "full"; an environment with several rewards, and no ``reward_key``.
+            log-probs, masks and rewards that do not fit each other; an environment with several
+            rewards, and no ``reward_key``.
         KeyError: a log-prob is missing.
         RuntimeError: the batch was charged already.
     """
@@ -77,17 +79,22 @@ class KLComputation(KeepsCoefficient, NextTransform):
         raw_reward_key: Key | None = None,
         reward_key: Key | None = None,
         per_token: bool | None = None,
+        gen_log_probs_key: Key | None = None,
+        ref_log_probs_key: Key | None = None,
     ) -> None:
         self.per_token = per_token
         self._reward_key = reward_key and as_key(reward_key)
-        self.gen_key, self.ref_key = as_key(gen_log_probs_full_key), as_key(ref_log_probs_full_key)
-        if self.gen_key == self.ref_key:
-            raise ValueError(f"both log-probs are read from {self.gen_key}: give two keys")
+        self.gen_log_probs_full_key = as_key(gen_log_probs_key or gen_log_probs_full_key)
+        self.ref_log_probs_full_key = as_key(ref_log_probs_key or ref_log_probs_full_key)
+        self._read = [self.gen_log_probs_full_key, self.ref_log_probs_full_key]
+        if self._read[0] == self._read[1]:
+            raise ValueError(f"both log-probs are read from {self._read[0]}: give two keys")
         function_of(estimator)
         self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
         written = [key for key in (self.kl_key, self.raw_key) if key is not None]
         super().__init__(
-            in_keys=[self.gen_key, self.ref_key], out_keys=[*written, self._reward_key or "reward"]
+            in_keys=self._read,
+            out_keys=[*written, self._reward_key or "reward"],
         )
         self.written = written
         self.add_to_reward = add_to_reward
@@ -100,14 +107,14 @@ class KLComputation(KeepsCoefficient, NextTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply to a batch, in place; log-probs of tokens may be at the root, without "next"."""
         if tensordict.get("next", None) is None:
-            log_prob = either(tensordict, tensordict, self.gen_key)
+            log_prob = either(tensordict, tensordict, self.gen_log_probs_full_key)
             if log_prob is not None and self._of_tokens(log_prob, tensordict):
                 return self._step(tensordict, tensordict)
         return super().forward(tensordict)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         log_prob, ref_log_prob = (
-            self._log_prob(tensordict, next_tensordict, key) for key in (self.gen_key, self.ref_key)
+            self._log_prob(tensordict, next_tensordict, key) for key in self._read
         )
         refuse_second_charge(next_tensordict, self.raw_key)
         if self._of_tokens(log_prob, tensordict):
@@ -115,7 +122,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         reward = reward_of(next_tensordict, self.reward_key)
         log_prob, ref_log_prob = (
             like_reward(f"the log-prob at {key}", value, reward, tensordict.ndim)
-            for key, value in ((self.gen_key, log_prob), (self.ref_key, ref_log_prob))
+            for key, value in zip(self._read, (log_prob, ref_log_prob), strict=True)
         )
         kl = estimate_kl(log_prob, ref_log_prob, self.estimator).view_as(reward)
         next_tensordict.set(self.kl_key, kl)
@@ -129,15 +136,10 @@ class KLComputation(KeepsCoefficient, NextTransform):
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, gen: Any, ref: Any
     ) -> TensorDictBase:
         from klrl.envs.llm.transforms.kl import charged as tokens
-        from klrl.envs.llm.transforms.kl.wrappers import full_key
 
-        for key, name in ((self.gen_key, "gen"), (self.ref_key, "ref")):
-            full_key(key, f"{name}_log_probs_full_key")
         ragged = is_ragged(gen)
-        rows = tokens.matching_rows(gen, ref, self.gen_key, self.ref_key)
-        masks = tokens.charged_tokens(
-            tensordict, next_tensordict, rows[0], [self.gen_key, self.ref_key]
-        )
+        rows = tokens.matching_rows(gen, ref, *self._read)
+        masks = tokens.charged_tokens(tensordict, next_tensordict, rows[0], self._read)
         kl = tokens.token_kl(*rows, masks, self.estimator)
         reward = either(next_tensordict, next_tensordict, self.reward_key)
         next_tensordict = for_rows(next_tensordict, ragged)
@@ -175,7 +177,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         """``per_token``, else what scores the log-probs next to this transform; None: unknown."""
         if self.per_token is not None:
             return self.per_token
-        scorers = [part for part in siblings(self) if self.gen_key in part.out_keys]
+        scorers = [part for part in siblings(self) if self.gen_log_probs_full_key in part.out_keys]
         return next((getattr(part, "is_language", None) for part in reversed(scorers)), None)
 
     def _in_language_env(self) -> bool:
@@ -184,8 +186,8 @@ class KLComputation(KeepsCoefficient, NextTransform):
         if said is not None:
             return said
         spec = self.parent.full_observation_spec
-        if self.gen_key in spec.keys(include_nested=True):
-            return -1 in spec[self.gen_key].shape
+        if self.gen_log_probs_full_key in spec.keys(include_nested=True):
+            return -1 in spec[self.gen_log_probs_full_key].shape
         return hasattr(self.parent.base_env, "input_mode")
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

@@ -19,7 +19,7 @@ from klrl.envs.llm.transforms.kl.computation import KLComputation
 from klrl.envs.llm.transforms.kl.rows import check_side, for_rows, set_rows
 from klrl.envs.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
 from klrl.kl.policies import Key, as_key, is_wrapper, require_reference, score
-from klrl.kl.reference import evaluating
+from klrl.kl.reference import evaluating, flat_policy
 
 __all__ = ["KLComputation", "RetrieveLogProb"]
 
@@ -71,8 +71,7 @@ class RetrieveLogProb(NextTransform):
     Raises:
         TypeError: the model has no ``log_prob``.
         ValueError: a wrapper that generates, returns no log-probs, or cannot mark assistant tokens;
-            a key that does not end in "full"; an argument that a control actor does not read; an
-            actor that ends in another policy.
+            an argument that a control actor does not read.
         KeyError: the batch lacks the model's input or its action.
     """
 
@@ -91,10 +90,11 @@ class RetrieveLogProb(NextTransform):
         history_key: Key | None = None,
         reward_key: Key | None = None,
     ) -> None:
+        model = flat_policy(model)
         self.is_language = is_wrapper(model)
         if self.is_language:
             key = log_probs_full_key or (model.log_probs_key, "full")
-            self.key = _language().full_key(key, "log_probs_full_key")
+            self.log_probs_full_key = _language().full_key(key, "log_probs_full_key")
             _language().check_wrapper(model, "model", assistant_only)
             if tokenizer_kwargs is not None and model.input_mode != "history":
                 raise ValueError(
@@ -112,21 +112,21 @@ class RetrieveLogProb(NextTransform):
             ):
                 if value is not None:
                     raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
-            self.key = as_key(log_probs_full_key or ("log_probs", "full"))
-        out_keys, template = [self.key], {}
+            self.log_probs_full_key = as_key(log_probs_full_key or ("log_probs", "full"))
+        out_keys, template = [self.log_probs_full_key], {}
         if self.is_language:
             from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
 
             template = check_template_kwargs(tokenizer_kwargs)
-            self.mask_key = _language().mask_key(self.key)
+            self.mask_key = _language().mask_key(self.log_probs_full_key)
             out_keys.append(self.mask_key)
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
         self._reward_key = reward_key and as_key(reward_key)
         self.written = out_keys
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
-        self.assistant_only, self.detach = assistant_only, detach
-        self.template_kwargs = template
+        self.assistant_only, self.detach, self.device = assistant_only, detach, device
+        self.tokenizer_kwargs = template
         self.tokenizer, self.padding_side = tokenizer, check_side(padding_side)
         self.temperature, self.history_key = temperature, history_key
 
@@ -143,8 +143,10 @@ class RetrieveLogProb(NextTransform):
             with evaluating(self.scorer()):  # as wrappers score
                 log_prob = score(self.scorer(), tensordict)
         reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
-        name = f"the log-prob for {self.key}"
-        return next_tensordict.set(self.key, as_rewarded(name, log_prob, reward, tensordict.ndim))
+        name = f"the log-prob for {self.log_probs_full_key}"
+        return next_tensordict.set(
+            self.log_probs_full_key, as_rewarded(name, log_prob, reward, tensordict.ndim)
+        )
 
     def scorer(self) -> Any:
         """The model that scores."""
@@ -164,7 +166,7 @@ class RetrieveLogProb(NextTransform):
             model,
             tensordict,
             tokenizer=self.tokenizer,
-            template=self.template_kwargs,
+            template=self.tokenizer_kwargs,
             assistant_only=self.assistant_only,
             history_key=self.history_key,
         )
@@ -173,7 +175,7 @@ class RetrieveLogProb(NextTransform):
             [rows, encoded.charged], encoded, self.pad_output, self.padding_side
         )
         next_tensordict = for_rows(next_tensordict, ragged)
-        set_rows(next_tensordict, self.key, rows)
+        set_rows(next_tensordict, self.log_probs_full_key, rows)
         set_rows(next_tensordict, self.mask_key, masks)
         return next_tensordict
 
@@ -181,9 +183,11 @@ class RetrieveLogProb(NextTransform):
         """Add the log-prob: in the reward's batch shape, or one per token with its mask."""
         if not self.is_language:
             key = reward_key_of(self, self._reward_key)
-            observation_spec[self.key] = log_prob_like(observation_spec, self.parent, key)
+            observation_spec[self.log_probs_full_key] = log_prob_like(
+                observation_spec, self.parent, key
+            )
             return observation_spec
         shape, device = torch.Size((*observation_spec.shape, -1)), observation_spec.device
         observation_spec[self.mask_key] = Binary(shape=shape, device=device, dtype=torch.bool)
-        observation_spec[self.key] = Unbounded(shape=shape, device=device)
+        observation_spec[self.log_probs_full_key] = Unbounded(shape=shape, device=device)
         return observation_spec

@@ -89,7 +89,10 @@ class RetrieveKL(Parts):
             "history_key": None if history_key == "history" else history_key,
             **{k: v for k, v in kwargs.items() if k in _OF_ALL or k not in _CHARGING},
         }
-        keys = {"gen": computation.gen_key, "ref": computation.ref_key}
+        keys = {
+            "gen": computation.gen_log_probs_full_key,
+            "ref": computation.ref_log_probs_full_key,
+        }
         super().__init__(*_parts(gen_model, ref_model, keys, scoring), computation)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -80,6 +80,8 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         RuntimeError: the tokens or the sampler's log-probs are missing.
     """
 
+    DEFAULT_IN_KEYS: ClassVar[list[Key]] = ["reward"]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Build the Ray-backed class where the arguments choose Ray."""
         if wants_ray(kwargs):
@@ -119,13 +121,20 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         self._pad_output = ref_model.pad_output
         ref_model = ref_model if device is None else ref_model.to(device)
         self.ref_model = FrozenPolicy.shared(ref_model)
-        self.log_prob_key = _language.full_key(log_prob_key, "log_prob_key")
+        self.log_prob_full_key = as_key(log_prob_key)
+        if not _language.is_full(self.log_prob_full_key):  # its sibling "response" is read too
+            raise ValueError(f"log_prob_key={log_prob_key}: give a tuple that ends in 'full'")
         self.add_to_reward, self.assistant_only, self.detach = add_to_reward, assistant_only, detach
         self._tokenizer, self.padding_side = tokenizer, check_side(padding_side)
-        self.temperature = temperature
+        self.temperature, self.device = temperature, device
         self.keep_coefficient(one_spelling(coef, coeff))
 
     coef: Tensor
+
+    @property
+    def action_key(self) -> Key:
+        """Where the environment has the conversation, text or tokens with their response."""
+        return (self.parent.base_env.input_mode, "full")
 
     @property
     def pad_output(self) -> bool:
@@ -187,20 +196,20 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The sampler's log-probs [T_i], and ``masks`` without the tokens that it did not score."""
         sizes = lengths(encoded.ids)
-        log_probs = read_value(tensordict, self.log_prob_key)
+        log_probs = read_value(tensordict, self.log_prob_full_key)
         if log_probs is not None:
             rows = to_rows(log_probs)
             if lengths(rows) != sizes:
                 raise ValueError(
-                    f"the log-probs at {self.log_prob_key} have lengths {lengths(rows)}, the "
+                    f"the log-probs at {self.log_prob_full_key} have lengths {lengths(rows)}, the "
                     f"reference's {sizes}: use one pad_output and one padding token for both"
                 )
             return rows, masks
-        key = (*self.log_prob_key[:-1], "response")
+        key = (*self.log_prob_full_key[:-1], "response")
         log_probs = read_value(tensordict, key)
         if log_probs is None:
             raise RuntimeError(
-                f"no log-probs at {self.log_prob_key} nor at {key}: let the policy return them"
+                f"no log-probs at {self.log_prob_full_key} nor at {key}: let the policy return them"
             )
         if not self.assistant_only:
             raise ValueError(
@@ -229,7 +238,7 @@ def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
     """The reward's key, and the three keys to write."""
-    read = _listed("in_keys", ["reward"] if in_keys is None else in_keys)
+    read = _listed("in_keys", KLRewardTransform.DEFAULT_IN_KEYS if in_keys is None else in_keys)
     written = list(read) if out_keys is None else _listed("out_keys", out_keys)
     if len(written) == len(read):
         written = [*written, "kl_penalty", "ref_log_prob"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -26,11 +27,16 @@ Wrapper: TypeAlias = Any
 
 
 def full_key(key: Key, name: str) -> Key:
-    """A key of token log-probs: a tuple that ends in "full"."""
+    """A key of token log-probs; TorchRL's readers expect a tuple that ends in "full"."""
     key = as_key(key)
-    if not isinstance(key, tuple) or key[-1] != "full":
-        raise ValueError(f"{name}={key}: log-probs of tokens need a tuple that ends in 'full'")
+    if not is_full(key):
+        warnings.warn(f"{name}={key}: TorchRL reads a tuple that ends in 'full'", stacklevel=4)
     return key
+
+
+def is_full(key: Key) -> bool:
+    """Whether a key is a tuple that ends in "full"."""
+    return isinstance(key, tuple) and key[-1] == "full"
 
 
 def mask_key(key: Key) -> Key:
@@ -38,7 +44,9 @@ def mask_key(key: Key) -> Key:
 
     Not below "log_probs", which in an environment is a TensorClass with fields of its own.
     """
-    return as_key((*key[:-2], f"{key[-2]}_mask"))
+    parts = key if isinstance(key, tuple) else (key,)
+    *above, last = parts[:-1] or parts
+    return as_key((*above, f"{last}_mask"))
 
 
 def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:

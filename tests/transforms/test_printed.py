@@ -1,0 +1,109 @@
+"""TorchRL's printed examples run with klrl's classes, word for word.
+
+Read from TorchRL's own docstrings; the tokenizer of the hub is a small local one, so that a count
+of tokens may differ. KLRewardTransform for control, which TorchRL removed, and KLPENPPOLoss's note
+are written here as they were printed.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+
+import pytest
+import torch
+import torchrl.envs.llm.transforms.kl as torchrl_kl
+import torchrl.objectives
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn
+from torchrl.envs import GymEnv, TransformedEnv
+from torchrl.modules import ProbabilisticActor, TanhNormal
+from transformers import AutoTokenizer
+
+import klrl.envs.llm.transforms.kl
+import klrl.envs.transforms
+import klrl.objectives
+from tests.transforms.llm_toys import conversation, pair, tokenizer
+
+#: Classes whose docstring has an example that defines all that it uses.
+PRINTED = ("RetrieveLogProb", "RetrieveKL", "KLComputation")
+
+
+def example_of(name: str) -> str:
+    """The lines of a class's example in TorchRL's docstring, with klrl in the place of TorchRL."""
+    page = inspect.getdoc(getattr(torchrl_kl, name)) or ""
+    lines = page.partition("Examples:")[2].partition("\n.. ")[0].partition("\nNote:")[0]
+    text = lines.replace("torchrl.envs.llm.transforms.kl", "klrl.envs.llm.transforms.kl")
+    return re.sub(r"(torch\.Size\(\[2, )\d+(\]\))", r"\1...\2", text)  # of another tokenizer
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_printed_example_runs(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda name: tokenizer())
+    known = {name: getattr(klrl.envs.llm.transforms.kl, name)}
+    test = doctest.DocTestParser().get_doctest(example_of(name), known, name, None, 0)
+    assert len(test.examples) > 5
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=said.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+
+
+def test_every_exported_class_is_found_where_torchrl_has_it() -> None:
+    for name in ("KLComputation", "KLRewardTransform", "RetrieveKL", "RetrieveLogProb"):
+        assert getattr(klrl.envs.llm.transforms, name) is getattr(klrl.envs.llm.transforms.kl, name)
+    for name in ("KLPENPPOLoss", "ClipPPOLoss"):
+        ours = getattr(klrl.objectives, name)
+        assert issubclass(ours, getattr(torchrl.objectives, name))
+    for name in klrl.envs.transforms.__all__:
+        assert getattr(klrl.envs.transforms, name).__name__ == name
+
+
+def test_klrewardtransform_of_control_as_printed() -> None:
+    base_env = GymEnv("Pendulum-v1")
+    n_obs = base_env.observation_spec["observation"].shape[-1]
+    n_act = base_env.action_spec.shape[-1]
+    module = TensorDictModule(
+        nn.Sequential(nn.Linear(n_obs, n_act * 2), NormalParamExtractor()),
+        in_keys=["observation"],
+        out_keys=["loc", "scale"],
+    )
+    actor = ProbabilisticActor(
+        module, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
+    )
+    transform = klrl.envs.transforms.KLRewardTransform(actor, out_keys="reward_kl")
+    env = TransformedEnv(base_env, transform)
+    with torch.no_grad():
+        TensorDict(dict(actor.named_parameters()), []).apply_(lambda x: x.data.copy_(x.data + 1))
+        td = env.rollout(3, actor)
+    assert (td.get(("next", "reward")) != td.get(("next", "reward_kl"))).all()
+    before = td.exclude("action")
+    assert set(transform(before.copy()).keys(True)) == set(before.keys(True))  # no action: as it is
+    assert transform.sample_log_prob_key == "action_log_prob"
+    assert transform.action_key == "action"
+    assert transform.DEFAULT_IN_KEYS == ["reward"]
+
+
+def test_attributes_of_the_documents() -> None:
+    gen, _ = pair()
+    scored = klrl.envs.llm.transforms.RetrieveLogProb(gen, tokenizer_kwargs={"padding": True})
+    assert scored.log_probs_full_key == ("gen_log_probs", "full")
+    assert scored.tokenizer_kwargs["padding"] is True
+    assert scored.device is None
+    computation = klrl.envs.llm.transforms.KLComputation(
+        gen_log_probs_key=("a", "full"), ref_log_probs_key=("b", "full")
+    )
+    assert computation.gen_log_probs_full_key == ("a", "full")
+    assert computation.ref_log_probs_full_key == ("b", "full")
+
+
+@pytest.mark.parametrize("key", ["lp", ("lp", "response"), ("lp",)])
+def test_a_key_that_torchrl_does_not_expect_is_warned_of(key) -> None:
+    gen, _ = pair()
+    with pytest.warns(UserWarning, match="'full'"):
+        transform = klrl.envs.llm.transforms.RetrieveLogProb(gen, log_probs_full_key=key)
+    out = transform(conversation())["next"]
+    assert out[key].any()
+    assert out["lp_mask"].any()
